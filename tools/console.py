@@ -1,0 +1,85 @@
+"""Run a long command for `make setup`: every line goes to a log, a short progress line to the terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+LOG_TAIL_LINES = 30
+
+
+class SetupError(Exception):
+    """What the person must know, in one line; `make setup` ends with exit status 2."""
+
+
+class CommandFailed(Exception):
+    """A command of the set-up failed; the message holds the tail of its log. Exit status 1."""
+
+
+def run_logged(
+    command: Sequence[str],
+    log: Path,
+    *,
+    progress: Callable[[str], str | None],
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
+) -> None:
+    """Run `command`, append its output to `log`, and show what `progress` makes of each line (None: nothing).
+
+    The command gets its own process group, which is killed when we are interrupted: nothing of an abandoned
+    set-up goes on writing behind the next one's back.
+
+    Raises:
+        CommandFailed: the command's exit status was not 0.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as log_file:
+        print("$", *command, file=log_file, flush=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=env,
+            cwd=cwd,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+        try:
+            shown = _show_progress(process, log_file, progress)
+            status = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    if shown and sys.stdout.isatty():
+        print()
+    if status != 0:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        tail = "\n".join("    " + line for line in lines[-LOG_TAIL_LINES:])
+        name = Path(command[0]).name
+        raise CommandFailed(f"{tail}\n{name} ended with status {status}; the whole log is {log}")
+
+
+def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str], str | None]) -> str | None:
+    """Copy the output to the log; on a terminal rewrite one line, elsewhere print each new text once."""
+    shown = None
+    for line in process.stdout:
+        log_file.write(line)
+        log_file.flush()
+        text = progress(line.rstrip())
+        if text is None or text == shown:
+            continue
+        shown = text
+        if sys.stdout.isatty():
+            print(f"\r\033[K  {text[:100]}", end="", flush=True)
+        else:
+            print(f"  {text}", flush=True)
+    return shown

@@ -1,0 +1,11 @@
+"""What we change in Horovod 0.28.1, its last release (June 2023), and why."""
+
+from horovod_edits.compile import COMPILE_EDITS
+from horovod_edits.edit import Edit, EditFailed, apply_edits
+from horovod_edits.launch import LAUNCH_EDITS
+from horovod_edits.pytorch import PYTORCH_EDITS
+from horovod_edits.tensorflow import TENSORFLOW_EDITS
+
+EDITS: tuple[Edit, ...] = (*COMPILE_EDITS, *LAUNCH_EDITS, *PYTORCH_EDITS, *TENSORFLOW_EDITS)
+
+__all__ = ["EDITS", "Edit", "EditFailed", "apply_edits"]
