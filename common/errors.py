@@ -1,0 +1,15 @@
+"""The two ways a run ends early: the user's mistake (exit status 2) and a fault (exit status 1)."""
+
+
+class UserError(Exception):
+    """The input was wrong. The message is one line: what was expected, what was received, what to do."""
+
+
+class Fault(Exception):
+    """The run cannot go on although the input was right. The message names the rank, the step and the cause."""
+
+
+def summary(error: BaseException) -> str:
+    """An exception in one line: its type and the last line of its message, where TensorFlow puts the cause."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__

@@ -1,0 +1,168 @@
+"""Who am I? Rank, local rank and world size, read from the environment of whichever launcher started this process.
+
+Every launcher tells its processes their place by environment variables of its own. This is the one file
+that knows those names; everything else asks :func:`placement`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from allstep.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of this process among the ranks of the job, in Horovod's terms."""
+
+    launcher: str | None
+    """Name of the launcher, None for a process started alone."""
+    rank: int
+    """0 <= rank < world_size, unique in the job."""
+    world_size: int
+    """Number of processes in the job."""
+    local_rank: int
+    """Number of this process among those on its host; it selects the GPU."""
+    local_size: int
+    """Number of processes of the job on this host."""
+    cross_rank: int | None
+    """Number of this host among the hosts of the job; None where the launcher does not tell."""
+    cross_size: int | None
+    """Number of hosts; None where the launcher does not tell."""
+    hosts: tuple[str, ...]
+    """Names of all hosts where the launcher tells them, else this host alone."""
+
+
+ALONE = Placement(None, 0, 1, 0, 1, 0, 1, (socket.gethostname(),))
+
+
+@dataclass(frozen=True)
+class _Variables:
+    """The names under which one launcher gives each number; alternatives in order of preference."""
+
+    launcher: str
+    marker: str
+    rank: tuple[str, ...]
+    world_size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+    cross_rank: tuple[str, ...] = ()
+    cross_size: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+# The innermost launcher comes first: torchrun inside an MPI job sets its own names and leaves those of MPI
+# in place; mpirun inside a Slurm allocation likewise. A Slurm batch script has SLURM_PROCID too, but no
+# SLURM_STEP_ID: only what srun started is a rank.
+_LAUNCHERS = (
+    _Variables("torchrun", "TORCHELASTIC_RUN_ID", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",),
+               ("GROUP_RANK",), ("GROUP_WORLD_SIZE",)),
+    _Variables("horovodrun", "HOROVOD_RANK", ("HOROVOD_RANK",), ("HOROVOD_SIZE",), ("HOROVOD_LOCAL_RANK",),
+               ("HOROVOD_LOCAL_SIZE",), ("HOROVOD_CROSS_RANK",), ("HOROVOD_CROSS_SIZE",), ("HOROVOD_HOSTNAME",)),
+    _Variables("mpirun", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",),
+               ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",), hosts=("PMIX_HOSTNAME",)),
+    _Variables("mpiexec", "MPI_LOCALRANKID", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",)),
+    _Variables("PMI", "PMI_LOCAL_RANK", ("PMI_RANK",), ("PMI_SIZE",), ("PMI_LOCAL_RANK",), ("PMI_LOCAL_SIZE",)),
+    _Variables("srun", "SLURM_STEP_ID", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+               ("SLURM_LOCALID",), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+               ("SLURM_NODEID",), ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+               ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")),
+)
+
+
+def placement(environ: Mapping[str, str] = os.environ) -> Placement:
+    """Read this process's place from the environment.
+
+    Returns: the place given by the innermost launcher, or `ALONE` without one.
+
+    Raises:
+        UserError: a launcher's variables are incomplete or contradict each other.
+    """
+    for variables in _LAUNCHERS:
+        if variables.marker in environ:
+            return _read(variables, environ)
+    return ALONE
+
+
+def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
+    def text(names: tuple[str, ...]) -> str | None:
+        return next((environ[name] for name in names if name in environ), None)
+
+    def number(names: tuple[str, ...]) -> int:
+        value = text(names)
+        if value is None or not value.isdecimal():
+            received = "nothing" if value is None else repr(value)
+            raise UserError(f"expected a number in {names[0]} from {variables.launcher}, received {received}; "
+                            f"start the job by its launcher, or unset {variables.marker}")
+        return int(value)
+
+    rank, world_size = number(variables.rank), number(variables.world_size)
+    local_rank = number(variables.local_rank)
+    cross_rank = number(variables.cross_rank) if variables.cross_rank else None
+    cross_size = number(variables.cross_size) if variables.cross_size else None
+    if variables.launcher == "srun":
+        local_size = tasks_per_node(text(variables.local_size) or str(world_size))[cross_rank]
+    else:
+        local_size = number(variables.local_size)
+    if cross_rank is None:
+        cross_rank, cross_size = _cross_by_slot(rank, world_size, local_rank, local_size)
+    if not (rank < world_size and local_rank < local_size <= world_size):
+        raise UserError(f"expected a rank below the number of ranks from {variables.launcher}, received rank {rank} of "
+                        f"{world_size}, local rank {local_rank} of {local_size}; unset {variables.marker} or start anew")
+    hosts = text(variables.hosts)
+    return Placement(variables.launcher, rank, world_size, local_rank, local_size, cross_rank, cross_size,
+                     tuple(expand_nodelist(hosts)) if hosts else (socket.gethostname(),))
+
+
+def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int) -> tuple[int | None, int | None]:
+    """Host number and number of hosts when ranks fill equal hosts in order; MPI launchers do not tell them."""
+    if world_size % local_size or (rank - local_rank) % local_size:
+        return None, None
+    return (rank - local_rank) // local_size, world_size // local_size
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Expand Slurm's tasks-per-node list: `4(x2),3` is [4, 4, 3]."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            raise UserError(f"expected Slurm's tasks per node as in 4(x2),3, received {text!r}; check SLURM_TASKS_PER_NODE")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def expand_nodelist(text: str) -> list[str]:
+    """Expand Slurm's compact host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login."""
+    hosts: list[str] = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
+        expanded = [""]
+        for literal, ranges in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", part):
+            numbers = [number for span in ranges.split(",") for number in _span(span)] if ranges else [""]
+            expanded = [head + literal + number for head in expanded for number in numbers]
+        hosts += expanded
+    return hosts
+
+
+def _span(span: str) -> list[str]:
+    first, _, last = span.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal()):
+        raise UserError(f"expected a span of host numbers as in 01-03, received {span!r}; check the launcher's host list")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+
+
+def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:
+    """Number of compute threads for this rank, so that the ranks of a host fill its cores once.
+
+    A number that the user gives in OMP_NUM_THREADS wins. A launcher that bound the rank to cores has
+    divided them already; else the cores are divided by the ranks on the host.
+    """
+    if environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return max(1, int(environ["OMP_NUM_THREADS"]))
+    cores = len(os.sched_getaffinity(0))
+    bound = environ.get("OMPI_MCA_orte_bound_at_launch") == "1"
+    return cores if bound else max(1, cores // place.local_size)

@@ -1,0 +1,32 @@
+"""Keep a library's chatter at import off the terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def stderr_held_back() -> Iterator[None]:
+    """Hold back what is written to standard error, by C++ code too; show it only where the block raises.
+
+    TensorFlow prints lines about oneDNN while it is imported that none of its environment variables silences.
+    """
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            sys.stderr.flush()
+            held.seek(0)
+            os.write(terminal, held.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(terminal, 2)
+            os.close(terminal)

@@ -1,0 +1,120 @@
+"""Oracle: the variables as each launcher's documentation and, for those at hand, its own processes give them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ranks import LAUNCHERS, launch, run
+
+from allstep.common.errors import UserError
+from allstep.common.launcher import ALONE, Placement, expand_nodelist, placement, tasks_per_node, threads_per_rank
+
+SLURM = {
+    "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_STEP_NODELIST": "gpu[01-02]",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_HOSTNAME": "server2",
+}
+HOROVOD = {
+    "HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4",
+    "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "server2",
+}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ALONE),
+        (OPEN_MPI, Placement("mpirun", 5, 8, 1, 4, 1, 2, ("server2",))),
+        (HOROVOD, Placement("horovodrun", 5, 8, 1, 4, 1, 2, ("server2",))),
+        (TORCHRUN, Placement("torchrun", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
+        (HYDRA, Placement("mpiexec", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
+        (SLURM, Placement("srun", 5, 7, 1, 3, 1, 2, ("gpu01", "gpu02"))),
+        # The innermost launcher counts: torchrun in an MPI job, mpirun in a Slurm step.
+        ({**OPEN_MPI, **TORCHRUN}, Placement("torchrun", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
+        ({**SLURM, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, 2, ("server2",))),
+        # A batch script sees the allocation's numbers, but no launcher started it.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, ALONE),
+        # Unequal hosts: Open MPI does not say which host this is, and nothing is guessed.
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
+         Placement("mpirun", 5, 7, 1, 3, None, None, ("server2",))),
+    ],
+)
+def test_placement(environ, expected):
+    assert placement(environ) == expected
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"OMPI_COMM_WORLD_RANK": "0"},
+        {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "8"},
+        {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "-1"},
+        {**TORCHRUN, "RANK": "three"},
+        {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x"},
+        {**SLURM, "SLURM_STEP_NODELIST": "gpu[a-b]"},
+    ],
+)
+def test_contradictions_are_refused(environ):
+    with pytest.raises(UserError, match="expected"):
+        placement(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("login", ["login"]),
+        ("gpu[01-03,7],login", ["gpu01", "gpu02", "gpu03", "gpu7", "login"]),
+        ("r[1-2]n[08-10]", ["r1n08", "r1n09", "r1n10", "r2n08", "r2n09", "r2n10"]),
+    ],
+)
+def test_nodelist(text, hosts):
+    assert expand_nodelist(text) == hosts
+
+
+def test_tasks_per_node():
+    assert tasks_per_node("4(x2),3") == [4, 4, 3]
+
+
+def test_threads():
+    two = placement({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1000", "OMPI_COMM_WORLD_SIZE": "1000"})
+    assert threads_per_rank(two, {}) == 1
+    assert threads_per_rank(two, {"OMP_NUM_THREADS": "3"}) == 3
+
+
+PRINT_PLACEMENT = """
+import dataclasses, json
+from allstep.common.launcher import placement
+print("PLACE" + json.dumps(dataclasses.asdict(placement())) + "END", flush=True)
+"""
+
+
+def _places(output: str) -> list[dict]:
+    parts = [json.loads(part.split("END")[0]) for part in output.split("PLACE")[1:]]
+    return sorted(parts, key=lambda place: place["rank"])
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_real_launchers(launcher, tmp_path):
+    script = tmp_path / "place.py"
+    script.write_text(PRINT_PLACEMENT)
+    places = _places(launch(launcher, 2, script).stdout)
+    assert [(place["rank"], place["local_rank"], place["world_size"], place["local_size"]) for place in places] == [
+        (0, 0, 2, 2), (1, 1, 2, 2)]
+    assert [(place["cross_rank"], place["cross_size"]) for place in places] == [(0, 1), (0, 1)]
+
+
+def test_real_torchrun(tmp_path):
+    script = tmp_path / "place.py"
+    script.write_text(PRINT_PLACEMENT)
+    result = run("torchrun", "--standalone", "--nproc-per-node", 2, script)
+    assert [(place["launcher"], place["rank"], place["world_size"]) for place in _places(result.stdout)] == [
+        ("torchrun", 0, 2), ("torchrun", 1, 2)]

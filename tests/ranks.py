@@ -1,0 +1,76 @@
+"""Start real ranks by real launchers, as a user does, and collect what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+BIN = Path(sys.prefix) / "bin"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a user who activated the virtual environment; one thread a rank."""
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": sys.prefix,
+            "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **extra}
+
+
+def run(*command: str | Path, timeout: float = 120, **extra: str) -> Result:
+    """Run a command in the repository; everything it started is gone when it exceeds `timeout` seconds."""
+    process = subprocess.Popen([str(part) for part in command], cwd=REPOSITORY, env=environment(**extra), text=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate()
+        raise AssertionError(f"{command} did not end in {timeout} s\n{stdout}\n{stderr}") from None
+    return Result(process.returncode, stdout, stderr)
+
+
+LAUNCHERS = {
+    "horovodrun-mpi": ("horovodrun", "--mpi", "--disable-cache", "-np"),
+    "horovodrun-gloo": ("horovodrun", "--gloo", "--disable-cache", "-np"),
+    "mpirun": ("mpirun", "--bind-to", "none", "--oversubscribe", "-np"),
+}
+
+
+def launch(launcher: str, num_ranks: int, *command: str | Path, **extra: str) -> Result:
+    """Run `python COMMAND` on local ranks under one of `LAUNCHERS`, or alone for "alone"."""
+    start = () if launcher == "alone" else (*LAUNCHERS[launcher], num_ranks)
+    return run(*start, sys.executable, *command, **extra)
+
+
+def train(framework: str, launcher: str, num_ranks: int, output_dir: Path, *flags: str | int | float,
+          **extra: str) -> list[dict]:
+    """Train and return the events of metrics.jsonl; the job must succeed."""
+    result = launch(launcher, num_ranks, f"{framework}/train.py", "--output-dir", output_dir, *map(str, flags), **extra)
+    assert result.returncode == 0, result.output
+    return events(output_dir)
+
+
+def events(output_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def last(events: list[dict], name: str) -> dict:
+    return [event for event in events if event["event"] == name][-1]
