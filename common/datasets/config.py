@@ -1,0 +1,50 @@
+"""The command line's group of flags about data: which data set, where it lies, how it is read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic"]
+
+
+def default_data_dir() -> Path:
+    """The user's cache (XDG Base Directory Specification), shared by every checkout and environment."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allstep" / "datasets"
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The data set and how it is read."""
+
+    dataset: DatasetName = "digits"
+    """Which samples to train on. mnist, fashion-mnist and cifar10 are downloaded once."""
+
+    data_dir: Path = field(default_factory=default_data_dir)
+    """Where data sets are kept, a folder each; for image-folder the folder that holds train/ and val/."""
+
+    mirror: str | None = None
+    """URL of a folder that holds the data set's files, asked instead of the usual mirrors."""
+
+    synthetic_samples: int = 60_000
+    """synthetic: number of training samples. A sixth as many, at most 10,000, are validation samples."""
+
+    synthetic_shape: tuple[int, int, int] = (28, 28, 1)
+    """synthetic: height, width and channels of an image."""
+
+    synthetic_classes: int = 10
+    """synthetic: number of classes."""
+
+    image_size: int = 224
+    """image-folder: height and width in pixels of the images given to the network."""
+
+    decode_threads: int = 4
+    """image-folder: threads per rank that decode images."""
+
+    skip_unreadable: bool = False
+    """image-folder: count unreadable images and put another of the same class in their place, do not stop."""
+
+    seed: int = 0
+    """Seed of the order of samples and of their augmentation."""

@@ -1,0 +1,75 @@
+"""Files of data sets on disk: checksums, whole writes, one writer at a time, and clear errors."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from allstep.common.errors import UserError
+
+SUMS_NAME = "SHA256SUMS"
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """SHA-256 by file name, from a file as sha256sum writes it; lines of another form count for nothing."""
+    fields = [line.split(maxsplit=1) for line in path.read_text(errors="replace").splitlines()]
+    return {os.path.basename(pair[1].lstrip("*")): pair[0].lower() for pair in fields if len(pair) == 2}
+
+
+def has_sum(path: Path, sha256: str) -> bool:
+    """Whether there is a file at `path` with this SHA-256."""
+    return path.exists() and sha256_of(path) == sha256
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while chunk := stream.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content appears as `path` when the block ends, whole; if it raises, nothing is left.
+
+    For one process at a time: see `one_at_a_time`.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with open(temporary, "wb") as stream:
+            yield stream
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the disk (full, read-only, forbidden) into a line that names the file, or `path`."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise UserError(
+            f"cannot use {where}: {error.strerror}; mend that or choose another --data-dir"
+        ) from error
+
+
+@contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Lets one process after the other into the block, of all those that share `directory`, on any host.
+
+    Without it hosts with a common file system would download side by side, and replace files under the
+    eyes of others that have just begun to read them. The lock goes when its holder ends, however it ends.
+    """
+    with open(directory / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,203 @@
+"""image-folder: JPEG and PNG files in train/CLASS/ and val/CLASS/, as ImageNet is laid out.
+
+Classes are numbered in the order of their names. Files of other types, hidden ones and what lies deeper are
+passed over; symbolic links are followed. Images are decoded when they are read, in a pool of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from allstep.common.datasets.augment import NUM_CROP_DRAWS, centre_box, random_resized_box
+from allstep.common.datasets.base import Dataset
+from allstep.common.datasets.config import DataConfig
+from allstep.common.datasets.hashing import uniform_draws
+from allstep.common.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+# Of ImageNet's training images, as usually given.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def prepare(config: DataConfig) -> None:
+    """Looks at the folders as `load` does, so that a mistake is reported by one rank alone."""
+    load(config)
+
+
+def load(config: DataConfig) -> Dataset:
+    """Lists the files; decodes none.
+
+    Raises:
+        UserError: Pillow is not installed, a flag is out of range, a folder is missing, a class has no image,
+            or train/ and val/ differ in their classes.
+    """
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "--dataset image-folder needs Pillow: install it, or choose another data set"
+        ) from error
+    if config.image_size < 1:
+        raise UserError(f"--image-size must be at least 1, got {config.image_size}")
+    if config.decode_threads < 1:
+        raise UserError(f"--decode-threads must be at least 1, got {config.decode_threads}")
+
+    train, validation = (list_images(config.data_dir / name) for name in ("train", "val"))
+    if unpaired := set(train.classes) ^ set(validation.classes):
+        name = min(unpaired)
+        here, there = ("train", "val") if name in train.classes else ("val", "train")
+        raise UserError(f"{config.data_dir / here} has a class {name}, {config.data_dir / there} does not")
+    pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
+    return Dataset(
+        name="image-folder",
+        train=ImageFolderSplit(train, config=config, pool=pool, augmented=True),
+        validation=ImageFolderSplit(validation, config=config, pool=pool, augmented=False),
+        image_shape=(config.image_size, config.image_size, 3),
+        num_classes=len(train.classes),
+        mean=MEAN,
+        std=STD,
+    )
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """The files of a split, in the order of their class's name and then of their own."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    names: np.ndarray
+    """File names as bytes of a fixed length: ImageNet's 1.3 million take 36 MB, as Python strings 110 MB."""
+    labels: np.ndarray
+    """int64 (samples,)"""
+
+    def path(self, index: int) -> Path:
+        return self.folder / self.classes[self.labels[index]] / os.fsdecode(self.names[index])
+
+    def same_class_from(self, index: int) -> Iterator[int]:
+        """The indices of the class of `index`: itself, those after it, then those before it."""
+        first, last = np.searchsorted(self.labels, [self.labels[index], self.labels[index] + 1]).tolist()
+        yield from range(index, last)
+        yield from range(first, index)
+
+
+def list_images(folder: Path) -> ImageList:
+    """Finds the images in the class folders of `folder`.
+
+    Raises:
+        UserError: there is no such folder, no class folder in it, or no image in one of those.
+    """
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder} is missing: --data-dir must hold train/ and val/, with a folder of images a class"
+        )
+    classes = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    if not classes:
+        raise UserError(f"{folder} is empty: expected a folder of images for each class")
+    names: list[bytes] = []
+    num_images = []
+    for name in classes:
+        found = _image_names(folder / name)
+        if not found:
+            raise UserError(f"{folder / name} has no JPEG or PNG file: add images, or remove the class")
+        names += found
+        num_images.append(len(found))
+    labels = np.repeat(np.arange(len(classes), dtype=np.int64), num_images)
+    return ImageList(folder=folder, classes=tuple(classes), names=np.array(names), labels=labels)
+
+
+def _image_names(folder: Path) -> list[bytes]:
+    # A link to nowhere stays in: it is an image that cannot be read, not one that was never there.
+    return sorted(
+        os.fsencode(e.name)
+        for e in os.scandir(folder)
+        if e.name.lower().endswith(SUFFIXES) and not e.name.startswith(".") and not e.is_dir()
+    )
+
+
+class ImageFolderSplit:
+    """Decodes images as they are asked for.
+
+    Training images (`augmented`) are cropped at random and mirrored every other time; validation images are
+    cropped in the centre.
+
+    An image that cannot be read stops the run. With `skip_unreadable`, the next readable one of its class
+    takes its place, under the augmentation of the first, so that every epoch keeps its length and its balance
+    of classes, and stays the same on any number of ranks.
+    """
+
+    parallel = True
+
+    def __init__(
+        self, images: ImageList, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool
+    ) -> None:
+        self.images = images
+        self.size = config.image_size
+        self.seed = config.seed
+        self.skip_unreadable = config.skip_unreadable
+        self.pool = pool
+        self.augmented = augmented
+        self.unreadable: set[Path] = set()
+        """The files that this rank has tried to read and could not."""
+
+    def __len__(self) -> int:
+        return len(self.images.labels)
+
+    @property
+    def num_unreadable(self) -> int:
+        """Number of different files that this rank has tried to read and could not."""
+        return len(self.unreadable)
+
+    def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        indices = np.asarray(indices)
+        images = np.empty((len(indices), self.size, self.size, 3), dtype=np.uint8)
+        draws = uniform_draws(indices, NUM_CROP_DRAWS + 1, seed=self.seed, epoch=epoch).tolist()
+        tasks = self.pool.map(self._read_one, indices.tolist(), draws, images)
+        for _ in tasks:
+            pass  # The pixels are in place; this waits, and raises what a thread has raised.
+        return images, self.images.labels[indices]
+
+    def _read_one(self, index: int, draws: list[float], out: np.ndarray) -> None:
+        """Writes the pixels of one sample into `out`, uint8 (size, size, 3)."""
+        from PIL.Image import Resampling
+
+        image = self._open(index)
+        *crop_draws, flip_draw = draws
+        box = random_resized_box(*image.size, crop_draws) if self.augmented else centre_box(*image.size)
+        pixels = np.asarray(image.resize((self.size, self.size), Resampling.BILINEAR, box=box))
+        out[:] = pixels[:, ::-1] if self.augmented and flip_draw < 0.5 else pixels
+
+    def _open(self, index: int) -> Image.Image:
+        for candidate in self.images.same_class_from(index):
+            path = self.images.path(candidate)
+            try:
+                return decode(path)
+            except (
+                Exception
+            ) as error:  # Damaged files make Pillow raise OSError, SyntaxError, ValueError, ...
+                if not self.skip_unreadable:
+                    raise UserError(
+                        f"{path} cannot be read as an image ({error}): replace it, or give --skip-unreadable"
+                    ) from error
+                self.unreadable.add(path)
+        raise UserError(f"{path.parent} has no image that can be read")
+
+
+def decode(path: Path) -> Image.Image:
+    """The image in a JPEG or PNG file as RGB; grey and CMYK are converted, transparency is dropped."""
+    from PIL import Image
+
+    with Image.open(path, formats=("JPEG", "PNG")) as image:
+        if image.mode.startswith(("I", "F")):
+            raise ValueError(f"mode {image.mode} has more than 8 bits a channel")
+        return image.convert("RGB")

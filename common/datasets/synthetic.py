@@ -1,0 +1,102 @@
+"""synthetic: images of any shape and number, computed from their index; for benchmarks and tests of scale.
+
+An image is the mean of its class's pattern, a coarse grid of brightness, and of uniform noise. It can be
+learned: any network that can tell the patterns apart gets near 100%. Both come from a hash of counters, so
+10^9 samples take no memory and every rank computes the same ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allstep.common.datasets.base import Dataset
+from allstep.common.datasets.config import DataConfig
+from allstep.common.datasets.hashing import hash64
+from allstep.common.errors import UserError
+
+GRID = 4
+"""Cells of a pattern in each direction: coarse, so that networks that pool still see it."""
+MAX_SAMPLES = 2**40
+"""Validation samples are numbered from here: disjoint from training, the same whatever its size."""
+PATTERN_COUNTER = 2**63
+"""Counters of the patterns, above those of any sample."""
+MAX_VALIDATION_SAMPLES = 10_000
+READ_AHEAD_BYTES = 2**15
+"""An image this large takes tens of microseconds to compute; small ones cost less than handing them over."""
+
+
+def prepare(config: DataConfig) -> None:
+    """Nothing to prepare."""
+
+
+def load(config: DataConfig) -> Dataset:
+    """Describes the data set that the `synthetic_*` flags ask for.
+
+    Raises:
+        UserError: a number is out of range.
+    """
+    shape, num_samples, num_classes = (
+        config.synthetic_shape,
+        config.synthetic_samples,
+        config.synthetic_classes,
+    )
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise UserError(f"--synthetic-samples must be 1 to 2^40, got {num_samples}")
+    if num_classes < 2:
+        raise UserError(f"--synthetic-classes must be at least 2, got {num_classes}")
+    if min(shape) < 1:
+        raise UserError(f"--synthetic-shape must be height, width and channels of at least 1, got {shape}")
+
+    patterns = class_patterns(num_classes, shape[2])
+    # Of a pattern's value plus a uniform 0..127, when all classes and cells are as frequent.
+    mean = patterns.mean(axis=(0, 1, 2)) + 63.5
+    std = np.sqrt(patterns.var(axis=(0, 1, 2)) + (128**2 - 1) / 12)
+    num_validation = min(MAX_VALIDATION_SAMPLES, max(1, num_samples // 6))
+    return Dataset(
+        name="synthetic",
+        train=SyntheticSplit(num_samples, first=0, shape=shape, patterns=patterns),
+        validation=SyntheticSplit(num_validation, first=MAX_SAMPLES, shape=shape, patterns=patterns),
+        image_shape=shape,
+        num_classes=num_classes,
+        mean=tuple((mean / 255).tolist()),
+        std=tuple((std / 255).tolist()),
+    )
+
+
+def class_patterns(num_classes: int, channels: int) -> np.ndarray:
+    """The pattern of each class, uint8 0..127 (num_classes, GRID, GRID, channels)."""
+    size = (num_classes, GRID, GRID, channels)
+    counters = np.arange(np.prod(size), dtype=np.uint64) + np.uint64(PATTERN_COUNTER)
+    return (hash64(counters) >> np.uint64(57)).astype(np.uint8).reshape(size)
+
+
+class SyntheticSplit:
+    """Samples `first`, `first + 1`, ... of one endless sequence."""
+
+    def __init__(
+        self, num_samples: int, *, first: int, shape: tuple[int, int, int], patterns: np.ndarray
+    ) -> None:
+        height, width, channels = shape
+        self.num_samples = num_samples
+        self.first = np.uint64(first)
+        self.shape = shape
+        self.patterns = patterns
+        self.num_pixels = height * width * channels
+        # One hash gives the label, each following one the noise of eight pixels.
+        self.counters = np.arange(1 + -(-self.num_pixels // 8), dtype=np.uint64)
+        self.rows = np.arange(height) * GRID // height
+        self.columns = np.arange(width) * GRID // width
+        self.parallel = self.num_pixels >= READ_AHEAD_BYTES
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        start = (np.asarray(indices).astype(np.uint64) + self.first) * np.uint64(len(self.counters))
+        bits = hash64(start[:, None] + self.counters)
+        labels = (bits[:, 0] % np.uint64(len(self.patterns))).astype(np.int64)
+        # Columns first: then each of the image's rows is one contiguous copy.
+        images = self.patterns[labels].take(self.columns, axis=2).take(self.rows, axis=1)
+        noise = bits[:, 1:].view(np.uint8)[:, : self.num_pixels] >> 1
+        images += noise.reshape(images.shape)
+        return images, labels
