@@ -1,0 +1,31 @@
+"""Checkpoints: exact, atomic, verified, written in the background, and readable by either framework.
+
+Rank 0 locks the output directory and writes; whoever needs a state loads it by name:
+
+    with OutputDirectory("runs/a", warn=print) as output:
+        checkpoints = Checkpoints(output, keep=3, warn=print)
+        checkpoints.save(state, metric=validation_accuracy)    # returns once the arrays are copied
+        checkpoints.close()                                     # waits for the last write
+
+    state = load("latest", "runs/a/checkpoints", warn=print)    # or "best", or a path
+
+What makes them safe, file by file: `lock` (one run a directory), `files` (one checkpoint, written into a
+temporary directory and renamed), `manifest` (checksums over everything), `select` (which one is latest or
+best, and what happens when it is damaged), `writer` (the background thread, and which ones are kept).
+"""
+
+from allstep.common.checkpoint.files import CorruptCheckpoint
+from allstep.common.checkpoint.lock import OutputDirectory
+from allstep.common.checkpoint.select import load
+from allstep.common.checkpoint.state import Progress, TrainState, check_compatible
+from allstep.common.checkpoint.writer import Checkpoints
+
+__all__ = [
+    "Checkpoints",
+    "CorruptCheckpoint",
+    "OutputDirectory",
+    "Progress",
+    "TrainState",
+    "check_compatible",
+    "load",
+]

@@ -1,0 +1,226 @@
+"""One checkpoint on disk: a directory that is there whole or not at all.
+
+    step-00001234/model.safetensors       weights
+    step-00001234/optimizer.safetensors   optimizer slots
+    step-00001234/manifest.json           everything else, and size and SHA-256 of the two files
+
+File names are fixed, so nothing in a manifest can point outside its directory; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.checkpoint import manifest as manifests
+from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat
+from allstep.common.checkpoint.state import GROUPS, TrainState
+from allstep.common.errors import UserError
+
+MANIFEST = "manifest.json"
+TEMPORARY = ".tmp-"  # prefix of what is being written or deleted
+REPLACED = ".old-"  # prefix of a whole checkpoint while a new one takes its name
+INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")  # what safetensors can give back to NumPy
+
+
+class CorruptCheckpoint(UserError):
+    """A checkpoint is damaged: truncated, changed or incomplete. The message says which file and how."""
+
+
+def checkpoint_name(step: int) -> str:
+    """The directory's name, which sorts by step."""
+    return f"step-{step:08d}"
+
+
+def check_arrays(arrays: dict[str, np.ndarray]) -> None:
+    """Checks that every array can be written and read back as it is.
+
+    Raises:
+        UserError: a dtype that NumPy lacks, such as bfloat16.
+        ValueError: a name outside the known groups (a mistake of the caller's).
+    """
+    for name, array in arrays.items():
+        if not name.startswith(tuple(f"{group}/" for group in GROUPS)):
+            raise ValueError(f"expected an array's name to start with one of {GROUPS}, received {name!r}")
+        if array.dtype.name not in DTYPES:
+            raise UserError(
+                f"expected {name} to be one of {', '.join(DTYPES)}, received {array.dtype}: "
+                "convert it before saving (float32 holds every bfloat16 exactly)"
+            )
+
+
+def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
+    """Writes a checkpoint so that a kill, a full disk or a power cut at any moment leaves `directory`
+    either absent (or as it was) or complete and on the disk.
+
+    `manifest.files` is filled in here.
+
+    Raises:
+        OSError, safetensors.SafetensorError: it cannot be written. Nothing is left behind.
+    """
+    from safetensors.numpy import save_file
+
+    temporary = directory.with_name(TEMPORARY + directory.name)
+    temporary.mkdir()
+    try:
+        records = {}
+        for group in GROUPS:
+            path = temporary / file_name(group)
+            save_file(_members(group, arrays), path)
+            path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes it private to its owner
+            records[path.name] = FileRecord(path.stat().st_size, _sha256(path))
+            _sync(path)
+        path = temporary / MANIFEST
+        path.write_bytes(manifests.encode(replace(manifest, files=records)))
+        _sync(path)
+        _sync(temporary)
+        _take_name(temporary, directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The verified manifest of the checkpoint in `directory`.
+
+    Raises:
+        NewerFormat: a later allstep wrote it.
+        CorruptCheckpoint: it is damaged.
+    """
+    path = directory / MANIFEST
+    try:
+        with path.open("rb") as file:
+            data = file.read(manifests.MAX_BYTES + 1)
+        if len(data) > manifests.MAX_BYTES:
+            raise ValueError(f"larger than {manifests.MAX_BYTES} bytes")
+        manifest = manifests.decode(data)
+        if manifest.files.keys() != {file_name(group) for group in GROUPS}:
+            raise ValueError("lists other files than a checkpoint has")
+    except NewerFormat as error:
+        raise NewerFormat(f"checkpoint {directory} {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _corrupt(path, error) from None
+    return manifest
+
+
+def read(directory: Path) -> TrainState:
+    """The state in `directory`, every byte verified. Its arrays are writable and its own.
+
+    Raises:
+        NewerFormat: a later allstep wrote it.
+        CorruptCheckpoint: it is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    manifest = read_manifest(directory)
+    arrays = {}
+    for group in GROUPS:
+        path = directory / file_name(group)
+        record = manifest.files[path.name]
+        try:
+            size = path.stat().st_size
+            if size != record.size:  # before reading: it may be any size
+                raise ValueError(f"expected {record.size} bytes, received {size}")
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != record.sha256:
+                raise ValueError("its content does not match its checksum")
+            tensors = load(data)
+        except KeyError as error:
+            raise _corrupt(path, f"dtype {error} is unknown to NumPy") from None
+        except (OSError, ValueError, SafetensorError) as error:
+            raise _corrupt(path, error) from None
+        arrays |= {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+    return TrainState(
+        framework=manifest.framework,
+        arrays=arrays,
+        progress=manifest.progress,
+        rng=manifest.rng,
+        schedule=manifest.schedule,
+        config=manifest.config,
+        versions=manifest.versions,
+    )
+
+
+def remove(directory: Path) -> None:
+    """Deletes a checkpoint so that a kill never leaves half of one under its name."""
+    doomed = directory.with_name(TEMPORARY + directory.name)
+    directory.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def clean_up(parent: Path) -> None:
+    """Puts right what killed runs left in the checkpoints directory `parent`.
+
+    Only for the holder of the output directory's lock: what looks left over is otherwise someone's work.
+    """
+    for path in parent.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(path)
+    for path in parent.glob(f"{REPLACED}*"):
+        whole = path.with_name(path.name.removeprefix(REPLACED))
+        if whole.exists():
+            shutil.rmtree(path)
+        else:
+            path.rename(whole)
+
+
+def file_name(group: str) -> str:
+    """The file of a checkpoint that holds the arrays of `group`."""
+    return f"{group}.safetensors"
+
+
+def make_durable_directory(path: Path) -> None:
+    """Creates `path`, unless it is there, so that a power cut does not undo it."""
+    path.mkdir(exist_ok=True)
+    _sync(path.parent)
+
+
+def _members(group: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    prefix = f"{group}/"
+    return {
+        # safetensors writes the memory as it lies, so a strided view must be made contiguous.
+        name.removeprefix(prefix): np.asarray(array, order="C")
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _take_name(temporary: Path, directory: Path) -> None:
+    # Renaming onto a directory that is not empty fails. A resume from an earlier checkpoint reaches the
+    # same step again, so the old one steps aside first; readers know it by its prefix in between.
+    replaced = directory.with_name(REPLACED + directory.name)
+    if directory.exists():
+        directory.rename(replaced)
+    temporary.rename(directory)
+    _sync(directory.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(2**20))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def _corrupt(path: Path, reason: Exception | str) -> CorruptCheckpoint:
+    if isinstance(reason, OSError):
+        reason = reason.strerror
+    return CorruptCheckpoint(f"checkpoint file {path} is damaged: {reason}")

@@ -1,0 +1,67 @@
+"""The output directory of a run, locked against a second run that would write into it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from allstep.common.errors import UserError
+
+# What flock answers where the file system has none: NFS without a lock daemon, Lustre without -o flock, ...
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
+
+
+class OutputDirectory:
+    """An output directory that this process alone writes into, from construction until `close`.
+
+    Held by rank 0. The kernel releases the lock when the process ends in whatever way, SIGKILL included;
+    the file `.lock` stays behind and means nothing by itself. A child forked without exec shares the lock
+    and must not outlive the process.
+
+    Raises:
+        UserError: the directory cannot be written, or another run holds it.
+    """
+
+    def __init__(self, path: str | Path, *, warn: Callable[[str], None]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UserError(
+                f"expected an output directory that can be written, received {self.path}: {error.strerror}"
+            ) from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace").strip()
+            self.close()
+            raise UserError(
+                f"output directory {self.path} is in use by {holder or 'another process'}: "
+                "wait for it to end, or choose another --output-dir"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            warn(
+                f"the file system of {self.path} has no locks ({error.strerror}): "
+                "make sure that no second run writes there"
+            )
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Lets others write here. A second call does nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> OutputDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

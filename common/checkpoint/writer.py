@@ -1,0 +1,154 @@
+"""Writes checkpoints in the background while training goes on, and keeps the last few and the best."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.checkpoint import files, select
+from allstep.common.checkpoint import manifest as manifests
+from allstep.common.checkpoint.lock import OutputDirectory
+from allstep.common.checkpoint.manifest import Manifest
+from allstep.common.checkpoint.state import TrainState
+from allstep.common.errors import UserError
+
+
+class Checkpoints:
+    """The checkpoints of a run, in `checkpoints/` of its locked output directory. Rank 0 only.
+
+    `keep` is how many of the last ones stay (the best, by metric, stays besides).
+
+    Raises:
+        UserError: `keep` is below 1, or the directory cannot be written.
+    """
+
+    def __init__(self, output: OutputDirectory, *, keep: int = 3, warn: Callable[[str], None]) -> None:
+        if keep < 1:
+            raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
+        self.directory = output.path / "checkpoints"
+        self._keep = keep
+        self._warn = warn
+        self._buffers: dict[str, np.ndarray] = {}  # the copies being written, kept to be filled again
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future | None = None
+        try:
+            files.make_durable_directory(self.directory)
+            files.clean_up(self.directory)
+        except OSError as error:
+            raise UserError(f"checkpoints directory {self.directory} cannot be written: {error}") from None
+        written, _ = select.scan(self.directory)
+        self._next_sequence = written[-1][1].sequence + 1 if written else 1
+
+    def reserve(self, arrays: dict[str, np.ndarray]) -> None:
+        """Prepares memory for states with arrays like these, in the background.
+
+        Optional, before the first step: the first touch of fresh memory costs several times the copy
+        itself, and would otherwise make training wait at the first save.
+        """
+        self.wait()
+        if self._fits_in_memory(arrays):
+            self._pending = self._writer.submit(self._copy, arrays)
+
+    def save(self, state: TrainState, *, metric: float | None = None) -> None:
+        """Copies `state`, which may be changed at once, and writes it in the background.
+
+        A save while the one before is still being written waits for that. Where memory is too short for
+        a copy, it returns when all is written. `metric` is the validation accuracy, if just measured.
+
+        Raises:
+            UserError: the save before failed (the disk is full, ...), or an array's dtype has no place
+                in a checkpoint. Checkpoints that were complete stay good.
+            TypeError: something besides the arrays is nothing that JSON can hold.
+        """
+        self.wait()
+        files.check_arrays(state.arrays)
+        manifest = Manifest(
+            sequence=self._next_sequence,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            metric=None if metric is None else float(metric),
+            framework=state.framework,
+            progress=state.progress,
+            rng=state.rng,
+            schedule=state.schedule,
+            config=state.config,
+            versions=state.versions,
+            files={},
+        )
+        # A copy by way of JSON: what a checkpoint cannot hold fails here and not in the background.
+        manifest = manifests.decode(manifests.encode(manifest))
+        self._next_sequence += 1
+        if self._fits_in_memory(state.arrays):
+            self._pending = self._writer.submit(self._write, self._copy(state.arrays), manifest)
+        else:
+            self._write(state.arrays, manifest)
+
+    def wait(self) -> None:
+        """Returns when nothing is being written.
+
+        Raises:
+            UserError: the last write failed.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    @property
+    def writing(self) -> bool:
+        """Whether a write is under way."""
+        return self._pending is not None and not self._pending.done()
+
+    def close(self) -> None:
+        """Waits for the last write and ends the background thread. Raises as `wait` does."""
+        self._writer.shutdown()
+        self.wait()
+
+    def load(self, which: str | os.PathLike) -> TrainState:
+        """The state that "latest", "best" or a path means; see `allstep.common.checkpoint.load`."""
+        self.wait()
+        return select.load(which, self.directory, warn=self._warn)
+
+    def _copy(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for name, array in arrays.items():
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
+                self._buffers[name] = np.empty(array.shape, array.dtype)
+            np.copyto(self._buffers[name], array)
+        return {name: self._buffers[name] for name in arrays}
+
+    def _fits_in_memory(self, arrays: dict[str, np.ndarray]) -> bool:
+        missing = sum(array.nbytes for name, array in arrays.items() if name not in self._buffers)
+        # The other half is for the batches ahead, and for the page cache that makes the write fast.
+        return missing <= available_memory() // 2
+
+    def _write(self, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
+        from safetensors import SafetensorError
+
+        directory = self.directory / files.checkpoint_name(manifest.progress.step)
+        try:
+            files.write(directory, arrays, manifest)
+            for path in expired(select.scan(self.directory)[0], keep=self._keep):
+                files.remove(path)
+        except (OSError, SafetensorError) as error:
+            megabytes = sum(array.nbytes for array in arrays.values()) / 1e6
+            raise UserError(
+                f"checkpoint {directory} ({megabytes:.1f} MB) could not be saved: {error}; "
+                "the checkpoints before it are unharmed: make room, then --resume latest"
+            ) from None
+
+
+def expired(checkpoints: list[tuple[Path, Manifest]], *, keep: int) -> Iterable[Path]:
+    """Those to delete of `checkpoints`, which stand in the order they were written: all but the last
+    `keep` and the best. Ones whose manifest cannot be read never come here: nobody knows what they are."""
+    best = [path for path, _ in select.best_of(checkpoints)[:1]]
+    return [path for path, _ in checkpoints[:-keep] if path not in best]
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping (MemAvailable of proc(5))."""
+    return int(re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
