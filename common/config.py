@@ -1,0 +1,247 @@
+"""The training command line: one frozen dataclass a group of flags, read from flags and a YAML file.
+
+Every field is a flag of the same name (`base_lr` is `--base-lr`) and a key of the YAML file given by
+`--config`; flags win over the file. The two trainers take exactly the same flags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from allstep.common.datasets.config import DataConfig
+from allstep.common.errors import UserError
+from allstep.common.launcher import Placement
+
+DEFAULT_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How long, in which portions and with which learning rate to train."""
+
+    epochs: int = 10
+    """Number of passes over the training samples."""
+
+    batch_size: int | None = None
+    """Samples per rank and step; 32 where neither this nor --global-batch-size is given."""
+
+    global_batch_size: int | None = None
+    """Samples per step over all ranks. Give this to have the same training curve on any number of ranks."""
+
+    base_lr: float = 0.05
+    """Learning rate for a global batch of 32 samples; --lr-scaling carries it over to larger ones."""
+
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Growth of the learning rate with the global batch (Goyal et al. 2017; Krizhevsky 2014)."""
+
+    warmup_epochs: float = 0.0
+    """Epochs in which the learning rate rises from its unscaled value, step by step."""
+
+    lr_decay: Literal["constant", "step", "cosine", "poly", "linear"] = "constant"
+    """What follows the warm-up."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients change weights; the same formulas in both frameworks."""
+
+    optimizer: Literal["sgd", "nesterov", "adam", "adamw"] = "sgd"
+    """sgd and nesterov take --momentum; weight decay is decoupled from the gradient in adamw alone."""
+
+    momentum: float = 0.9
+    """Momentum of sgd and nesterov."""
+
+    weight_decay: float = 0.0
+    """Weight decay factor."""
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What a run leaves behind; without --output-dir nothing but the lines on the terminal."""
+
+    output_dir: Path | None = None
+    """Folder for config.yaml, metrics.jsonl and checkpoints/; created where it does not exist."""
+
+    log_every: int = 0
+    """Write loss and learning rate of every N-th step to metrics.jsonl; 0 writes epochs only."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    strategy: str | None = None
+    """How the ranks are formed and gradients meet; horovod under a launcher and single without where not given."""
+
+    model: Literal["mlp", "cnn"] = "cnn"
+    """The network."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+    def global_batch_size(self, world_size: int) -> int:
+        """Samples per step over all ranks."""
+        if self.schedule.global_batch_size is not None:
+            return self.schedule.global_batch_size
+        return (self.schedule.batch_size or DEFAULT_BATCH_SIZE) * world_size
+
+    def flat(self) -> dict[str, Any]:
+        """The resolved configuration as one mapping of flag names to plain values, as --config reads it."""
+        flat: dict[str, Any] = {}
+        for part in (self, self.data, self.schedule, self.optimizer, self.output):
+            for item in dataclasses.fields(part):
+                value = getattr(part, item.name)
+                if not dataclasses.is_dataclass(value):
+                    plain = str(value) if isinstance(value, Path) else value
+                    flat[item.name.replace("_", "-")] = list(plain) if isinstance(plain, tuple) else plain
+        return flat
+
+
+def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | None = None) -> TrainConfig:
+    """Read a run's configuration from the command line of this process, or from `argv`.
+
+    Args:
+        strategies: names of the framework's strategies; the choice is made by `place` where the user makes none.
+        place: rank 0 alone prints the help text.
+
+    Raises:
+        UserError: a flag, its value or the YAML file is wrong.
+        SystemExit: with status 0, after --help.
+    """
+    import tyro
+
+    argv = list(sys.argv[1:] if argv is None else argv)
+    described = tyro.conf.arg(help_behavior_hint="")
+    parsed = Annotated[TrainConfig, described, tyro.conf.OmitArgPrefixes]
+    arguments = _with_config_file(argv)
+    answer, mistake = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(mistake):
+            config = tyro.cli(parsed, args=arguments, description=_DESCRIPTION)
+    except SystemExit as end:
+        if end.code == 0:
+            if place.rank == 0:
+                print(answer.getvalue(), end="")
+            raise
+        raise UserError(_one_line(mistake.getvalue())) from None
+    if config.strategy is None:
+        config = dataclasses.replace(config, strategy="horovod" if place.launcher else "single")
+    validate(config, strategies, place)
+    return config
+
+
+_DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config FILE.yaml; flags win over the file."
+
+
+def _with_config_file(argv: list[str]) -> list[str]:
+    """Replace `--config FILE` by the file's content as flags in front, where later ones override them."""
+    rest: list[str] = []
+    from_file: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name != "--config":
+            rest.append(argument)
+            continue
+        path = value if equals else next(arguments, None)
+        if not path:
+            raise UserError("expected a YAML file after --config, received nothing; name one as in --config run.yaml")
+        from_file += _flags_from_yaml(Path(path))
+    return from_file + rest
+
+
+def _flags_from_yaml(path: Path) -> list[str]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"expected a readable YAML file for --config, received {path}: {reason}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"expected `flag: value` lines in {path}, received {type(content).__name__}; see --help for the flags")
+    flags: list[str] = []
+    for key, value in content.items():
+        name = str(key).replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return flags
+
+
+def _one_line(panel: str) -> str:
+    """The message of one of tyro's panels: a title, a rule, the message, a rule, hints."""
+    sections = re.split(r"^\s*-{9,}\s*$", panel, flags=re.MULTILINE)
+    return f"{' '.join(sections[1 if len(sections) > 1 else 0].split())} (--help lists all flags)"
+
+
+def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -> None:
+    """Check what the types do not say.
+
+    Raises:
+        UserError: names the first wrong value.
+    """
+    schedule, optimizer = config.schedule, config.optimizer
+    if config.strategy not in strategies:
+        raise UserError(f"expected --strategy to be one of {', '.join(strategies)}, received {config.strategy}")
+    if schedule.batch_size is not None and schedule.global_batch_size is not None:
+        raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
+    for name, value, least in (
+        ("--epochs", schedule.epochs, 1),
+        ("--batch-size", schedule.batch_size, 1),
+        ("--global-batch-size", schedule.global_batch_size, 1),
+        ("--log-every", config.output.log_every, 0),
+        ("--synthetic-samples", config.data.synthetic_samples, 1),
+    ):
+        if value is not None and value < least:
+            raise UserError(f"expected {name} to be at least {least}, received {value}")
+    if not 0 < schedule.base_lr < float("inf"):
+        raise UserError(f"expected --base-lr to be a positive number, received {schedule.base_lr}")
+    if not 0 <= optimizer.momentum < 1:
+        raise UserError(f"expected --momentum in [0, 1), received {optimizer.momentum}")
+    if not 0 <= optimizer.weight_decay < float("inf"):
+        raise UserError(f"expected --weight-decay to be 0 or more, received {optimizer.weight_decay}")
+
+
+def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:
+    """Check the configuration against the training samples.
+
+    Raises:
+        UserError: there are more ranks than samples, or a global batch does not fill the ranks.
+    """
+    global_batch_size = config.global_batch_size(world_size)
+    if world_size > num_samples:
+        raise UserError(f"expected at least one training sample per rank, received {num_samples} samples of "
+                        f"{config.data.dataset} for {world_size} ranks; start fewer ranks")
+    if global_batch_size < world_size:
+        raise UserError(f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
+                        f"received {global_batch_size}; give each rank a sample or start fewer ranks")
+
+
+def prepare_output_dir(path: Path) -> None:
+    """Create the output directory and see that it can be written.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".write-probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"expected a writable folder for --output-dir, received {path}: {error.strerror}") from None

@@ -1,0 +1,38 @@
+"""The one interface through which a run tells what it does, and the way to have several listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Reporter:
+    """A listener to a run. It hears everything and, unless told otherwise, does nothing."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Take note of `start`, `step`, `epoch` or `end`; README.md lists their fields."""
+
+    def progress(self, epoch: int, done: int, total: int) -> None:
+        """Take note that `done` of `total` samples of the epoch, counted from 1, are trained on."""
+
+    def close(self) -> None:
+        """Let go of files and the terminal."""
+
+
+class Listeners(Reporter):
+    """Passes everything on to several reporters; without any, as on all ranks but 0, it is silent."""
+
+    def __init__(self, reporters: Sequence[Reporter] = ()) -> None:
+        self._reporters = reporters
+
+    def event(self, name: str, **fields: Any) -> None:
+        for reporter in self._reporters:
+            reporter.event(name, **fields)
+
+    def progress(self, epoch: int, done: int, total: int) -> None:
+        for reporter in self._reporters:
+            reporter.progress(epoch, done, total)
+
+    def close(self) -> None:
+        for reporter in self._reporters:
+            reporter.close()

@@ -1,0 +1,55 @@
+"""What a run shows on the terminal: one line an epoch and, where a person watches, a progress bar."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from allstep.common.reporting.base import Reporter
+
+
+class EpochLines(Reporter):
+    """Prints the line of the contract after every epoch."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        if name == "epoch":
+            print(epoch_line(**fields), flush=True)
+
+
+def epoch_line(
+    *,
+    epoch: int,
+    cumulative_seconds: float,
+    epoch_seconds: float,
+    images_per_second: float,
+    validation_loss: float,
+    validation_accuracy: float,
+    **_: Any,
+) -> str:
+    """The epoch line; times in seconds."""
+    return (
+        f"Epoch = {epoch:2d}: Cumulative Time = {cumulative_seconds:.3f}, Epoch Time = {epoch_seconds:.3f}, "
+        f"Images/sec = {images_per_second:.1f}, Validation Loss = {validation_loss:.3f}, "
+        f"Validation Accuracy = {validation_accuracy:.3f}"
+    )
+
+
+class ProgressBar(Reporter):
+    """A bar on standard error, gone when the run ends. Standard error, for launchers pass that on unchanged."""
+
+    def __init__(self, num_epochs: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._num_epochs = num_epochs
+        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"),
+                             TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+                             redirect_stdout=sys.stdout.isatty())
+        self._task = self._bar.add_task("", total=None)
+        self._bar.start()
+
+    def progress(self, epoch: int, done: int, total: int) -> None:
+        self._bar.update(self._task, description=f"epoch {epoch}/{self._num_epochs}", completed=done, total=total)
+
+    def close(self) -> None:
+        self._bar.stop()

@@ -1,0 +1,41 @@
+"""Weights in one canonical form, so that both frameworks start from, compare and exchange the same arrays.
+
+Canonical are PyTorch's names and layouts: `conv1.weight` is (out, in, height, width), `fc1.weight` is (out, in)
+and, after a flatten, its inputs are ordered (channels, height, width).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def initial_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
+    """Initial float32 weights for canonical names and shapes; they depend on `seed` and the names alone.
+
+    Weights with two or more axes are uniform in +-sqrt(6 / fan_in) (He et al. 2015, equation 10, in its uniform
+    form); biases are zero.
+    """
+    return {name: _initial(name, shape, seed) for name, shape in shapes.items()}
+
+
+def _initial(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    if len(shape) < 2:
+        return np.zeros(shape, np.float32)
+    key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:16]
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    bound = math.sqrt(6 / math.prod(shape[1:]))
+    return generator.uniform(-bound, bound, shape).astype(np.float32)
+
+
+def checksum(weights: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over names, types, shapes and values; equal for equal weights in either framework."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        array = np.ascontiguousarray(weights[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.data)
+    return digest.hexdigest()

@@ -1,0 +1,68 @@
+"""What the engine asks of a framework: the two protocols that `pytorch/` and `tensorflow/` implement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol, SupportsFloat
+
+import numpy as np
+
+from allstep.common.loader import Batch
+
+
+class Collectives(Protocol):
+    """What the engine itself says to the other ranks; gradients travel inside the strategy's optimizer."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum float64 `values` (n,) over all ranks; every rank gets the result."""
+        ...
+
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
+        """Int64 `values` (n,) of all ranks, (world_size, n) in the order of ranks."""
+        ...
+
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Rank 0's arrays; the others pass arrays of the same names, shapes and types."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        ...
+
+
+class Worker(Protocol):
+    """A network, its optimizer and a device, driven step by step by the engine."""
+
+    framework: str
+    """pytorch or tensorflow."""
+    collectives: Collectives
+
+    def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
+        """One optimizer step on the global batch of which `batch` is this rank's slice.
+
+        Returns: the sum of the losses of this rank's samples; `float()` of it waits for the device.
+        """
+        ...
+
+    def eval_step(self, batch: Batch) -> tuple[float, int]:
+        """Sum of the losses of this rank's samples and the number of them classified rightly."""
+        ...
+
+    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Trainable weights by name, in the framework's own layout and without a copy where possible."""
+        ...
+
+    def export_weights(self) -> dict[str, np.ndarray]:
+        """All weights by canonical name and layout, the same in both frameworks (see `common.weights`)."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the libraries that compute."""
+        ...
+
+    def peak_memory_bytes(self) -> int:
+        """The most memory used so far: of the GPU where there is one, else of the process."""
+        ...
