@@ -1,0 +1,60 @@
+"""Horovod: one process a GPU or core, gradients averaged by all-reduce as backward produces them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import horovod
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from allstep.common.errors import Fault
+from allstep.common.launcher import Placement
+from allstep.pytorch.strategies.single import Single
+
+
+class Horovod(Single):
+    """The five steps in Horovod."""
+
+    def __init__(self, place: Placement) -> None:
+        super().__init__(place)
+        if place.launcher is None:
+            # A process started alone has no MPI job to join.
+            os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
+            os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
+
+    def init(self) -> None:
+        hvd.init()
+        if hvd.size() != self.place.world_size:
+            raise Fault(
+                f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, Horovod sees {hvd.size()}; "
+                "they would train independently: start the job by horovodrun, or by the mpirun of this environment"
+            )
+        self.rank = hvd.rank()
+
+    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        if optimizer.state:  # Horovod would take a step with a fresh optimizer to have something to send
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
+        return hvd.allreduce(torch.from_numpy(values), op=hvd.Sum, name="allstep.sum").numpy()
+
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
+        return hvd.allgather(torch.from_numpy(values)[None], name="allstep.gather").numpy()
+
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        handles = {name: hvd.broadcast_async(torch.from_numpy(np.ascontiguousarray(array)), 0, name=f"allstep.{name}")
+                   for name, array in arrays.items()}
+        return {name: hvd.synchronize(handle).numpy() for name, handle in handles.items()}
+
+    def barrier(self) -> None:
+        hvd.barrier()
+
+    def versions(self) -> dict[str, str]:
+        return {"horovod": horovod.__version__}

@@ -1,0 +1,52 @@
+"""Train a network with PyTorch, alone or in parallel.
+
+    python pytorch/train.py
+    horovodrun -np 4 python pytorch/train.py
+    horovodrun -np 8 -H server1:4,server2:4 python pytorch/train.py
+
+`tensorflow/train.py` is the same program in TensorFlow, with the same flags.
+"""
+
+from __future__ import annotations
+
+from allstep.common.config import parse
+from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
+from allstep.pytorch.strategies import STRATEGIES, create
+
+
+def main() -> None:
+    place = placement()
+    config = parse(STRATEGIES, place)
+
+    # Imported only now: --help and a mistake in the flags are answered without waiting for the framework.
+    from allstep.common import run
+    from allstep.common.weights import initial_weights
+    from allstep.pytorch.models import build_model, export_weights, import_weights
+    from allstep.pytorch.optimizers import build_optimizer
+    from allstep.pytorch.worker import Worker
+
+    strategy = create(config.strategy, place)
+    # 1. Initialise: who am I, who are the others?
+    strategy.init()
+    # 2. One process, one device: chosen by local rank.
+    device = strategy.pin_device()
+
+    dataset = run.open_dataset(config, place, strategy)
+    model = build_model(config.model, dataset.image_shape, dataset.num_classes)
+    shapes = {name: array.shape for name, array in export_weights(model).items()}
+    import_weights(model, initial_weights(shapes, config.data.seed))
+    model.to(device)
+    optimizer = build_optimizer(config.optimizer, model.parameters())
+
+    # 3. Average gradients over all ranks where they are applied.
+    optimizer = strategy.wrap(model, optimizer)
+    # 4. All ranks start from rank 0's values.
+    strategy.broadcast(model, optimizer)
+    # 5. Train in step; rank 0 alone writes checkpoints and logs.
+    worker = Worker(model, optimizer, strategy=strategy, device=device, dataset=dataset)
+    run.train(worker, dataset, config, place)
+
+
+if __name__ == "__main__":
+    run_rank(main)
