@@ -1,0 +1,247 @@
+"""Horovod's Keras callbacks for Keras 3, with the names and arguments of `horovod.tensorflow.keras.callbacks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from allstep.tensorflow.horovod_collectives import allreduce, broadcast_variables, native
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Start every `fit` from the root rank's weights and optimizer state (slots, iterations, learning rate).
+
+    The values are sent before the first batch. Where a model can be built by its first batch only, they are sent
+    after it. Random streams stay each rank's own, so dropout differs between ranks.
+
+    root_rank: the rank that sends.
+    device: where to put the broadcast; by default TensorFlow decides.
+    local_variables: variables to leave alone.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        if local_variables is None:
+            local_variables = []
+        elif isinstance(local_variables, (tf.Variable, keras.Variable)):
+            local_variables = [local_variables]
+        self.root_rank = root_rank
+        self.device = device
+        self._local_variables = {native(v).ref() for v in local_variables}
+        self._is_pending = False
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        # One rank may hold a loaded model and the others new ones: they must choose the same moment.
+        are_built = allreduce(float(self.model.built), name="are_models_built", op=hvd.Min)
+        self._is_pending = not are_built
+        if are_built:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if self._is_pending:
+            self._is_pending = False
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        optimizer = self.model.optimizer
+        if not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        variables = [v for v in self.model.weights if native(v).ref() not in self._local_variables]
+        with tf.device(self.device):
+            broadcast_variables([*variables, *optimizer.variables], self.root_rank)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Replace an epoch's metrics by their mean over the ranks.
+
+    Put it before the callbacks that read metrics (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard).
+    Every rank must log the same metrics. Ranks count equally, however many samples each has seen.
+
+    device: where to put the all-reduce; by default TensorFlow decides.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if not logs:
+            return
+        names = sorted(logs)
+        with tf.device(self.device):
+            means = allreduce(np.array([logs[name] for name in names], np.float64), name="average_metrics")
+        logs.update(zip(names, means.numpy().tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Set the learning rate to `initial_lr * multiplier(epoch)` in epochs [start_epoch, end_epoch).
+
+    initial_lr: what is multiplied.
+    multiplier: a function of the epoch, or a constant c, which means c ** (epoch - start_epoch).
+    end_epoch: None means to the end of training.
+    staircase: once an epoch, with a whole epoch number; otherwise before every batch, with
+        epoch + batch / steps_per_epoch.
+    momentum_correction: when the learning rate changes, scale the velocity by the same ratio (Goyal et al. 2017,
+        section 3). It concerns SGD and RMSprop with momentum, whose velocity contains the learning rate.
+    steps_per_epoch: needed without `staircase` where Keras does not know it.
+
+    `lr` in the epoch's logs is the learning rate of its last batch.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(f"Keras does not know the steps per epoch; pass `steps_per_epoch` to {type(self).__name__}")
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if not self.staircase:
+            self._set_learning_rate(self.current_epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._set_learning_rate(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _set_learning_rate(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = float(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
+        optimizer.learning_rate = new
+        if self.momentum_correction and old > 0 and new != old and (velocity := _velocity(optimizer)):
+            _scale(velocity, tf.constant(new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raise the learning rate from `initial_lr / size` to `initial_lr` in `warmup_epochs` epochs, batch by batch.
+
+    The gradual warm-up of Goyal et al. 2017, section 2.2: with size ranks and epoch counted in fractions up to the
+    end of the batch, lr = initial_lr / size * (epoch * (size - 1) / warmup_epochs + 1).
+    `verbose=1` lets rank 0 say when it has finished.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            epoch += 1.0 / self.steps_per_epoch
+            return 1.0 / hvd.size() * (epoch * (hvd.size() - 1) / warmup_epochs + 1)
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.verbose > 0 and epoch == self.end_epoch - 1 and hvd.rank() == 0:
+            lr = float(self.model.optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {lr:g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keras' ModelCheckpoint with `save_best_only`, of which only rank 0 writes.
+
+    filepath: where to; it may be set as an attribute later, but before training.
+    The other arguments are those of ModelCheckpoint. Put it after MetricAverageCallback.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        *,
+        filepath: str | None = None,
+    ) -> None:
+        # Keras checks the suffix here and knows no path that comes later.
+        suffix = ".weights.h5" if save_weights_only else ".keras"
+        super().__init__(
+            filepath=filepath or f"later{suffix}",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        if filepath is None:
+            self.filepath = None
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint has no `filepath`; pass it or set the attribute before training.")
+        super().on_train_begin(logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if hvd.rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if hvd.rank() == 0:
+            super().on_epoch_end(epoch, logs)
+
+
+def _velocity(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
+    """The momentum slots that contain the learning rate; none before the first step has built them."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if not optimizer.built:
+        return []
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return [native(v) for v in optimizer.momentums]
+    if isinstance(optimizer, keras.optimizers.RMSprop):
+        return [native(v) for v in optimizer._momentums]
+    return []
+
+
+@tf.function
+def _scale(variables: list[tf.Variable], ratio: tf.Tensor) -> None:
+    for variable in variables:
+        variable.assign(variable * tf.cast(ratio, variable.dtype))

@@ -1,0 +1,124 @@
+"""Horovod's collectives for Keras 3: they take Keras variables, NumPy arrays and Python numbers as well as tensors.
+
+Horovod 0.28.1 names a collective after the tensor it moves. Keras counts its names per process, so a rank that
+builds one more model than the others (rank 0 loading a checkpoint, say) would wait for names that never come.
+Here a name depends on the position in the list only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
+
+# Horovod's kernels lack these; each cast is exact in both directions.
+_WIRE_DTYPES = {tf.bfloat16: tf.float32, tf.uint32: tf.int64}
+
+# Enough to make the latency of a message vanish, little enough to copy.
+_BUCKET_BYTES = 64 * 2**20
+
+
+def native(value: Any) -> Any:
+    """The `tf.Variable` of a Keras variable; everything else as it is."""
+    return value.value if isinstance(value, keras.Variable) else value
+
+
+def wire_dtype(dtype: tf.DType) -> tf.DType:
+    """The type in which values of `dtype` travel: itself, or an exactly wider one where Horovod has no kernel."""
+    return _WIRE_DTYPES.get(dtype, dtype)
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: type = Compression.none,
+    *,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """All-reduce one value of the same shape on every rank; `op` defaults to Average. Returns a tensor."""
+    return hvd.allreduce(
+        _tensor(value),
+        average=average,
+        name=name,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        op=op,
+        compression=compression,
+        process_set=process_set,
+    )
+
+
+def allgather(
+    value: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set
+) -> tf.Tensor:
+    """Concatenate the ranks' values along dimension 0, the only one in which they may differ."""
+    return hvd.allgather(_tensor(value), name=name, process_set=process_set)
+
+
+def broadcast(
+    value: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet = global_process_set
+) -> tf.Tensor:
+    """The root rank's value, on every rank. The shape must be the same on all of them."""
+    return hvd.broadcast(_tensor(value), root_rank, name=name, process_set=process_set)
+
+
+def reducescatter(
+    value: Any, name: str | None = None, op: int = hvd.Average, *, process_set: ProcessSet = global_process_set
+) -> tf.Tensor:
+    """Reduce one value over the ranks; each gets its part of dimension 0."""
+    return hvd.reducescatter(_tensor(value), name=name, op=op, process_set=process_set)
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> None:
+    """Assign the root rank's values to the variables of all ranks.
+
+    variables: Keras or TensorFlow variables, the same shapes and types in the same order on every rank; names do
+        not matter.
+    root_rank: the global rank that sends.
+    inplace: accepted for Horovod's sake; the values travel in buckets either way.
+
+    Small variables share a message, so a network of hundreds of variables takes a few round trips.
+    """
+    for number, bucket in enumerate(_buckets([native(v) for v in variables])):
+        flat = tf.concat([tf.reshape(tf.cast(v, wire_dtype(v.dtype)), [-1]) for v in bucket], axis=0)
+        flat = hvd.broadcast(
+            flat, root_rank, name=f"broadcast_variables_{number}", ignore_name_scope=True, process_set=process_set
+        )
+        sizes = [v.shape.num_elements() for v in bucket]
+        for variable, part in zip(bucket, tf.split(flat, sizes), strict=True):
+            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+
+def _tensor(value: Any) -> tf.Tensor | tf.IndexedSlices:
+    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(native(value))
+
+
+def _buckets(variables: Sequence[tf.Variable]) -> Iterator[list[tf.Variable]]:
+    """Cut the list, type by type, into runs of at most _BUCKET_BYTES (a larger variable is a run of its own)."""
+    by_dtype: dict[tf.DType, list[tf.Variable]] = {}
+    for variable in variables:
+        by_dtype.setdefault(wire_dtype(variable.dtype), []).append(variable)
+    for dtype, group in by_dtype.items():
+        bucket, num_bytes = [], 0
+        for variable in group:
+            size = variable.shape.num_elements() * dtype.size
+            if bucket and num_bytes + size > _BUCKET_BYTES:
+                yield bucket
+                bucket, num_bytes = [], 0
+            bucket.append(variable)
+            num_bytes += size
+        yield bucket

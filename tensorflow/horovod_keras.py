@@ -1,0 +1,185 @@
+"""Horovod for Keras 3: a drop-in for `horovod.keras` and `horovod.tensorflow.keras`.
+
+    import allstep.tensorflow.horovod_keras as hvd
+
+is all a `model.fit` script changes. Horovod 0.28.1's own wrapper trains on Keras 3 without synchronising and
+without an error: the methods it overrides are no longer called.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import h5py
+import keras
+
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        f"horovod_keras needs Keras on TensorFlow; it runs on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow."
+    )
+
+from horovod.tensorflow import (  # noqa: F401
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_object,
+    alltoall,
+    broadcast_object,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    init,
+    is_homogeneous,
+    is_initialized,
+    join,
+    local_rank,
+    local_rank_op,
+    local_size,
+    local_size_op,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rank_op,
+    rocm_built,
+    shutdown,
+    size,
+    size_op,
+    start_timeline,
+    stop_timeline,
+)
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.mpi_ops import (  # noqa: F401
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+
+from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
+
+from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
+from allstep.tensorflow.horovod_collectives import (  # noqa: F401
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_variables,
+    reducescatter,
+)
+from allstep.tensorflow.horovod_optimizer import DistributedOptimizer, compiled_models, track_model
+
+
+def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
+    optimizer: keras.optimizers.Optimizer,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    groups: int | list | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> keras.optimizers.Optimizer:
+    """`DistributedOptimizer` that leaves the weights of `local_layers` (built layers) to each rank."""
+    layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or [])
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer) or not layer.built:
+            raise ValueError(f"`local_layers` must be built Keras layers. Received: {layer!r}")
+    optimizer = DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for variable in [v for layer in layers for v in layer.trainable_variables]:
+        optimizer.register_local_var(variable)
+    return optimizer
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Broadcast the weights and optimizer state of every living model compiled with a `DistributedOptimizer`.
+
+    Keras 3 keeps no list of all variables; these models are the ones that Horovod knows of.
+
+    Raises:
+        RuntimeError: there is no such model, one has no weights yet, or the ranks' models differ.
+    """
+    models = compiled_models()
+    for model in models:
+        if model.built and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+    variables = [v for model in models for v in [*model.weights, *model.optimizer.variables]]
+    shapes = allgather_object([tuple(v.shape) for v in variables], name="broadcast_global_variables")
+    if not models or not all(model.built for model in models) or any(other != shapes[0] for other in shapes):
+        raise RuntimeError(
+            "broadcast_global_variables() needs the same built models, compiled with a DistributedOptimizer, on "
+            "every rank. Use callbacks.BroadcastGlobalVariablesCallback(root_rank), or name the variables: "
+            "broadcast_variables(model.weights, root_rank)."
+        )
+    broadcast_variables(variables, root_rank)
+
+
+def load_model(
+    filepath: str | os.PathLike,
+    custom_optimizers: list[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: type = Compression.none,
+    legacy_opts: bool = False,
+    **options: Any,
+) -> keras.Model:
+    """Load a model saved by Keras, with or without Horovod, and make its optimizer distributed with its state.
+
+    custom_optimizers: optimizer classes of your own that the file may name.
+    custom_objects: as in `keras.models.load_model`.
+    options: further arguments of `DistributedOptimizer`; the file does not keep them.
+
+    Raises:
+        ValueError: `legacy_opts` is set (Keras 3 has no legacy optimizers), or the file is not a saved model.
+    """
+    if legacy_opts:
+        raise ValueError("Keras 3 has no legacy optimizers: `legacy_opts` must be False.")
+    optimizers = {cls.__name__: cls for cls in custom_optimizers or []}
+    model = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
+    if model.optimizer is not None:
+        if h5py.is_hdf5(filepath):
+            _restore_h5_optimizer(model, filepath)
+        DistributedOptimizer(model.optimizer, compression=compression, **options)
+        model.jit_compile = False
+        track_model(model)
+    return model
+
+
+def _restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike) -> None:
+    """Give the model an optimizer with the file's slots.
+
+    Keras 3 builds the one of an .h5 file for no variables: it loses the slots and then refuses to train.
+    """
+    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
+    optimizer.build(model.trainable_variables)
+    with h5py.File(filepath) as file:
+        weights = load_optimizer_weights_from_hdf5_group(file)
+        for variable, weight in zip(optimizer.variables, weights, strict=True):
+            variable.assign(weight[()])
+    model.optimizer = optimizer

@@ -1,0 +1,56 @@
+"""Horovod: one process a GPU or core, gradients averaged by all-reduce where the optimizer applies them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import horovod
+import keras
+import numpy as np
+
+from allstep.common.errors import Fault
+from allstep.common.launcher import Placement
+from allstep.tensorflow import horovod_keras as hvd
+from allstep.tensorflow.strategies.single import Single
+
+
+class Horovod(Single):
+    """The five steps in Horovod."""
+
+    def __init__(self, place: Placement) -> None:
+        super().__init__(place)
+        if place.launcher is None:
+            # A process started alone has no MPI job to join.
+            os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
+            os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
+
+    def init(self) -> None:
+        hvd.init()
+        if hvd.size() != self.place.world_size:
+            raise Fault(
+                f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, Horovod sees {hvd.size()}; "
+                "they would train independently: start the job by horovodrun, or by the mpirun of this environment"
+            )
+        self.rank = hvd.rank()
+
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> keras.Optimizer:
+        return hvd.DistributedOptimizer(optimizer)
+
+    def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
+        hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+
+    def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
+        return np.asarray(hvd.allreduce(values, op=hvd.Sum, name="allstep.sum"))
+
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
+        return np.asarray(hvd.allgather(values[np.newaxis], name="allstep.gather"))
+
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: np.asarray(hvd.broadcast(array, 0, name=f"allstep.{name}")) for name, array in arrays.items()}
+
+    def barrier(self) -> None:
+        self.all_reduce_sum(np.zeros(1))  # horovod.tensorflow has no barrier
+
+    def versions(self) -> dict[str, str]:
+        return {"horovod": horovod.__version__}

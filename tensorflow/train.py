@@ -1,0 +1,58 @@
+"""Train a network with TensorFlow and Keras 3, alone or in parallel.
+
+    python tensorflow/train.py
+    horovodrun -np 4 python tensorflow/train.py
+    horovodrun -np 8 -H server1:4,server2:4 python tensorflow/train.py
+
+`pytorch/train.py` is the same program in PyTorch, with the same flags.
+"""
+
+from __future__ import annotations
+
+import os
+
+from allstep.common.config import parse
+from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
+from allstep.common.quiet import stderr_held_back
+from allstep.tensorflow.strategies import STRATEGIES, create
+
+
+def main() -> None:
+    place = placement()
+    config = parse(STRATEGIES, place)
+
+    # Imported only now: --help and a mistake in the flags are answered without waiting for the framework.
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with stderr_held_back():
+        from allstep.common import run
+        from allstep.common.weights import initial_weights
+        from allstep.tensorflow.models import build_model, export_weights, import_weights
+        from allstep.tensorflow.optimizers import build_optimizer
+        from allstep.tensorflow.worker import Worker
+
+    strategy = create(config.strategy, place)
+    # 1. Initialise: who am I, who are the others?
+    strategy.init()
+    # 2. One process, one device: chosen by local rank.
+    device = strategy.pin_device()
+
+    dataset = run.open_dataset(config, place, strategy)
+    model = build_model(config.model, dataset.image_shape, dataset.num_classes)
+    shapes = {name: array.shape for name, array in export_weights(model).items()}
+    import_weights(model, initial_weights(shapes, config.data.seed))
+    optimizer = build_optimizer(config.optimizer)
+    optimizer.build(model.trainable_variables)
+
+    # 3. Average gradients over all ranks where they are applied.
+    optimizer = strategy.wrap(model, optimizer)
+    # 4. All ranks start from rank 0's values.
+    strategy.broadcast(model, optimizer)
+    # 5. Train in step; rank 0 alone writes checkpoints and logs.
+    worker = Worker(model, optimizer, strategy=strategy, device=device, dataset=dataset)
+    run.train(worker, dataset, config, place)
+
+
+if __name__ == "__main__":
+    run_rank(main)

@@ -1,0 +1,79 @@
+"""The worker in TensorFlow: one step of training, one of evaluation, and access to the weights."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from allstep.common.datasets import Dataset
+from allstep.common.loader import Batch
+from allstep.tensorflow.models import canonical_weights, export_weights
+from allstep.tensorflow.strategies.single import Single
+
+
+class Worker:
+    """Drives a network on one device; `allstep.common.worker.Worker` says what each method does."""
+
+    framework = "tensorflow"
+
+    def __init__(self, model: keras.Model, optimizer: keras.Optimizer, *, strategy: Single, device: str,
+                 dataset: Dataset) -> None:
+        self.collectives = strategy
+        self._model, self._optimizer, self._device = model, optimizer, device
+        mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
+        self._scale, self._shift = 1 / (255 * std), -mean / std
+        images = tf.TensorSpec((None, *dataset.image_shape), tf.uint8)
+        labels, number = tf.TensorSpec((None,), tf.int64), tf.TensorSpec((), tf.float32)
+        # The number of samples is left open, so that a smaller last batch does not compile the step anew.
+        self._train_step = tf.function(self._traced_train_step, input_signature=(images, labels, number, number))
+        self._eval_step = tf.function(self._traced_eval_step, input_signature=(images, labels))
+
+    def train_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
+        return self._train_step(batch.images, batch.labels, np.float32(batch.loss_weight), np.float32(learning_rate))
+
+    def eval_step(self, batch: Batch) -> tuple[float, int]:
+        loss_sum, num_correct = self._eval_step(batch.images, batch.labels)
+        return float(loss_sum), int(num_correct)
+
+    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        return ((weight.name, weight.variable.value.numpy()) for weight in canonical_weights(self._model)
+                if weight.variable.trainable)
+
+    def export_weights(self) -> dict[str, np.ndarray]:
+        return export_weights(self._model)
+
+    def versions(self) -> dict[str, str]:
+        return {"tensorflow": tf.__version__, "keras": keras.__version__, **self.collectives.versions()}
+
+    def peak_memory_bytes(self) -> int:
+        if "GPU" in self._device:
+            return tf.config.experimental.get_memory_info("GPU:0")["peak"]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def _traced_train_step(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor,
+                           learning_rate: tf.Tensor) -> tf.Tensor:
+        self._optimizer.learning_rate.assign(learning_rate)
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            logits = self._model(self._normalise(images), training=True)
+            loss_sum = _loss_sum(logits, labels)
+            loss = loss_sum * loss_weight
+        # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        self._optimizer.apply(gradients, variables)
+        return loss_sum
+
+    def _traced_eval_step(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        logits = self._model(self._normalise(images), training=False)
+        return _loss_sum(logits, labels), tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
+
+    def _normalise(self, images: tf.Tensor) -> tf.Tensor:
+        return tf.cast(images, tf.float32) * self._scale + self._shift
+
+
+def _loss_sum(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
