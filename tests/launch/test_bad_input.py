@@ -1,0 +1,128 @@
+"""What users mistype, under real launchers. Oracle: one line on standard error, exit status 2, no traceback."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import LAUNCHERS, launch
+
+FRAMEWORKS = ["pytorch", "tensorflow"]
+MISTAKES = {
+    "unknown flag": (["--epoch", "3"], "--epoch"),
+    "unknown value": (["--dataset", "digit"], "digit"),
+    "unknown model": (["--model", "resnet5000"], "resnet5000"),
+    "unknown strategy": (["--strategy", "hogwild"], "hogwild"),
+    "not a number": (["--batch-size", "many"], "many"),
+    "batch size 0": (["--batch-size", "0"], "--batch-size"),
+    "global batch size 0": (["--global-batch-size", "0"], "--global-batch-size"),
+    "both batch sizes": (["--batch-size", "1", "--global-batch-size", "2"], "both"),
+    "no epochs": (["--epochs", "0"], "--epochs"),
+    "negative learning rate": (["--base-lr", "-1"], "--base-lr"),
+    "learning rate nan": (["--base-lr", "nan"], "--base-lr"),
+    "momentum 1": (["--momentum", "1"], "--momentum"),
+    "missing value": (["--epochs"], "--epochs"),
+    "missing config": (["--config", "/nonexistent.yaml"], "/nonexistent.yaml"),
+    "config names an unknown flag": (["--config", "{tmp_path}/bad.yaml"], "learning-rat"),
+    "unwritable output": (["--output-dir", "/proc/allstep"], "/proc/allstep"),
+    "output is a file": (["--output-dir", "{tmp_path}/bad.yaml"], "bad.yaml"),
+    "images too small": (["--dataset", "synthetic", "--synthetic-shape", "4", "4", "1"], "4 x 4"),
+}
+
+
+def flags_of(mistake: str, tmp_path) -> list[str]:
+    (tmp_path / "bad.yaml").write_text("learning_rat: 3\n")
+    return [flag.format(tmp_path=tmp_path) for flag in MISTAKES[mistake][0]]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_alone(framework, mistake, tmp_path):
+    result = launch("alone", 1, f"{framework}/train.py", *flags_of(mistake, tmp_path))
+    assert (result.returncode, result.stdout) == (2, ""), result.output
+    [line] = result.stderr.splitlines()
+    assert line.startswith("allstep: error: ") and MISTAKES[mistake][1] in line
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("mistake", ["unknown flag", "unwritable output"])
+def test_under_launchers(launcher, mistake, tmp_path):
+    result = launch(launcher, 2, "pytorch/train.py", *flags_of(mistake, tmp_path))
+    assert result.returncode == 2, result.output
+    assert result.output.count("allstep: error:") == 1, result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_more_ranks_than_samples(framework):
+    result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--dataset", "synthetic", "--synthetic-samples", "1")
+    assert result.returncode == 2
+    assert result.output.count("allstep: error: ") == 1 and "1 samples" in result.output
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_nan_names_step_and_learning_rate(framework):
+    result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--base-lr", "1e6")
+    assert result.returncode == 2
+    assert result.output.count("allstep: error: expected a finite loss") == 1, result.output
+    assert "at step " in result.output and "learning rate 1e+06" in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_single_under_a_launcher_is_refused(framework):
+    result = launch("mpirun", 2, f"{framework}/train.py", "--strategy", "single")
+    assert result.returncode == 2
+    assert result.output.count("allstep: error: expected one process") == 1
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_launcher_and_horovod_disagree(framework):
+    """mpirun starts two ranks, but Horovod is told to use Gloo without a rendezvous: each would see itself alone."""
+    result = launch("mpirun", 2, f"{framework}/train.py", HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
+    assert result.returncode not in (0, 2)
+    assert "says 2 ranks, Horovod sees 1" in result.output
+
+
+EARLY = """
+import os, sys
+from allstep.common.ending import run_rank
+from allstep.pytorch import train
+from allstep.common.launcher import placement
+if placement().rank == 1:
+    import allstep.pytorch.strategies as strategies
+    def create(name, place):
+        raise RuntimeError("no licence on this host")
+    train.create = create
+run_rank(train.main)
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_one_rank_fails_before_the_others_reach_init(launcher, tmp_path):
+    script = tmp_path / "early.py"
+    script.write_text(EARLY)
+    result = launch(launcher, 3, script, "--epochs", "1", timeout=30)
+    assert result.returncode == 1, result.output
+    assert result.output.count("rank 1 of 3") == 1 and result.output.count("stopped: RuntimeError: no licence") == 1
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_rank_raises_in_a_step(framework, tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(f"""
+from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
+from allstep.{framework} import train, worker
+original, steps = worker.Worker.train_step, 0
+def failing(self, batch, learning_rate):
+    global steps
+    steps += 1
+    if steps == 7 and placement().rank == 1:
+        raise OSError("lost the disk")
+    return original(self, batch, learning_rate)
+worker.Worker.train_step = failing
+run_rank(train.main)
+""")
+    result = launch("horovodrun-gloo", 2, script, timeout=60)
+    assert result.returncode == 1, result.output
+    assert result.output.count(" stopped: ") == 1, result.output
+    assert "rank 1 of 2" in result.output and "stopped: step 7 failed: OSError: lost the disk" in result.output
+

@@ -1,0 +1,114 @@
+"""Real runs under every launcher. Oracle: the contract in DESIGN.md, and each run's equal under another launcher."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from ranks import LAUNCHERS, events, last, launch, run, train
+
+FRAMEWORKS = ["pytorch", "tensorflow"]
+EPOCH_LINE = re.compile(
+    r"Epoch = [ \d]\d: Cumulative Time = \d+\.\d{3}, Epoch Time = \d+\.\d{3}, Images/sec = \d+\.\d, "
+    r"Validation Loss = \d+\.\d{3}, Validation Accuracy = \d\.\d{3}$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("launcher", ["alone", *LAUNCHERS])
+def test_learns_digits(framework, launcher, tmp_path):
+    result = launch(launcher, 2, f"{framework}/train.py", "--output-dir", tmp_path, "--log-every", "20")
+    assert result.returncode == 0, result.output
+    world_size = 1 if launcher == "alone" else 2
+    assert len(EPOCH_LINE.findall(result.stdout)) == 10  # one rank speaks
+    start, end = last(events(tmp_path), "start"), last(events(tmp_path), "end")
+    epochs = [event for event in events(tmp_path) if event["event"] == "epoch"]
+    assert start["framework"] == framework
+    assert start["strategy"] == ("single" if launcher == "alone" else "horovod")
+    assert (start["world_size"], start["global_batch_size"]) == (world_size, 32 * world_size)
+    assert start["parameter_count"] == 53002  # 9*32+32 + 9*32*64+64 + 256*128+128 + 128*10+10
+    assert [event["epoch"] for event in epochs] == list(range(1, 11))
+    assert epochs[-1]["validation_accuracy"] >= 0.97
+    assert epochs[-1]["validation_samples"] == 360
+    assert len(end["weights_checksum"]) == 64 and end["peak_memory_bytes"] > 1e7
+    steps = [event for event in events(tmp_path) if event["event"] == "step"]
+    assert [event["step"] for event in steps][:3] == [20, 40, 60]
+    assert steps[0]["epoch"] == pytest.approx(20 * 32 * world_size / 1437)
+    resolved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert resolved["dataset"] == "digits" and resolved["strategy"] == start["strategy"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
+    """Ranks that do not divide the global batch, and a last global batch with fewer samples than ranks."""
+    flags = ("--epochs", 2, "--global-batch-size", 59, "--log-every", 1)  # 1437 = 24 * 59 + 21
+    alone = train(framework, "alone", 1, tmp_path / "1", *flags)
+    three = train(framework, "horovodrun-mpi", 3, tmp_path / "3", *flags)
+    losses = [[event["loss"] for event in run if event["event"] == "step"] for run in (alone, three)]
+    assert len(losses[0]) == 50
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert last(three, "epoch")["validation_loss"] == pytest.approx(last(alone, "epoch")["validation_loss"], rel=1e-4)
+
+
+def test_ranks_without_samples_take_part(tmp_path):
+    flags = ("--epochs", 1, "--dataset", "synthetic", "--synthetic-samples", 65, "--global-batch-size", 32,
+             "--synthetic-shape", 8, 8, 1)
+    runs = [train(framework, launcher, 2, tmp_path / framework / launcher, *flags)
+            for framework in FRAMEWORKS for launcher in ("alone", "horovodrun-mpi")]
+    losses = [last(run, "epoch")["train_loss"] for run in runs]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "adamw"])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_frameworks_train_the_same_curve(model, optimizer, tmp_path):
+    flags = ("--model", model, "--optimizer", optimizer, "--base-lr", 0.05 if optimizer in ("sgd", "nesterov") else 0.001,
+             "--weight-decay", 0.01, "--epochs", 2, "--log-every", 1, "--lr-scaling", "linear", "--warmup-epochs", 1,
+             "--global-batch-size", 64)
+    runs = [train(framework, "alone", 1, tmp_path / framework, *flags) for framework in FRAMEWORKS]
+    steps = [[event for event in run if event["event"] == "step"] for run in runs]
+    assert [event["learning_rate"] for event in steps[0]] == [event["learning_rate"] for event in steps[1]]
+    assert [event["loss"] for event in steps[0]] == pytest.approx([event["loss"] for event in steps[1]], rel=1e-3)
+
+
+def test_equal_runs_end_with_equal_weights(tmp_path):
+    runs = [train("pytorch", launcher, 2, tmp_path / launcher, "--epochs", 2)
+            for launcher in ("horovodrun-mpi", "mpirun", "horovodrun-gloo")]
+    checksums = {last(run, "end")["weights_checksum"] for run in runs}
+    assert len(checksums) == 1
+
+
+def test_config_file_and_flags(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("epochs: 1\nmodel: mlp\nglobal_batch_size: 100\n")
+    result = launch("alone", 1, "pytorch/train.py", "--config", config, "--model", "cnn", "--output-dir", tmp_path)
+    assert result.returncode == 0, result.output
+    resolved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert (resolved["epochs"], resolved["model"], resolved["global-batch-size"]) == (1, "cnn", 100)
+    again = launch("alone", 1, "pytorch/train.py", "--config", tmp_path / "config.yaml", "--output-dir", tmp_path / "2")
+    assert again.returncode == 0
+    assert last(events(tmp_path / "2"), "end")["weights_checksum"] == last(events(tmp_path), "end")["weights_checksum"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_imports_only_what_it_uses(framework):
+    unwanted = {"pytorch": {"tensorflow", "keras", "sklearn"}, "tensorflow": {"torch", "sklearn"}}[framework]
+    code = (
+        "import sys; sys.argv = ['train.py', '--epochs', '1', '--dataset', 'synthetic', '--synthetic-samples', '64']\n"
+        f"from allstep.{framework} import train; train.main(); print('unwanted:', {unwanted} & set(sys.modules))"
+    )
+    result = launch("alone", 1, "-c", code)
+    assert "unwanted: set()" in result.stdout, result.output
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_help_imports_no_framework(framework):
+    result = run("python", "-X", "importtime", f"{framework}/train.py", "--help")
+    assert result.returncode == 0 and "--global-batch-size" in result.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in result.stderr.splitlines()}
+    assert not imported & {"torch", "tensorflow", "keras", "horovod", "sklearn"}
+
+
+@pytest.mark.parametrize("module", ["allstep.pytorch.train", "allstep.tensorflow.train"])
+def test_runs_as_module(module):
+    assert launch("alone", 1, "-m", module, "--epochs", "1").returncode == 0
