@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -49,6 +48,9 @@ class ScheduleConfig:
     lr_decay: Literal["constant", "step", "cosine", "poly", "linear"] = "constant"
     """What follows the warm-up."""
 
+    early_stop_patience: int = 0
+    """Stop when the validation loss has not fallen for N epochs; 0 never stops early."""
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -63,6 +65,13 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """Weight decay factor."""
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Canonical names of what the optimizer remembers of each weight."""
+        if self.optimizer in ("sgd", "nesterov"):
+            return ("momentum",) if self.momentum else ()
+        return ("exp_avg", "exp_avg_sq")
+
 
 @dataclass(frozen=True)
 class OutputConfig:
@@ -73,6 +82,21 @@ class OutputConfig:
 
     log_every: int = 0
     """Write loss and learning rate of every N-th step to metrics.jsonl; 0 writes epochs only."""
+
+    tensorboard: bool = False
+    """Write TensorBoard's event files to the output directory, too."""
+
+    checkpoint_every: int = 0
+    """Save a checkpoint after every N-th step besides those after each epoch; 0 saves after epochs only."""
+
+    keep_checkpoints: int = 3
+    """Number of the last checkpoints to keep; the best one by validation accuracy is kept besides."""
+
+    resume: str | None = None
+    """Go on from a checkpoint: latest, best (both in the output directory) or a path."""
+
+    init_from: Path | None = None
+    """Start from the weights of a checkpoint, written by either framework."""
 
 
 @dataclass(frozen=True)
@@ -204,11 +228,22 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         ("--epochs", schedule.epochs, 1),
         ("--batch-size", schedule.batch_size, 1),
         ("--global-batch-size", schedule.global_batch_size, 1),
+        ("--early-stop-patience", schedule.early_stop_patience, 0),
         ("--log-every", config.output.log_every, 0),
+        ("--checkpoint-every", config.output.checkpoint_every, 0),
+        ("--keep-checkpoints", config.output.keep_checkpoints, 1),
         ("--synthetic-samples", config.data.synthetic_samples, 1),
     ):
         if value is not None and value < least:
             raise UserError(f"expected {name} to be at least {least}, received {value}")
+    output = config.output
+    if output.output_dir is None:
+        for name, given in (("--log-every", output.log_every), ("--tensorboard", output.tensorboard),
+                            ("--checkpoint-every", output.checkpoint_every)):
+            if given:
+                raise UserError(f"expected --output-dir with {name}, received none; name a folder to write to")
+    if output.resume and output.init_from:
+        raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
     if not 0 < schedule.base_lr < float("inf"):
         raise UserError(f"expected --base-lr to be a positive number, received {schedule.base_lr}")
     if not 0 <= optimizer.momentum < 1:
@@ -231,17 +266,3 @@ def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) ->
         raise UserError(f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
                         f"received {global_batch_size}; give each rank a sample or start fewer ranks")
 
-
-def prepare_output_dir(path: Path) -> None:
-    """Create the output directory and see that it can be written.
-
-    Raises:
-        UserError: it cannot.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".write-probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"expected a writable folder for --output-dir, received {path}: {error.strerror}") from None

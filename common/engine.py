@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import Protocol, SupportsFloat
 
 import numpy as np
 
@@ -19,27 +19,12 @@ from allstep.common.datasets.base import Dataset, Split
 from allstep.common.errors import Fault, UserError, summary
 from allstep.common.instep import check_in_step
 from allstep.common.loader import Batch, train_batches, validation_batches
+from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter
 from allstep.common.schedule import Schedule, global_batch_size, learning_rate
 from allstep.common.sharding import Position
 from allstep.common.weights import checksum
 from allstep.common.worker import Worker
-
-
-@dataclass
-class Progress:
-    """How far a run has come."""
-
-    position: Position = Position(0, 0)
-    """Place in the order of samples."""
-    step: int = 0
-    """Completed optimizer steps."""
-    loss_sum: float = 0.0
-    """Sum of the losses of this rank's samples in this epoch."""
-    epoch_seconds: float = 0.0
-    """Time spent on training steps in this epoch."""
-    cumulative_seconds: float = 0.0
-    """The same over all completed epochs."""
 
 
 @dataclass(frozen=True)
@@ -51,82 +36,124 @@ class Evaluation:
     num_samples: int
 
 
-def fit(worker: Worker, dataset: Dataset, schedule: Schedule, reporter: Reporter, *, seed: int, log_every: int) -> None:
-    """Train to the schedule's end; check, validate and report after every epoch.
+class Saver(Protocol):
+    """Where the engine leaves the run's state; `common.saving` has the real one."""
+
+    def due(self, step: int) -> bool:
+        """Whether to save in mid-epoch after `step`."""
+        ...
+
+    def save(self, progress: Progress, validation_accuracy: float | None = None) -> None:
+        """Save the run as it stands; every rank calls this at the same step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run is made of."""
+
+    worker: Worker
+    dataset: Dataset
+    schedule: Schedule
+    reporter: Reporter
+    saver: Saver
+    seed: int
+    log_every: int
+    """Report every N-th step; 0 for none."""
+    early_stop_patience: int
+    """Stop after N epochs without a lower validation loss; 0 for never."""
+
+
+def fit(run: Run, progress: Progress) -> None:
+    """Train from `progress` to the schedule's end; check, validate, report and save after every epoch.
 
     Raises:
-        UserError: the loss is not a finite number any more.
+        UserError: the loss is not a finite number any more, or a checkpoint cannot be written.
         Fault: the ranks are out of step, or a step failed; the message names the step.
     """
-    progress = Progress()
-    num_samples = len(dataset.train)
+    worker, num_samples = run.worker, len(run.dataset.train)
     check_in_step(worker.parameters(), worker.collectives, "after the broadcast")
-    while progress.position.epoch < schedule.num_epochs:
+    while progress.position.epoch < run.schedule.num_epochs and not _stops_early(run, progress):
         epoch = progress.position.epoch + 1
-        train_epoch(worker, dataset.train, schedule, reporter, progress, seed=seed, log_every=log_every)
+        train_epoch(run, progress)
         check_in_step(worker.parameters(), worker.collectives, f"after epoch {epoch}")
         [train_loss_sum] = worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
-        validation = evaluate(worker, dataset.validation, schedule.global_batch_size)
-        progress.cumulative_seconds += progress.epoch_seconds
-        reporter.event(
+        validation = evaluate(worker, run.dataset.validation, run.schedule.global_batch_size)
+        epoch_seconds = progress.epoch_seconds
+        _finish_epoch(progress, validation)
+        run.reporter.event(
             "epoch",
             epoch=epoch,
             train_loss=train_loss_sum / num_samples,
             validation_loss=validation.loss,
             validation_accuracy=validation.accuracy,
             validation_samples=validation.num_samples,
-            epoch_seconds=progress.epoch_seconds,
+            epoch_seconds=epoch_seconds,
             cumulative_seconds=progress.cumulative_seconds,
-            images_per_second=num_samples / progress.epoch_seconds,
-            learning_rate=learning_rate(schedule, epoch * num_samples - 1),
+            images_per_second=num_samples / epoch_seconds,
+            learning_rate=learning_rate(run.schedule, epoch * num_samples - 1),
         )
-        progress.position, progress.loss_sum, progress.epoch_seconds = Position(epoch, 0), 0.0, 0.0
-    reporter.event(
+        run.saver.save(progress, validation.accuracy)
+    run.reporter.event(
         "end",
         weights_checksum=checksum(worker.export_weights()),
         peak_memory_bytes=worker.peak_memory_bytes(),
     )
 
 
-def train_epoch(
-    worker: Worker,
-    split: Split,
-    schedule: Schedule,
-    reporter: Reporter,
-    progress: Progress,
-    *,
-    seed: int,
-    log_every: int,
-) -> None:
+def _stops_early(run: Run, progress: Progress) -> bool:
+    # Every rank decides alike: the validation loss is the same number on all of them.
+    return 0 < run.early_stop_patience <= progress.epochs_without_gain
+
+
+def _finish_epoch(progress: Progress, validation: Evaluation) -> None:
+    progress.position = Position(progress.position.epoch + 1, 0)
+    progress.cumulative_seconds += progress.epoch_seconds
+    progress.loss_sum = progress.epoch_seconds = 0.0
+    gained = validation.loss < progress.best_validation_loss
+    progress.best_validation_loss = min(validation.loss, progress.best_validation_loss)
+    progress.epochs_without_gain = 0 if gained else progress.epochs_without_gain + 1
+
+
+def train_epoch(run: Run, progress: Progress) -> None:
     """Train from `progress.position` to the end of its epoch; `progress` follows."""
+    worker, schedule, split = run.worker, run.schedule, run.dataset.train
     epoch, num_samples = progress.position.epoch, len(split)
     batches = train_batches(
         split,
         progress.position,
         global_batch_size=lambda offset: global_batch_size(schedule, epoch * num_samples + offset),
-        seed=seed,
+        seed=run.seed,
         rank=worker.collectives.rank,
         world_size=worker.collectives.world_size,
     )
     # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
     unsettled: _Step | None = None
     started = time.perf_counter()
+
+    def settle() -> None:
+        nonlocal unsettled, started
+        if unsettled:
+            progress.loss_sum += unsettled.settle()
+            unsettled = None
+        now = time.perf_counter()
+        progress.epoch_seconds, started = progress.epoch_seconds + now - started, now
+
     with _naming_the_step(progress):
         for batch in batches:
             rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
             taken = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
-            if unsettled:
-                progress.loss_sum += unsettled.settle()
-            unsettled = taken
-            progress.step, progress.position = taken.number, batch.position
+            settle()
+            unsettled, progress.step, progress.position = taken, taken.number, batch.position
             if taken.number == 1:
                 check_in_step(worker.parameters(), worker.collectives, "after step 1")
-            if log_every and taken.number % log_every == 0:
-                _report_step(worker, reporter, taken, epoch + batch.position.offset / num_samples)
-            reporter.progress(epoch + 1, batch.position.offset, num_samples)
-        if unsettled:
-            progress.loss_sum += unsettled.settle()
-    progress.epoch_seconds += time.perf_counter() - started
+            if run.log_every and taken.number % run.log_every == 0:
+                _report_step(run, taken, epoch + batch.position.offset / num_samples)
+            if run.saver.due(taken.number) and batch.position.offset < num_samples:
+                settle()
+                run.saver.save(progress)
+            run.reporter.progress(epoch + 1, batch.position.offset, num_samples)
+        settle()
 
 
 @dataclass(frozen=True)
@@ -149,10 +176,10 @@ class _Step:
         return loss_sum
 
 
-def _report_step(worker: Worker, reporter: Reporter, step: _Step, epoch: float) -> None:
-    [loss_sum] = worker.collectives.all_reduce_sum(np.array([step.settle()]))
-    reporter.event("step", step=step.number, epoch=epoch, learning_rate=step.learning_rate,
-                   loss=loss_sum / step.batch.num_global)
+def _report_step(run: Run, step: _Step, epoch: float) -> None:
+    [loss_sum] = run.worker.collectives.all_reduce_sum(np.array([step.settle()]))
+    run.reporter.event("step", step=step.number, epoch=epoch, learning_rate=step.learning_rate,
+                       loss=loss_sum / step.batch.num_global)
 
 
 @contextmanager

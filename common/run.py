@@ -1,16 +1,23 @@
-"""What both trainers do around the engine in the same way: open the data, choose the schedule, tell the start."""
+"""What both trainers do around the engine in the same way: open the data, resume, report and save."""
 
 from __future__ import annotations
 
-import datetime
+import contextlib
+import itertools
 import platform
+import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
-from allstep.common import datasets, engine
-from allstep.common.config import DEFAULT_BATCH_SIZE, TrainConfig, prepare_output_dir, validate_for_data
+import numpy as np
+
+from allstep.common import checkpoint, datasets, engine, saving
+from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
+from allstep.common.config import DEFAULT_BATCH_SIZE, TrainConfig, validate_for_data
 from allstep.common.datasets import Dataset
 from allstep.common.launcher import Placement
-from allstep.common.reporting import open_reporter
+from allstep.common.progress import Progress
+from allstep.common.reporting import Reporter, open_reporter
 from allstep.common.schedule import Schedule
 from allstep.common.worker import Collectives, Worker
 
@@ -29,18 +36,57 @@ def open_dataset(config: TrainConfig, place: Placement, collectives: Collectives
     return dataset
 
 
-def make_schedule(config: TrainConfig, num_samples: int, world_size: int) -> Schedule:
+def train(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> None:
+    """Train as configured, from the start or from a checkpoint; rank 0 alone reads and writes files.
+
+    Raises:
+        UserError: the output directory cannot be written, or the checkpoint cannot be gone on from.
+    """
+    with contextlib.ExitStack() as cleanup:
+        output = None
+        if config.output.output_dir and place.rank == 0:
+            output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
+        state = _load_state(worker, dataset, config, place)
+        schedule = make_schedule(config, len(dataset.train), place.world_size, state)
+        progress = saving.resume(worker, state) if state else Progress()
+        checkpoints = None
+        if output:
+            if not config.output.resume:
+                _set_aside(output.path)
+            _write_config(output.path, config)
+            checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints, warn=warn)
+            cleanup.callback(checkpoints.close)
+            checkpoints.reserve({name: np.empty(shape, np.float32) for name, shape in worker.state_shapes().items()})
+        reporter = open_reporter(config, place.rank, progress)
+        cleanup.callback(reporter.close)
+        _report_start(reporter, worker, schedule, config, place)
+        saver = saving.Saver(worker, schedule, config.flat(), checkpoints, every=config.output.checkpoint_every,
+                             active=config.output.output_dir is not None)
+        engine.fit(
+            engine.Run(worker, dataset, schedule, reporter, saver, seed=config.data.seed,
+                       log_every=config.output.log_every, early_stop_patience=config.schedule.early_stop_patience),
+            progress,
+        )
+
+
+def make_schedule(config: TrainConfig, num_samples: int, world_size: int, state: TrainState | None = None) -> Schedule:
     """The learning rate and batch size over the run.
+
+    A resumed run keeps the checkpoint's global batch where the user gives none: on another number of ranks it goes
+    on with the same training.
 
     Raises:
         UserError: a flag of the schedule is wrong.
     """
     flags = config.schedule
+    batch_size = config.global_batch_size(world_size)
+    if state and flags.batch_size is None and flags.global_batch_size is None:
+        batch_size = state.schedule["global_batch_size"]
     return Schedule(
         base_lr=flags.base_lr,
         samples_per_epoch=num_samples,
         num_epochs=flags.epochs,
-        global_batch_size=config.global_batch_size(world_size),
+        global_batch_size=batch_size,
         reference_batch_size=DEFAULT_BATCH_SIZE,
         scaling=flags.lr_scaling,
         warmup_epochs=flags.warmup_epochs,
@@ -48,17 +94,48 @@ def make_schedule(config: TrainConfig, num_samples: int, world_size: int) -> Sch
     )
 
 
-def train(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> None:
-    """Train as configured; rank 0 alone writes what is to be kept.
+def warn(message: str) -> None:
+    """One line on standard error about something that the run can live with."""
+    print(f"allstep: warning: {message}", file=sys.stderr, flush=True)
 
-    Raises:
-        UserError: the output directory cannot be written.
-    """
-    schedule = make_schedule(config, len(dataset.train), place.world_size)
-    if config.output.output_dir and place.rank == 0:
-        _start_output_dir(config.output.output_dir, config)
-    reporter = open_reporter(config, place.rank)
-    weights = worker.export_weights()
+
+def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:
+    """The state to resume, on every rank, or None; weights of --init-from go straight into the worker."""
+    output = config.output
+    source = output.resume or output.init_from
+    if source is None:
+        return None
+    state = None
+    if place.rank == 0:
+        state = checkpoint.load(*saving.resume_path(str(source), output.output_dir), warn=warn)
+    state = saving.broadcast_state(state, worker.collectives)
+    if output.resume:
+        saving.check_same_data(config.flat(), state, len(dataset.train))
+        return state
+    saving.load_weights(worker, state)
+    return None
+
+
+def _set_aside(directory: Path) -> None:
+    """Move what an earlier run left into a folder of its own: a fresh run neither loses it nor goes on from it."""
+    left = [directory / name for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard")]
+    left = [path for path in left if path.exists()]
+    if left:
+        number = next(number for number in itertools.count(1) if not (directory / f"previous-{number}").exists())
+        aside = directory / f"previous-{number}"
+        aside.mkdir()
+        for path in left:
+            path.rename(aside / path.name)
+        warn(f"the run that {directory} held is kept in {aside}; --resume latest would have gone on with it")
+
+
+def _write_config(directory: Path, config: TrainConfig) -> None:
+    import yaml
+
+    (directory / "config.yaml").write_text(yaml.safe_dump(config.flat(), sort_keys=False))
+
+
+def _report_start(reporter: Reporter, worker: Worker, schedule: Schedule, config: TrainConfig, place: Placement) -> None:
     reporter.event(
         "start",
         framework=worker.framework,
@@ -67,18 +144,6 @@ def train(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placemen
         world_size=place.world_size,
         versions={"python": platform.python_version(), **worker.versions()},
         global_batch_size=schedule.global_batch_size,
-        parameter_count=sum(array.size for array in weights.values()),
-        time=datetime.datetime.now(datetime.timezone.utc).isoformat(),
+        parameter_count=sum(array.size for array in worker.export_weights().values()),
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    try:
-        engine.fit(worker, dataset, schedule, reporter, seed=config.data.seed, log_every=config.output.log_every)
-    finally:
-        reporter.close()
-
-
-def _start_output_dir(path: Path, config: TrainConfig) -> None:
-    import yaml
-
-    prepare_output_dir(path)
-    (path / "metrics.jsonl").unlink(missing_ok=True)
-    (path / "config.yaml").write_text(yaml.safe_dump(config.flat(), sort_keys=False))

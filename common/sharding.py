@@ -1,8 +1,8 @@
 """The order of samples in an epoch, and which of them each rank takes.
 
 The order is a pseudo-random permutation of range(num_samples) that depends on (seed, epoch) alone, never on
-the number of ranks, and is computed index by index: no array of all samples exists. A global batch is a range
-of positions in that order, cut into contiguous slices by rank:
+the number of ranks. It is computed index by index: 10**9 samples need no more memory than 10**5. A global
+batch is a range of positions in that order, cut into contiguous slices by rank:
 
     start, stop = global_batch(position, num_samples, global_batch_size)
     begin, end = rank_slice(start, stop, rank=rank, world_size=world_size)
@@ -24,12 +24,12 @@ import numpy as np
 from allstep.common.errors import UserError
 
 # Up to this size the order is one table (512 KiB). A Feistel network over few values needs many rounds until
-# all permutations are equally likely; and for a small batch a look-up costs 1 us, the network 50 us.
+# all permutations are equally likely; and for a small batch the look-up takes a tenth of the time.
 _TABLE_SIZE = 1 << 16
 # Positions permuted at once: the work arrays, below 300 KiB, stay in the cache of one core.
 _BLOCK_SIZE = 1 << 13
 # Four rounds of random functions look like chance (Luby and Rackoff 1988); ours are mere hashes. The tests of
-# shuffle quality, run at 500 samples, reject up to five rounds and accept six or more.
+# shuffle quality, run at 500 samples, reject three to five rounds and accept six and more.
 _NUM_ROUNDS = 8
 
 
@@ -162,10 +162,9 @@ class _Feistel:
 
     A value is split into high * 2**low_bits + low, and each round adds a hash of one half to the other, in
     turn: the generalised Feistel network of Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains",
-    section 5. Adding modulo the half's size, where the classical network XORs, makes even and odd
-    permutations equally likely. Values beyond num_samples are permuted again until they fall below ("cycle
-    walking", section 4 there). As 2**low_bits is at most the square root of num_samples, so is their number:
-    hardly any value walks.
+    section 5. It adds modulo the half's size, where the classical network XORs and so makes even permutations
+    only. Values beyond num_samples are permuted again until they fall below ("cycle walking", section 4
+    there); they are fewer than 2**low_bits, about the square root of num_samples, so hardly any value walks.
     """
 
     def __init__(self, num_samples: int, seed: int, epoch: int) -> None:

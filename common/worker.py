@@ -59,6 +59,18 @@ class Worker(Protocol):
         """All weights by canonical name and layout, the same in both frameworks (see `common.weights`)."""
         ...
 
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what `export_state` gives after the first step."""
+        ...
+
+    def export_state(self) -> dict[str, np.ndarray]:
+        """Weights as `model/NAME` and optimizer slots as `optimizer/NAME/SLOT`, all in canonical layout."""
+        ...
+
+    def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        """Set what `arrays` names of `export_state`, and the number of steps the optimizer has taken."""
+        ...
+
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that compute."""
         ...

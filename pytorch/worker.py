@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,8 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from allstep.common.datasets import Dataset
 from allstep.common.loader import Batch
-from allstep.pytorch.models import export_weights
+from allstep.pytorch.models import export_weights, import_weights
 from allstep.pytorch.strategies.single import Single
+
+# Canonical names of optimizer slots, and PyTorch's.
+_SLOT_NAMES = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 
 
 class Worker:
@@ -21,9 +24,10 @@ class Worker:
     framework = "pytorch"
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, strategy: Single,
-                 device: torch.device, dataset: Dataset) -> None:
+                 device: torch.device, dataset: Dataset, slots: Sequence[str]) -> None:
+        """`slots` are the canonical names of what the optimizer remembers of each weight."""
         self.collectives = strategy
-        self._model, self._optimizer, self._device = model, optimizer, device
+        self._model, self._optimizer, self._device, self._slots = model, optimizer, device, slots
         mean, std = (torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
                      for values in (dataset.mean, dataset.std))
         self._scale, self._shift = 1 / (255 * std), -mean / std
@@ -53,6 +57,28 @@ class Worker:
 
     def export_weights(self) -> dict[str, np.ndarray]:
         return export_weights(self._model)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
+        for name, parameter in self._model.named_parameters():
+            shapes |= {f"optimizer/{name}/{slot}": tuple(parameter.shape) for slot in self._slots}
+        return shapes
+
+    def export_state(self) -> dict[str, np.ndarray]:
+        state = {f"model/{name}": array for name, array in self.export_weights().items()}
+        for name, parameter in self._model.named_parameters():
+            slots = self._optimizer.state[parameter]
+            state |= {f"optimizer/{name}/{slot}": slots[_SLOT_NAMES[slot]].cpu().numpy() for slot in self._slots}
+        return state
+
+    def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        import_weights(self._model, {name.removeprefix("model/"): array for name, array in arrays.items()
+                                     if name.startswith("model/")})
+        for name, parameter in self._model.named_parameters():
+            slots = {_SLOT_NAMES[slot]: torch.from_numpy(arrays[f"optimizer/{name}/{slot}"].copy()).to(self._device)
+                     for slot in self._slots if f"optimizer/{name}/{slot}" in arrays}
+            if slots:
+                self._optimizer.state[parameter] = {"step": torch.tensor(float(step)), **slots}
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__, **self.collectives.versions()}

@@ -8,8 +8,8 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
-import tensorflow as tf
 
+import tensorflow as tf
 from allstep.tensorflow.horovod_collectives import allreduce, broadcast_variables, native
 
 

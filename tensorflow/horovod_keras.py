@@ -67,7 +67,6 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
     global_process_set,
     remove_process_set,
 )
-
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401

@@ -8,8 +8,8 @@ curve as torch.optim's; each is one fused kernel a variable.
 from __future__ import annotations
 
 import keras
-import tensorflow as tf
 
+import tensorflow as tf
 from allstep.common.config import OptimizerConfig
 
 
@@ -35,14 +35,18 @@ class SGD(keras.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if not self.built:
             super().build(variables)
-            self.momentums = self.add_optimizer_variables(variables, "momentum")
+            self.slots = {"momentum": self.add_optimizer_variables(variables, "momentum")} if self.momentum else {}
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        rate, gradient = tf.cast(learning_rate, variable.dtype), _with_l2(gradient, variable, self.l2)
+        if not self.momentum:
+            tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient)
+            return
         tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle,
-            accum=self.momentums[self._get_variable_index(variable)].value.handle,
-            lr=tf.cast(learning_rate, variable.dtype),
-            grad=_with_l2(gradient, variable, self.l2),
+            accum=self.slots["momentum"][self._get_variable_index(variable)].value.handle,
+            lr=rate,
+            grad=gradient,
             momentum=tf.constant(self.momentum, variable.dtype),
             use_nesterov=self.nesterov,
         )
@@ -65,7 +69,8 @@ class Adam(keras.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if not self.built:
             super().build(variables)
-            self.exp_avgs, self.exp_avg_sqs = self.add_optimizer_variables(variables, ["exp_avg", "exp_avg_sq"])
+            names = ["exp_avg", "exp_avg_sq"]
+            self.slots = dict(zip(names, self.add_optimizer_variables(variables, names), strict=True))
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         index, dtype = self._get_variable_index(variable), variable.dtype
@@ -73,8 +78,8 @@ class Adam(keras.Optimizer):
         correction_1, correction_2 = 1 - self.BETA_1**step, 1 - self.BETA_2**step
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=self.exp_avgs[index].value.handle,
-            v=self.exp_avg_sqs[index].value.handle,
+            m=self.slots["exp_avg"][index].value.handle,
+            v=self.slots["exp_avg_sq"][index].value.handle,
             beta1_power=tf.cast(1 - correction_1, dtype),
             beta2_power=tf.cast(1 - correction_2, dtype),
             lr=tf.cast(learning_rate, dtype),

@@ -50,7 +50,7 @@ def main() -> None:
     # 4. All ranks start from rank 0's values.
     strategy.broadcast(model, optimizer)
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
-    worker = Worker(model, optimizer, strategy=strategy, device=device, dataset=dataset)
+    worker = Worker(model, optimizer, strategy=strategy, device=device, dataset=dataset, slots=config.optimizer.slots)
     run.train(worker, dataset, config, place)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+import tensorflow as tf
 from allstep.common.datasets import Dataset
 from allstep.common.loader import Batch
-from allstep.tensorflow.models import canonical_weights, export_weights
+from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.strategies.single import Single
 
 
@@ -21,9 +21,10 @@ class Worker:
     framework = "tensorflow"
 
     def __init__(self, model: keras.Model, optimizer: keras.Optimizer, *, strategy: Single, device: str,
-                 dataset: Dataset) -> None:
+                 dataset: Dataset, slots: Sequence[str]) -> None:
+        """`slots` are the canonical names of what the optimizer remembers of each weight."""
         self.collectives = strategy
-        self._model, self._optimizer, self._device = model, optimizer, device
+        self._model, self._optimizer, self._device, self._slots = model, optimizer, device, slots
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
         self._scale, self._shift = 1 / (255 * std), -mean / std
         images = tf.TensorSpec((None, *dataset.image_shape), tf.uint8)
@@ -45,6 +46,18 @@ class Worker:
 
     def export_weights(self) -> dict[str, np.ndarray]:
         return export_weights(self._model)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: array.shape for name, array in self.export_state().items()}
+
+    def export_state(self) -> dict[str, np.ndarray]:
+        return {name: weight.to_canonical(variable.value.numpy()) for name, weight, variable in self._state()}
+
+    def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        for name, weight, variable in self._state():
+            if name in arrays:
+                variable.assign(weight.from_canonical(arrays[name]))
+        self._optimizer.iterations.assign(step)
 
     def versions(self) -> dict[str, str]:
         return {"tensorflow": tf.__version__, "keras": keras.__version__, **self.collectives.versions()}
@@ -70,6 +83,16 @@ class Worker:
     def _traced_eval_step(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         logits = self._model(self._normalise(images), training=False)
         return _loss_sum(logits, labels), tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
+
+    def _state(self) -> Iterator[tuple[str, CanonicalWeight, keras.Variable]]:
+        """Canonical name, layout and variable of each weight and each optimizer slot."""
+        trainable = {variable.path: index for index, variable in enumerate(self._model.trainable_variables)}
+        for weight in canonical_weights(self._model):
+            yield f"model/{weight.name}", weight, weight.variable
+            if weight.variable.trainable:
+                for slot in self._slots:
+                    yield (f"optimizer/{weight.name}/{slot}", weight,
+                           self._optimizer.slots[slot][trainable[weight.variable.path]])
 
     def _normalise(self, images: tf.Tensor) -> tf.Tensor:
         return tf.cast(images, tf.float32) * self._scale + self._shift

@@ -25,8 +25,8 @@ from allstep.common.errors import UserError
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of what is being written or deleted
 REPLACED = ".old-"  # prefix of a whole checkpoint while a new one takes its name
-INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
-DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")  # what safetensors can give back to NumPy
+# What safetensors can give back to NumPy: bool, integers and floats, but for the long double.
+DTYPES = frozenset(np.dtype(code) for code in "?bBhHiIlLqQefd")
 
 
 class CorruptCheckpoint(UserError):
@@ -42,16 +42,17 @@ def check_arrays(arrays: dict[str, np.ndarray]) -> None:
     """Checks that every array can be written and read back as it is.
 
     Raises:
-        UserError: a dtype that NumPy lacks, such as bfloat16.
+        UserError: a dtype that NumPy lacks, such as bfloat16, or of foreign byte order.
         ValueError: a name outside the known groups (a mistake of the caller's).
     """
+    prefixes = tuple(f"{group}/" for group in GROUPS)
     for name, array in arrays.items():
-        if not name.startswith(tuple(f"{group}/" for group in GROUPS)):
+        if not name.startswith(prefixes):
             raise ValueError(f"expected an array's name to start with one of {GROUPS}, received {name!r}")
-        if array.dtype.name not in DTYPES:
+        if array.dtype not in DTYPES:
             raise UserError(
-                f"expected {name} to be one of {', '.join(DTYPES)}, received {array.dtype}: "
-                "convert it before saving (float32 holds every bfloat16 exactly)"
+                f"expected {name} to be bool, integers or floats that NumPy has itself, received {array.dtype}: "
+                "convert before saving (float32 holds every bfloat16 exactly)"
             )
 
 

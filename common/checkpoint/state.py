@@ -54,14 +54,10 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
     advice = "use the model and optimizer it was written for"
     for name, shape in expected.items():
         if name not in arrays:
-            raise UserError(
-                f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}"
-            )
+            raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}")
         if arrays[name].shape != tuple(shape):
             received = arrays[name].shape
-            raise UserError(
-                f"checkpoint does not fit: expected {name} {tuple(shape)}, received {received}; {advice}"
-            )
+            raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received {received}; {advice}")
     for name, array in arrays.items():
         if name not in expected:
             raise UserError(f"checkpoint does not fit: {name} {array.shape} was not expected; {advice}")

@@ -58,9 +58,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = error.filename or path
-        raise UserError(
-            f"cannot use {where}: {error.strerror}; mend that or choose another --data-dir"
-        ) from error
+        raise UserError(f"cannot use {where}: {error.strerror}; mend that or choose another --data-dir") from error
 
 
 @contextmanager

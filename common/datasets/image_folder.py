@@ -45,9 +45,7 @@ def load(config: DataConfig) -> Dataset:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise UserError(
-            "--dataset image-folder needs Pillow: install it, or choose another data set"
-        ) from error
+        raise UserError("--dataset image-folder needs Pillow: install it, or choose another data set") from error
     if config.image_size < 1:
         raise UserError(f"--image-size must be at least 1, got {config.image_size}")
     if config.decode_threads < 1:
@@ -98,9 +96,7 @@ def list_images(folder: Path) -> ImageList:
         UserError: there is no such folder, no class folder in it, or no image in one of those.
     """
     if not folder.is_dir():
-        raise UserError(
-            f"{folder} is missing: --data-dir must hold train/ and val/, with a folder of images a class"
-        )
+        raise UserError(f"{folder} is missing: --data-dir must hold train/ and val/, with a folder of images a class")
     classes = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
     if not classes:
         raise UserError(f"{folder} is empty: expected a folder of images for each class")
@@ -138,9 +134,7 @@ class ImageFolderSplit:
 
     parallel = True
 
-    def __init__(
-        self, images: ImageList, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool
-    ) -> None:
+    def __init__(self, images: ImageList, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool) -> None:
         self.images = images
         self.size = config.image_size
         self.seed = config.seed
@@ -182,9 +176,7 @@ class ImageFolderSplit:
             path = self.images.path(candidate)
             try:
                 return decode(path)
-            except (
-                Exception
-            ) as error:  # Damaged files make Pillow raise OSError, SyntaxError, ValueError, ...
+            except Exception as error:  # Damaged files make Pillow raise OSError, SyntaxError, ValueError, ...
                 if not self.skip_unreadable:
                     raise UserError(
                         f"{path} cannot be read as an image ({error}): replace it, or give --skip-unreadable"

@@ -1,24 +1,32 @@
-"""What a run tells, on rank 0 alone: the terminal, metrics.jsonl and config.yaml."""
+"""What a run tells, on rank 0 alone: the terminal, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
 import sys
 
 from allstep.common.config import TrainConfig
+from allstep.common.progress import Progress
 from allstep.common.reporting.base import Listeners, Reporter
 from allstep.common.reporting.console import EpochLines, ProgressBar
-from allstep.common.reporting.jsonl import JsonLines
+from allstep.common.reporting.jsonl import JsonLines, rewind
 
 __all__ = ["Reporter", "open_reporter"]
 
 
-def open_reporter(config: TrainConfig, rank: int) -> Reporter:
-    """The reporters of a run: all of them on rank 0, none elsewhere."""
+def open_reporter(config: TrainConfig, rank: int, progress: Progress) -> Reporter:
+    """The reporters of a run that begins at `progress`: all of them on rank 0, none elsewhere."""
     if rank != 0:
         return Listeners()
     reporters: list[Reporter] = [EpochLines()]
     if sys.stderr.isatty():
         reporters.append(ProgressBar(config.schedule.epochs))
-    if config.output.output_dir:
-        reporters.append(JsonLines(config.output.output_dir / "metrics.jsonl"))
+    directory = config.output.output_dir
+    if directory:
+        path = directory / "metrics.jsonl"
+        rewind(path, step=progress.step, epoch=progress.position.epoch)
+        reporters.append(JsonLines(path))
+    if directory and config.output.tensorboard:
+        from allstep.common.reporting.tensorboard import TensorBoard
+
+        reporters.append(TensorBoard(directory / "tensorboard", purge_step=progress.step))
     return Listeners(reporters)

@@ -20,3 +20,24 @@ class JsonLines(Reporter):
 
     def close(self) -> None:
         self._file.close()
+
+
+def rewind(path: Path, *, step: int, epoch: int) -> None:
+    """Cut metrics.jsonl back to a checkpoint, so that a resumed run tells nothing twice.
+
+    What a killed run told after the checkpoint was saved goes; at step 0 everything goes.
+    """
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line at which the run was killed
+        told_after = event["event"] == "end" or event.get("step", 0) > step or event.get("epoch", 0) > epoch + 1
+        if step and not told_after and not (event["event"] == "epoch" and event["epoch"] > epoch):
+            kept.append(line + "\n")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)

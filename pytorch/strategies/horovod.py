@@ -49,7 +49,7 @@ class Horovod(Single):
         return hvd.allgather(torch.from_numpy(values)[None], name="allstep.gather").numpy()
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        handles = {name: hvd.broadcast_async(torch.from_numpy(np.ascontiguousarray(array)), 0, name=f"allstep.{name}")
+        handles = {name: hvd.broadcast_async(torch.from_numpy(np.array(array)), 0, name=f"allstep.{name}")
                    for name, array in arrays.items()}
         return {name: hvd.synchronize(handle).numpy() for name, handle in handles.items()}
 

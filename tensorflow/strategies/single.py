@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+import tensorflow as tf
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement, threads_per_rank
 

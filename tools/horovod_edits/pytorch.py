@@ -68,6 +68,20 @@ void HandleManager::WaitHandle(int handle) {
 """,
         reason="the PyTorch wait span at 100% of a core",
     ),
+    Edit(
+        path="horovod/torch/optimizer.py",
+        old="    def zero_grad(self):\n",
+        new="    def zero_grad(self, set_to_none=True):\n",
+        count=2,
+        reason="optimizer.zero_grad(set_to_none=...) of torch.optim works with the wrapped optimizer, too",
+    ),
+    Edit(
+        path="horovod/torch/optimizer.py",
+        old="        return super(self.__class__, self).zero_grad()\n",
+        new="        return super(self.__class__, self).zero_grad(set_to_none)\n",
+        count=2,
+        reason="passes it on",
+    ),
     # hvd.broadcast_optimizer_state gave an optimizer that has no state yet one by a step with gradients of zero.
     # That step decays the weights: of all ranks when none has state, and of all but the root when only the root
     # has (a resumed run), so that the ranks train different weights from then on; and a fresh Adam starts at 1.

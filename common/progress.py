@@ -1,0 +1,28 @@
+"""How far a run has come: what the engine moves forward and a checkpoint keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from allstep.common.sharding import Position
+
+
+@dataclass
+class Progress:
+    """The state of a run outside the worker."""
+
+    position: Position = Position(0, 0)
+    """Place in the order of samples."""
+    step: int = 0
+    """Completed optimizer steps."""
+    loss_sum: float = 0.0
+    """Sum of the losses of this rank's samples in this epoch."""
+    epoch_seconds: float = 0.0
+    """Time spent on training steps in this epoch."""
+    cumulative_seconds: float = 0.0
+    """The same over all completed epochs."""
+    best_validation_loss: float = math.inf
+    """Lowest so far."""
+    epochs_without_gain: int = 0
+    """Epochs since then."""

@@ -1,0 +1,141 @@
+"""Between a run and its checkpoints: what goes into one, and how all ranks go on from one.
+
+Rank 0 alone reads and writes files; the others receive what it read. Nothing is pickled on the way: a header in
+JSON tells names, shapes and types, then come the arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.checkpoint import Checkpoints, TrainState, check_compatible
+from allstep.common.checkpoint import Progress as SavedProgress
+from allstep.common.errors import UserError
+from allstep.common.progress import Progress
+from allstep.common.schedule import Schedule
+from allstep.common.sharding import Position
+from allstep.common.worker import Collectives, Worker
+
+
+class Saver:
+    """Saves a run: every `every` steps (0: never in mid-epoch) and when the engine asks for it.
+
+    All ranks take part, since sums over ranks are saved; rank 0 alone has `checkpoints`.
+    """
+
+    def __init__(self, worker: Worker, schedule: Schedule, config: Mapping, checkpoints: Checkpoints | None, *,
+                 every: int, active: bool) -> None:
+        """`active` is whether the run has an output directory, which all ranks know."""
+        self._worker, self._schedule, self._config = worker, schedule, dict(config)
+        self._checkpoints, self._every, self._active = checkpoints, every, active
+
+    def due(self, step: int) -> bool:
+        """Whether to save in mid-epoch after `step`."""
+        return self._active and self._every > 0 and step % self._every == 0
+
+    def save(self, progress: Progress, validation_accuracy: float | None = None) -> None:
+        """Save the run as it stands; every rank calls this at the same step."""
+        if not self._active:
+            return
+        [loss_sum] = self._worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
+        if self._checkpoints is None:
+            return
+        epoch, offset = progress.position.epoch, progress.position.offset
+        state = TrainState(
+            framework=self._worker.framework,
+            arrays=self._worker.export_state(),
+            progress=SavedProgress(
+                epoch=epoch,
+                offset=offset,
+                step=progress.step,
+                samples_seen=epoch * self._schedule.samples_per_epoch + offset,
+                running={**{name: getattr(progress, name) for name in _RUNNING}, "loss_sum": float(loss_sum)},
+            ),
+            # Nothing else is random: order, augmentation and initial weights are functions of the seed.
+            rng={"seed": self._config["seed"]},
+            schedule=json.loads(json.dumps(dataclasses.asdict(self._schedule))),
+            config=self._config,
+            versions=self._worker.versions(),
+        )
+        self._checkpoints.save(state, metric=validation_accuracy)
+
+
+_RUNNING = ("epoch_seconds", "cumulative_seconds", "best_validation_loss", "epochs_without_gain")
+
+
+def resume(worker: Worker, state: TrainState) -> Progress:
+    """Put a saved state into the worker of every rank, and say where the run stands.
+
+    Raises:
+        UserError: the checkpoint is of another model or optimizer.
+    """
+    check_compatible(worker.state_shapes(), state.arrays)
+    worker.import_state(state.arrays, state.progress.step)
+    saved = state.progress
+    return Progress(
+        position=Position(saved.epoch, saved.offset),
+        step=saved.step,
+        # The sum over all ranks was saved; whoever resumes, rank 0 carries it on.
+        loss_sum=saved.running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
+        **{name: saved.running[name] for name in _RUNNING},
+    )
+
+
+def check_same_data(config: Mapping, state: TrainState, num_samples: int) -> None:
+    """A position means something in the same order of the same samples only.
+
+    Raises:
+        UserError: the data set, its size or the seed is another one.
+    """
+    for name in ("dataset", "seed", "model"):
+        if config[name] != state.config[name]:
+            raise UserError(f"expected --{name} {state.config[name]}, with which the checkpoint was written, received "
+                            f"{config[name]}; give the same flags to --resume, or --init-from for the weights alone")
+    if num_samples != state.schedule["samples_per_epoch"]:
+        raise UserError(f"expected {state.schedule['samples_per_epoch']} training samples as the checkpoint has, received "
+                        f"{num_samples}; resume with the same data, or use --init-from for the weights alone")
+
+
+def load_weights(worker: Worker, state: TrainState) -> None:
+    """Start from a checkpoint's weights alone, written by either framework.
+
+    Raises:
+        UserError: it is of another model.
+    """
+    weights = {name: array for name, array in state.arrays.items() if name.startswith("model/")}
+    expected = {name: shape for name, shape in worker.state_shapes().items() if name.startswith("model/")}
+    check_compatible(expected, weights)
+    worker.import_state(weights, step=0)
+
+
+def broadcast_state(state: TrainState | None, collectives: Collectives) -> TrainState:
+    """Rank 0's state on every rank; the others pass None."""
+    header = b""
+    if state is not None:
+        plain = {**{item.name: getattr(state, item.name) for item in dataclasses.fields(state)},
+                 "progress": dataclasses.asdict(state.progress)}
+        plain["arrays"] = {name: (array.shape, array.dtype.str) for name, array in state.arrays.items()}
+        header = json.dumps(plain).encode()
+    size = collectives.broadcast_arrays({"size": np.array([len(header)], np.int64)})["size"][0]
+    text = np.frombuffer(header, np.uint8) if state is not None else np.zeros(size, np.uint8)
+    plain = json.loads(collectives.broadcast_arrays({"header": text})["header"].tobytes())
+    arrays = state.arrays if state is not None else {
+        name: np.zeros(shape, dtype) for name, (shape, dtype) in plain["arrays"].items()}
+    return TrainState(**{**plain, "progress": SavedProgress(**plain["progress"]),
+                         "arrays": collectives.broadcast_arrays(arrays)})
+
+
+def resume_path(which: str, output_dir: Path | None) -> tuple[str, Path]:
+    """What --resume means: `latest` and `best` are looked for in the output directory.
+
+    Raises:
+        UserError: there is no output directory to look in.
+    """
+    if which in ("latest", "best") and output_dir is None:
+        raise UserError(f"expected --output-dir with --resume {which}, received none; name the run's output directory")
+    return which, (output_dir or Path()) / "checkpoints"

