@@ -74,6 +74,50 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class StrategyConfig:
+    """How gradients meet; each flag says for which strategies it is."""
+
+    compression: Literal["none", "fp16"] = "none"
+    """horovod: send gradients as they are, or in half precision."""
+
+    op: Literal["average", "sum", "adasum"] = "average"
+    """horovod: what is done with the gradients of all ranks (adasum: Maleki et al. 2021)."""
+
+    accumulate_steps: int = 1
+    """Passes of --batch-size samples a rank whose gradients are added up before one optimizer step."""
+
+    sync_batch_norm: bool = False
+    """pytorch: batch norm over the global batch instead of each rank's slice."""
+
+    num_gpus: int | None = None
+    """pytorch ddp: without a launcher, start N processes on this host; data-parallel: use N devices."""
+
+    bucket_size: float = 25.0
+    """pytorch ddp: megabytes of gradients that are reduced together."""
+
+    static_graph: bool = True
+    """pytorch ddp: the network uses the same parameters in every step."""
+
+    gradient_as_bucket_view: bool = True
+    """pytorch ddp: gradients live in the buckets and are not copied."""
+
+    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    """pytorch ddp: how gradients are compressed (powersgd: Vogels et al. 2019)."""
+
+    stages: int = 2
+    """pytorch model-parallel: parts into which the network is cut, one process each."""
+
+    micro_batches: int = 4
+    """pytorch model-parallel: portions of a batch that are under way in the stages at once."""
+
+    num_devices: int | None = None
+    """tensorflow mirrored, central-storage: devices to use; CPUs are divided into as many where there are no GPUs."""
+
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+    """tensorflow multi-worker-mirrored: how all-reduce is done."""
+
+
+@dataclass(frozen=True)
 class OutputConfig:
     """What a run leaves behind; without --output-dir nothing but the lines on the terminal."""
 
@@ -112,18 +156,19 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    parallel: StrategyConfig = field(default_factory=StrategyConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
     def global_batch_size(self, world_size: int) -> int:
-        """Samples per step over all ranks."""
+        """Samples per optimizer step over all ranks."""
         if self.schedule.global_batch_size is not None:
             return self.schedule.global_batch_size
-        return (self.schedule.batch_size or DEFAULT_BATCH_SIZE) * world_size
+        return (self.schedule.batch_size or DEFAULT_BATCH_SIZE) * world_size * self.parallel.accumulate_steps
 
     def flat(self) -> dict[str, Any]:
         """The resolved configuration as one mapping of flag names to plain values, as --config reads it."""
         flat: dict[str, Any] = {}
-        for part in (self, self.data, self.schedule, self.optimizer, self.output):
+        for part in (self, self.data, self.schedule, self.optimizer, self.parallel, self.output):
             for item in dataclasses.fields(part):
                 value = getattr(part, item.name)
                 if not dataclasses.is_dataclass(value):
@@ -229,6 +274,11 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         ("--batch-size", schedule.batch_size, 1),
         ("--global-batch-size", schedule.global_batch_size, 1),
         ("--early-stop-patience", schedule.early_stop_patience, 0),
+        ("--accumulate-steps", config.parallel.accumulate_steps, 1),
+        ("--stages", config.parallel.stages, 1),
+        ("--micro-batches", config.parallel.micro_batches, 1),
+        ("--num-gpus", config.parallel.num_gpus, 1),
+        ("--num-devices", config.parallel.num_devices, 1),
         ("--log-every", config.output.log_every, 0),
         ("--checkpoint-every", config.output.checkpoint_every, 0),
         ("--keep-checkpoints", config.output.keep_checkpoints, 1),

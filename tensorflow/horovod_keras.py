@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 import h5py
+import horovod.tensorflow
 import keras
 
 if keras.backend.backend() != "tensorflow":
@@ -39,7 +40,6 @@ from horovod.tensorflow import (  # noqa: F401
     grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
-    init,
     is_homogeneous,
     is_initialized,
     join,
@@ -69,6 +69,7 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
 )
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 
+from allstep.common.launcher import placement
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
 from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     allgather,
@@ -78,6 +79,14 @@ from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     reducescatter,
 )
 from allstep.tensorflow.horovod_optimizer import DistributedOptimizer, compiled_models, track_model
+
+
+def init(*args: Any, **options: Any) -> None:
+    """`horovod.tensorflow.init`. A process that no launcher has started trains alone, and needs no MPI for it."""
+    if placement().launcher is None:
+        os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
+        os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
+    horovod.tensorflow.init(*args, **options)
 
 
 def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)

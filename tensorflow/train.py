@@ -46,7 +46,7 @@ def main() -> None:
     optimizer.build(model.trainable_variables)
 
     # 3. Average gradients over all ranks where they are applied.
-    optimizer = strategy.wrap(model, optimizer)
+    model, optimizer = strategy.wrap(model, optimizer)
     # 4. All ranks start from rank 0's values.
     strategy.broadcast(model, optimizer)
     # 5. Train in step; rank 0 alone writes checkpoints and logs.

@@ -67,13 +67,13 @@ def load(config: DataConfig) -> Dataset:
 def class_patterns(num_classes: int, channels: int) -> np.ndarray:
     """Of each class the probabilities of white in 1/256, uint8 (num_classes, GRID, GRID, channels).
 
-    They are the squares of uniform numbers, at most a half: mostly black images, like MNIST's, keep training
+    They are squares of uniform numbers, at most a quarter: mostly black images, like MNIST's, keep training
     stable at the learning rates that are usual there.
     """
     size = (num_classes, GRID, GRID, channels)
     counters = np.arange(np.prod(size), dtype=np.uint64) + np.uint64(PATTERN_COUNTER)
     roots = hash64(counters) >> np.uint64(57)
-    return (roots * roots >> np.uint64(7)).astype(np.uint8).reshape(size)
+    return (roots * roots >> np.uint64(8)).astype(np.uint8).reshape(size)
 
 
 class SyntheticSplit:

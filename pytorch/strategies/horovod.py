@@ -34,8 +34,8 @@ class Horovod(Single):
             )
         self.rank = hvd.rank()
 
-    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)

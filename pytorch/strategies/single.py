@@ -43,9 +43,9 @@ class Single:
         torch.cuda.set_device(self.place.local_rank)
         return torch.device("cuda", self.place.local_rank)
 
-    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """3. Have the optimizer average gradients over ranks where it applies them."""
-        return optimizer
+    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """3. Have gradients averaged over ranks before they are applied."""
+        return model, optimizer
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Give every rank the weights and the optimizer state of rank 0."""

@@ -34,8 +34,8 @@ class Horovod(Single):
             )
         self.rank = hvd.rank()
 
-    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> keras.Optimizer:
-        return hvd.DistributedOptimizer(optimizer)
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        return model, hvd.DistributedOptimizer(optimizer)
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)

@@ -47,9 +47,9 @@ class Single:
         tf.config.set_visible_devices(gpu, "GPU")
         return "/GPU:0"  # the only visible one
 
-    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> keras.Optimizer:
-        """3. Have the optimizer average gradients over ranks where it applies them."""
-        return optimizer
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        """3. Have gradients averaged over ranks before they are applied."""
+        return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. Give every rank the weights and the optimizer state of rank 0."""

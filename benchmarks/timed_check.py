@@ -1,0 +1,40 @@
+"""Train as `train.py` does, and write how long each in-step check took, in seconds, to a JSON file.
+
+    horovodrun -np 2 python -m allstep.benchmarks.timed_check pytorch checks.json [flags of train.py]
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from allstep.common import engine
+from allstep.common.launcher import placement
+
+
+def timed(check: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
+    """`check`, which adds the seconds it took to a list."""
+
+    def timed_check(*arguments: object) -> None:
+        started = time.perf_counter()
+        check(*arguments)
+        seconds.append(time.perf_counter() - started)
+
+    return timed_check
+
+
+def main() -> None:
+    framework, output, *sys.argv[1:] = sys.argv[1:]
+    seconds: list[float] = []
+    engine.check_in_step = timed(engine.check_in_step, seconds)
+    importlib.import_module(f"allstep.{framework}.train").main()
+    if placement().rank == 0:
+        Path(output).write_text(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()

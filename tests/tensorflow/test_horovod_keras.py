@@ -1,0 +1,296 @@
+"""The drop-in for Horovod's Keras API, on two real ranks.
+
+Oracles: plain Keras in one process with the whole batch; the other rank's weights; numbers worked out by hand.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from ranks import REPOSITORY, launch  # noqa: E402
+
+SCRIPTS = Path(__file__).parent / "ranks"
+
+
+def run(launcher: str, script: Path, directory: Path, num_ranks: int = 2) -> Path:
+    result = launch(launcher, num_ranks, script, directory, TF_CPP_MIN_LOG_LEVEL="2")
+    assert result.returncode == 0, result.output
+    return directory
+
+
+@pytest.fixture(scope="module")
+def numerics(tmp_path_factory) -> list[dict[str, list[np.ndarray]]]:
+    """For each rank: the arrays of each case (and, on rank 0, of each "case/oracle") after training."""
+    directory = run("horovodrun-gloo", SCRIPTS / "keras_numerics.py", tmp_path_factory.mktemp("numerics"))
+    ranks = []
+    for rank in range(2):
+        arrays = np.load(directory / f"rank{rank}.npz")
+        cases = {}
+        for key in arrays:
+            cases.setdefault(key.rpartition("/")[0], []).append(arrays[key])
+        ranks.append(cases)
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def behaviour(tmp_path_factory) -> list[dict]:
+    directory = run("horovodrun-mpi", SCRIPTS / "keras_behaviour.py", tmp_path_factory.mktemp("behaviour"))
+    return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+# What is smaller than float32's rounding over 12 steps in two orders of summation, or the rounding of 16 bits.
+TOLERANCES = {"fp16": 1e-4, "fp16_embedding": 1e-4, "bfloat16": 1e-2}
+# The oracle has another learning rate, which is the optimizer's state: compare the weights alone.
+WEIGHTS_ALONE = {"passes_summed": 4, "sum": 4, "loss_scale_accumulation": 4}
+CASES = [
+    *("sgd", "nesterov", "adam", "adam_schedule", "weight_decay", "muon"),
+    *("clipnorm", "clipvalue", "global_clipnorm", "constraint", "ema", "ema_overwrite"),
+    *("accumulation", "accumulation_eager", "accumulation_embedding", "passes_averaged", "passes_summed"),
+    *("loss_scale_factor", "loss_scale_inside", "loss_scale_outside", "loss_scale_accumulation"),
+    *("embedding", "embedding_clipnorm", "embedding_as_dense", "embedding_predivide"),
+    *("unused_layer", "unused_layer_accumulation", "eager", "custom_training_step"),
+    *("sum", "fp16", "fp16_embedding", "bfloat16", "predivide", "devices"),
+    *("two_groups", "more_groups_than_gradients"),
+]
+
+
+def test_every_case_is_tested(numerics):
+    assert sorted(name for name in numerics[1]) == sorted(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_end_with_the_same_bits(numerics, case):
+    for mine, other in zip(numerics[0][case], numerics[1][case], strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_one_process_with_the_whole_batch(numerics, case):
+    trained, expected = numerics[0][case], numerics[0][f"{case}/oracle"]
+    assert len(trained) == len(expected)
+    for array, oracle in list(zip(trained, expected, strict=True))[: WEIGHTS_ALONE.get(case)]:
+        np.testing.assert_allclose(array, oracle, rtol=0, atol=TOLERANCES.get(case, 1e-6))
+
+
+def same(behaviour: list[dict], case: str):
+    """The result of a case, the same on both ranks."""
+    assert behaviour[0][case] == behaviour[1][case]
+    return behaviour[0][case]
+
+
+def test_custom_loop_is_in_step_with_one_collective(behaviour):
+    assert len(same(behaviour, "custom_loop")["collectives"]) == 1
+
+
+def test_horovods_own_wrapper_is_out_of_step(behaviour):
+    """If this fails, Horovod has learned Keras 3 and this module may go."""
+    mine, other = (rank["horovods_own_wrapper"] for rank in behaviour)
+    assert mine != other
+
+
+def test_ranks_with_other_names_meet(behaviour):
+    mine, other = (rank["optimizer_without_horovod_name"] for rank in behaviour)
+    assert mine["name"] != other["name"]
+    assert mine["weights"] == other["weights"]
+
+
+@pytest.mark.parametrize(
+    ("case", "initial_scale", "iterations"),
+    [
+        ("non_finite_inside", 8.0, 3),
+        ("non_finite_outside", 8.0, 3),
+        ("non_finite_with_accumulation", 8.0, 1),  # three finite batches make one step of two
+        ("mixed_float16", 2.0**15, 3),
+    ],
+)
+def test_one_ranks_nan_is_every_ranks(behaviour, case, initial_scale, iterations):
+    result = same(behaviour, case)
+    assert result["scale"] == initial_scale / 2
+    assert result["iterations"] == iterations
+    assert result["types"] == ["LossScaleOptimizer", "SGD"]
+    assert all(np.isfinite(weight).all() for weight in result["weights"])
+
+
+def test_process_sets(behaviour):
+    for rank in behaviour:
+        # Alone in one's set, or outside the set: a single process.
+        assert rank["process_sets"]["mine"] == rank["process_sets"]["plain"] == rank["process_sets"]["others"]
+
+
+def test_local_layer_keeps_its_own_gradient(behaviour):
+    """Gradients are rank + 1 and the learning rate 0.1; a local gradient is divided by 2 ranks."""
+    for rank, result in enumerate(behaviour):
+        change = result["local_layer"]["change"]
+        np.testing.assert_allclose(change, [-0.15, -0.15, -0.05 * (rank + 1), -0.05 * (rank + 1)], atol=1e-6)
+        assert "global_clipnorm" in result["local_layer"]["refused"]
+
+
+def test_listed_groups(behaviour):
+    result = same(behaviour, "listed_groups")
+    np.testing.assert_allclose(result["change"], [-0.15] * 4, atol=1e-6)
+    assert result["sizes"] == [2, 1, 1]
+
+
+def test_multi_optimizer_is_in_step(behaviour):
+    same(behaviour, "multi_optimizer")
+
+
+def test_adasum(behaviour):
+    """Maleki et al. 2020: (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b for a = (1, 2), b = (3, -1)."""
+    np.testing.assert_allclose(same(behaviour, "adasum"), [-3.75, -0.85], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "says"),
+    [
+        ("twice", "ValueError", "already a DistributedOptimizer"),
+        ("not an optimizer", "ValueError", "Received: 'sgd'"),
+        ("op", "ValueError", "op=3"),
+        ("predivide", "ValueError", "gradient_predivide_factor"),
+        ("groups", "ValueError", "Received: 0"),
+        ("passes", "ValueError", "Received: 0"),
+        ("passes twice", "ValueError", "gradient_accumulation_steps"),
+        ("passes after build", "ValueError", "before the optimizer is built"),
+        ("unknown option", "TypeError", "compresion"),
+        ("xla", "NotImplementedError", "jit_compile=False"),
+        ("xla in fit", "NotImplementedError", "jit_compile=False"),
+        ("stateless", "ValueError", "stateless_apply"),
+        ("legacy", "ValueError", "legacy_opts"),
+        ("global variables", "RuntimeError", "broadcast_variables(model.weights, root_rank)"),
+        ("global variables differ", "RuntimeError", "on every rank"),
+    ],
+)
+def test_refuses(behaviour, what, error, says):
+    message = same(behaviour, "refusals")[what]
+    assert message.startswith(error)
+    assert says in message
+
+
+def test_a_refused_optimizer_stays_plain(behaviour):
+    assert same(behaviour, "refusals")["still plain"]
+
+
+def test_compile_takes_what_horovods_examples_pass(behaviour):
+    result = same(behaviour, "compile_options")
+    assert result["jit_compile"] is False
+    assert "experimental_run_tf_function" in result["other"], "plain optimizers are none of our business"
+
+
+SAVED = {
+    "save_keras_format": "Adam",
+    "save_h5_format": "Adam",
+    "save_h5_loss_scale": "LossScaleOptimizer",
+    "save_plain": "Adam",
+    "save_registered": "Registered",
+    "save_unregistered": "Unregistered",
+    "save_loss_scale": "LossScaleOptimizer",
+    "save_accumulation": "Adam",
+}
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_load_model_restores_everything(behaviour, case):
+    result = same(behaviour, case)  # which says too that the loaded model trains in step
+    assert result["type"] == SAVED[case]
+    assert result["state"] and result["config"] and result["continued"]
+
+
+def test_a_saved_model_needs_no_horovod(behaviour):
+    result = same(behaviour, "load_without_horovod")
+    assert result == {"is_plain": True, "state": True, "serialized": ["keras.optimizers", "Adam"]}
+
+
+def test_from_config_stays_distributed(behaviour):
+    """op=Sum of the gradients 1 and 2 at learning rate 0.1."""
+    np.testing.assert_allclose(same(behaviour, "from_config"), [-0.3], atol=1e-6)
+
+
+def test_wrapping_keeps_state_and_exclusions(behaviour):
+    result = same(behaviour, "state_survives_wrapping")
+    assert result["same"] and result["callable"]
+    kernel, bias = np.ravel(result["decayed"])
+    # The kernel alone decays: 0.5 * 0.1 of itself before each of the two steps.
+    assert bias - kernel == pytest.approx(1 - 0.95**2, abs=0.01)
+
+
+def test_broadcast_variables(behaviour):
+    result = same(behaviour, "broadcast_variables")
+    assert result["native"] == [1.0 if dtype == 7 else 2.0 for dtype in range(11)]  # the 8th is bool
+    assert result["model"] and result["inside"] == 5.0
+
+
+def test_broadcast_global_variables(behaviour):
+    result = same(behaviour, "broadcast_global_variables")
+    assert result["weights"]
+    assert result["learning_rate"] == pytest.approx(0.2)
+
+
+def test_broadcast_from_a_rank_that_alone_has_loaded(behaviour):
+    assert same(behaviour, "broadcast_loaded_model")["iterations"] == 8
+
+
+def test_broadcast_leaves_local_variables(behaviour):
+    assert all(rank["broadcast_keeps_local_variables"]["kept"] for rank in behaviour)
+    assert behaviour[0]["broadcast_keeps_local_variables"] == behaviour[1]["broadcast_keeps_local_variables"]
+
+
+def test_collectives(behaviour):
+    for rank, result in enumerate(behaviour):
+        assert result["collectives"] == {
+            "average": 0.5,
+            "sum": [1.0, 2.0],
+            "variable": 0.5,
+            "allgather": [0, 1, 1],
+            "broadcast": [1, 7],
+            "reducescatter": [3.0 * (rank + 1)],
+            "object": {"rank": 1},
+            "built": True,
+        }
+
+
+def test_metrics_are_averaged_for_the_callbacks_after(behaviour):
+    result = [rank["metric_average"] for rank in behaviour]
+    for name, value in result[0]["after"][0].items():
+        assert value == pytest.approx((result[0]["before"][0][name] + result[1]["before"][0][name]) / 2, abs=1e-6)
+        assert result[0]["before"][0][name] != result[1]["before"][0][name]
+    assert result[0]["after"] == result[1]["after"]
+    assert result[0]["history"] == result[0]["after"][0]
+
+
+def test_warmup_rises_from_one_ranks_learning_rate(behaviour):
+    """Goyal et al. 2017: from 0.4 / 2 ranks to 0.4 in 2 epochs of 4 batches, each at its end; then constant."""
+    result = same(behaviour, "warmup")
+    expected = [0.2 + 0.2 * (step + 1) / 8 for step in range(8)] + [0.4] * 4
+    np.testing.assert_allclose(result["rates"], expected, atol=1e-6)
+    np.testing.assert_allclose(result["lr"], [0.3, 0.4, 0.4], atol=1e-6)
+
+
+def test_schedule(behaviour):
+    result = same(behaviour, "schedule")
+    np.testing.assert_allclose(result["staircase"], [1.0, 0.5], atol=1e-6)
+    np.testing.assert_allclose(result["smooth"], [1.0, 1.25, 1.5, 1.75], atol=1e-6)
+    np.testing.assert_allclose(result["late"], [1.0, 0.1], atol=1e-6)
+    assert "steps_per_epoch" in result["unknown"]
+
+
+def test_momentum_correction(behaviour):
+    """The steps: -1; then 0.5 * velocity - 0.1, where the correction has shrunk the velocity from -1 to -0.1."""
+    result = same(behaviour, "momentum_correction")
+    assert result["True"] == pytest.approx(-1 - 0.15, abs=1e-6)
+    assert result["False"] == pytest.approx(-1 - 0.6, abs=1e-6)
+
+
+def test_best_model_checkpoint_is_written_by_rank_0_alone(behaviour):
+    assert [rank["best_model_checkpoint"]["written"] for rank in behaviour] == [[True, True], [False, False]]
+    assert "no `filepath`" in behaviour[0]["best_model_checkpoint"]["refused"]
+
+
+@pytest.mark.parametrize(("launcher", "num_ranks"), [("alone", 1), ("horovodrun-gloo", 2)])
+def test_example(launcher, num_ranks, tmp_path):
+    result = launch(launcher, num_ranks, REPOSITORY / "examples/keras_fit.py", TF_CPP_MIN_LOG_LEVEL="2")
+    assert result.returncode == 0, result.output
+    assert float(result.output.rpartition("accuracy: ")[2].split()[0]) > 0.9
