@@ -36,7 +36,7 @@ class ScheduleConfig:
     global_batch_size: int | None = None
     """Samples per step over all ranks. Give this to have the same training curve on any number of ranks."""
 
-    base_lr: float = 0.05
+    base_lr: float = 0.01
     """Learning rate for a global batch of 32 samples; --lr-scaling carries it over to larger ones."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -239,7 +239,9 @@ def _flags_from_yaml(path: Path) -> list[str]:
         reason = " ".join(str(error).split())
         raise UserError(f"expected a readable YAML file for --config, received {path}: {reason}") from None
     if not isinstance(content, dict):
-        raise UserError(f"expected `flag: value` lines in {path}, received {type(content).__name__}; see --help for the flags")
+        raise UserError(
+            f"expected `flag: value` lines in {path}, received {type(content).__name__}; see --help for the flags"
+        )
     flags: list[str] = []
     for key, value in content.items():
         name = str(key).replace("_", "-")
@@ -288,8 +290,11 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
             raise UserError(f"expected {name} to be at least {least}, received {value}")
     output = config.output
     if output.output_dir is None:
-        for name, given in (("--log-every", output.log_every), ("--tensorboard", output.tensorboard),
-                            ("--checkpoint-every", output.checkpoint_every)):
+        for name, given in (
+            ("--log-every", output.log_every),
+            ("--tensorboard", output.tensorboard),
+            ("--checkpoint-every", output.checkpoint_every),
+        ):
             if given:
                 raise UserError(f"expected --output-dir with {name}, received none; name a folder to write to")
     if output.resume and output.init_from:
@@ -310,9 +315,12 @@ def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) ->
     """
     global_batch_size = config.global_batch_size(world_size)
     if world_size > num_samples:
-        raise UserError(f"expected at least one training sample per rank, received {num_samples} samples of "
-                        f"{config.data.dataset} for {world_size} ranks; start fewer ranks")
+        raise UserError(
+            f"expected at least one training sample per rank, received {num_samples} samples of "
+            f"{config.data.dataset} for {world_size} ranks; start fewer ranks"
+        )
     if global_batch_size < world_size:
-        raise UserError(f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
-                        f"received {global_batch_size}; give each rank a sample or start fewer ranks")
-
+        raise UserError(
+            f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
+            f"received {global_batch_size}; give each rank a sample or start fewer ranks"
+        )

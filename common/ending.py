@@ -9,6 +9,7 @@ launcher ends the others while they still wait for their turn.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 import traceback
@@ -55,7 +56,7 @@ def is_consequence(error: BaseException) -> bool:
 
 
 def _who(place: Placement) -> str:
-    return f"rank {place.rank} of {place.world_size} on {place.hosts[0] if len(place.hosts) == 1 else os.uname().nodename}"
+    return f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
 
 
 def _traceback(error: BaseException | None) -> str:

@@ -178,8 +178,9 @@ class _Step:
 
 def _report_step(run: Run, step: _Step, epoch: float) -> None:
     [loss_sum] = run.worker.collectives.all_reduce_sum(np.array([step.settle()]))
-    run.reporter.event("step", step=step.number, epoch=epoch, learning_rate=step.learning_rate,
-                       loss=loss_sum / step.batch.num_global)
+    run.reporter.event(
+        "step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss_sum / step.batch.num_global
+    )
 
 
 @contextmanager

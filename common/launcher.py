@@ -59,18 +59,49 @@ class _Variables:
 # in place; mpirun inside a Slurm allocation likewise. A Slurm batch script has SLURM_PROCID too, but no
 # SLURM_STEP_ID: only what srun started is a rank.
 _LAUNCHERS = (
-    _Variables("torchrun", "TORCHELASTIC_RUN_ID", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",),
-               ("GROUP_RANK",), ("GROUP_WORLD_SIZE",)),
-    _Variables("horovodrun", "HOROVOD_RANK", ("HOROVOD_RANK",), ("HOROVOD_SIZE",), ("HOROVOD_LOCAL_RANK",),
-               ("HOROVOD_LOCAL_SIZE",), ("HOROVOD_CROSS_RANK",), ("HOROVOD_CROSS_SIZE",), ("HOROVOD_HOSTNAME",)),
-    _Variables("mpirun", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",),
-               ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_LOCAL_SIZE",), hosts=("PMIX_HOSTNAME",)),
+    _Variables(
+        "torchrun",
+        "TORCHELASTIC_RUN_ID",
+        ("RANK",),
+        ("WORLD_SIZE",),
+        ("LOCAL_RANK",),
+        ("LOCAL_WORLD_SIZE",),
+        ("GROUP_RANK",),
+        ("GROUP_WORLD_SIZE",),
+    ),
+    _Variables(
+        "horovodrun",
+        "HOROVOD_RANK",
+        ("HOROVOD_RANK",),
+        ("HOROVOD_SIZE",),
+        ("HOROVOD_LOCAL_RANK",),
+        ("HOROVOD_LOCAL_SIZE",),
+        ("HOROVOD_CROSS_RANK",),
+        ("HOROVOD_CROSS_SIZE",),
+        ("HOROVOD_HOSTNAME",),
+    ),
+    _Variables(
+        "mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        hosts=("PMIX_HOSTNAME",),
+    ),
     _Variables("mpiexec", "MPI_LOCALRANKID", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",)),
     _Variables("PMI", "PMI_LOCAL_RANK", ("PMI_RANK",), ("PMI_SIZE",), ("PMI_LOCAL_RANK",), ("PMI_LOCAL_SIZE",)),
-    _Variables("srun", "SLURM_STEP_ID", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-               ("SLURM_LOCALID",), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
-               ("SLURM_NODEID",), ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
-               ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")),
+    _Variables(
+        "srun",
+        "SLURM_STEP_ID",
+        ("SLURM_PROCID",),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        ("SLURM_LOCALID",),
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        ("SLURM_NODEID",),
+        ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
+    ),
 )
 
 
@@ -96,8 +127,10 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
         value = text(names)
         if value is None or not value.isdecimal():
             received = "nothing" if value is None else repr(value)
-            raise UserError(f"expected a number in {names[0]} from {variables.launcher}, received {received}; "
-                            f"start the job by its launcher, or unset {variables.marker}")
+            raise UserError(
+                f"expected a number in {names[0]} from {variables.launcher}, received {received}; "
+                f"start the job by its launcher, or unset {variables.marker}"
+            )
         return int(value)
 
     rank, world_size = number(variables.rank), number(variables.world_size)
@@ -111,11 +144,21 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
     if cross_rank is None:
         cross_rank, cross_size = _cross_by_slot(rank, world_size, local_rank, local_size)
     if not (rank < world_size and local_rank < local_size <= world_size):
-        raise UserError(f"expected a rank below the number of ranks from {variables.launcher}, received rank {rank} of "
-                        f"{world_size}, local rank {local_rank} of {local_size}; unset {variables.marker} or start anew")
+        raise UserError(
+            f"expected a rank below the number of ranks from {variables.launcher}, received "
+            f"rank {rank} of {world_size}, local rank {local_rank} of {local_size}; unset {variables.marker} or start anew"
+        )
     hosts = text(variables.hosts)
-    return Placement(variables.launcher, rank, world_size, local_rank, local_size, cross_rank, cross_size,
-                     tuple(expand_nodelist(hosts)) if hosts else (socket.gethostname(),))
+    return Placement(
+        variables.launcher,
+        rank,
+        world_size,
+        local_rank,
+        local_size,
+        cross_rank,
+        cross_size,
+        tuple(expand_nodelist(hosts)) if hosts else (socket.gethostname(),),
+    )
 
 
 def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int) -> tuple[int | None, int | None]:
@@ -131,7 +174,9 @@ def tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if not match:
-            raise UserError(f"expected Slurm's tasks per node as in 4(x2),3, received {text!r}; check SLURM_TASKS_PER_NODE")
+            raise UserError(
+                f"expected Slurm's tasks per node as in 4(x2),3, received {text!r}; check SLURM_TASKS_PER_NODE"
+            )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
@@ -151,7 +196,9 @@ def expand_nodelist(text: str) -> list[str]:
 def _span(span: str) -> list[str]:
     first, _, last = span.partition("-")
     if not (first.isdecimal() and (last or first).isdecimal()):
-        raise UserError(f"expected a span of host numbers as in 01-03, received {span!r}; check the launcher's host list")
+        raise UserError(
+            f"expected a span of host numbers as in 01-03, received {span!r}; check the launcher's host list"
+        )
     return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
 
 

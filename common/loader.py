@@ -51,8 +51,9 @@ def train_batches(
         global_batch_size: samples in the global batch that starts at the given offset of the epoch.
     """
     plans = _plan(len(split), position, global_batch_size, rank, world_size)
-    batches = _read(split, plans, world_size, lambda indices: sample_order(indices, len(split), seed=seed,
-                                                                           epoch=position.epoch))
+    batches = _read(
+        split, plans, world_size, lambda indices: sample_order(indices, len(split), seed=seed, epoch=position.epoch)
+    )
     return read_ahead(batches, _BATCHES_AHEAD) if split.parallel else batches
 
 
@@ -74,16 +75,18 @@ class _Plan:
     epoch: int
 
 
-def _plan(num_samples: int, position: Position, global_batch_size: Callable[[int], int], rank: int,
-          world_size: int) -> Iterator[_Plan]:
+def _plan(
+    num_samples: int, position: Position, global_batch_size: Callable[[int], int], rank: int, world_size: int
+) -> Iterator[_Plan]:
     while bounds := global_batch(position, num_samples, global_batch_size(position.offset)):
         begin, end = rank_slice(*bounds, rank=rank, world_size=world_size)
         yield _Plan(*bounds, begin, end, position.epoch)
         position = Position(position.epoch, bounds[1])
 
 
-def _read(split: Split, plans: Iterator[_Plan], world_size: int,
-          order: Callable[[np.ndarray], np.ndarray]) -> Iterator[Batch]:
+def _read(
+    split: Split, plans: Iterator[_Plan], world_size: int, order: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[Batch]:
     for group in _grouped(plans):
         # A rank without samples in a global batch reads one that weighs nothing: it still has to take part.
         positions = [np.arange(plan.begin, max(plan.end, plan.begin + 1)) % len(split) for plan in group]
@@ -92,8 +95,14 @@ def _read(split: Split, plans: Iterator[_Plan], world_size: int,
         for plan, part in zip(group, np.split(indices, ends[:-1]), strict=True):
             images, labels = split.read(part, epoch=plan.epoch)
             num_samples, num_global = plan.end - plan.begin, plan.stop - plan.start
-            yield Batch(images, labels, num_samples, num_global, world_size / num_global if num_samples else 0.0,
-                        Position(plan.epoch, plan.stop))
+            yield Batch(
+                images,
+                labels,
+                num_samples,
+                num_global,
+                world_size / num_global if num_samples else 0.0,
+                Position(plan.epoch, plan.stop),
+            )
 
 
 def _grouped(plans: Iterator[_Plan]) -> Iterator[list[_Plan]]:

@@ -60,11 +60,25 @@ def train(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placemen
         reporter = open_reporter(config, place.rank, progress)
         cleanup.callback(reporter.close)
         _report_start(reporter, worker, schedule, config, place)
-        saver = saving.Saver(worker, schedule, config.flat(), checkpoints, every=config.output.checkpoint_every,
-                             active=config.output.output_dir is not None)
+        saver = saving.Saver(
+            worker,
+            schedule,
+            config.flat(),
+            checkpoints,
+            every=config.output.checkpoint_every,
+            active=config.output.output_dir is not None,
+        )
         engine.fit(
-            engine.Run(worker, dataset, schedule, reporter, saver, seed=config.data.seed,
-                       log_every=config.output.log_every, early_stop_patience=config.schedule.early_stop_patience),
+            engine.Run(
+                worker,
+                dataset,
+                schedule,
+                reporter,
+                saver,
+                seed=config.data.seed,
+                log_every=config.output.log_every,
+                early_stop_patience=config.schedule.early_stop_patience,
+            ),
             progress,
         )
 
@@ -135,7 +149,9 @@ def _write_config(directory: Path, config: TrainConfig) -> None:
     (directory / "config.yaml").write_text(yaml.safe_dump(config.flat(), sort_keys=False))
 
 
-def _report_start(reporter: Reporter, worker: Worker, schedule: Schedule, config: TrainConfig, place: Placement) -> None:
+def _report_start(
+    reporter: Reporter, worker: Worker, schedule: Schedule, config: TrainConfig, place: Placement
+) -> None:
     reporter.event(
         "start",
         framework=worker.framework,

@@ -28,8 +28,16 @@ class Saver:
     All ranks take part, since sums over ranks are saved; rank 0 alone has `checkpoints`.
     """
 
-    def __init__(self, worker: Worker, schedule: Schedule, config: Mapping, checkpoints: Checkpoints | None, *,
-                 every: int, active: bool) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        schedule: Schedule,
+        config: Mapping,
+        checkpoints: Checkpoints | None,
+        *,
+        every: int,
+        active: bool,
+    ) -> None:
         """`active` is whether the run has an output directory, which all ranks know."""
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
         self._checkpoints, self._every, self._active = checkpoints, every, active
@@ -94,11 +102,15 @@ def check_same_data(config: Mapping, state: TrainState, num_samples: int) -> Non
     """
     for name in ("dataset", "seed", "model"):
         if config[name] != state.config[name]:
-            raise UserError(f"expected --{name} {state.config[name]}, with which the checkpoint was written, received "
-                            f"{config[name]}; give the same flags to --resume, or --init-from for the weights alone")
+            raise UserError(
+                f"expected --{name} {state.config[name]}, with which the checkpoint was written, received "
+                f"{config[name]}; give the same flags to --resume, or --init-from for the weights alone"
+            )
     if num_samples != state.schedule["samples_per_epoch"]:
-        raise UserError(f"expected {state.schedule['samples_per_epoch']} training samples as the checkpoint has, received "
-                        f"{num_samples}; resume with the same data, or use --init-from for the weights alone")
+        raise UserError(
+            f"expected {state.schedule['samples_per_epoch']} training samples as the checkpoint has, received "
+            f"{num_samples}; resume with the same data, or use --init-from for the weights alone"
+        )
 
 
 def load_weights(worker: Worker, state: TrainState) -> None:
@@ -117,17 +129,23 @@ def broadcast_state(state: TrainState | None, collectives: Collectives) -> Train
     """Rank 0's state on every rank; the others pass None."""
     header = b""
     if state is not None:
-        plain = {**{item.name: getattr(state, item.name) for item in dataclasses.fields(state)},
-                 "progress": dataclasses.asdict(state.progress)}
+        plain = {
+            **{item.name: getattr(state, item.name) for item in dataclasses.fields(state)},
+            "progress": dataclasses.asdict(state.progress),
+        }
         plain["arrays"] = {name: (array.shape, array.dtype.str) for name, array in state.arrays.items()}
         header = json.dumps(plain).encode()
     size = collectives.broadcast_arrays({"size": np.array([len(header)], np.int64)})["size"][0]
     text = np.frombuffer(header, np.uint8) if state is not None else np.zeros(size, np.uint8)
     plain = json.loads(collectives.broadcast_arrays({"header": text})["header"].tobytes())
-    arrays = state.arrays if state is not None else {
-        name: np.zeros(shape, dtype) for name, (shape, dtype) in plain["arrays"].items()}
-    return TrainState(**{**plain, "progress": SavedProgress(**plain["progress"]),
-                         "arrays": collectives.broadcast_arrays(arrays)})
+    arrays = (
+        state.arrays
+        if state is not None
+        else {name: np.zeros(shape, dtype) for name, (shape, dtype) in plain["arrays"].items()}
+    )
+    return TrainState(
+        **{**plain, "progress": SavedProgress(**plain["progress"]), "arrays": collectives.broadcast_arrays(arrays)}
+    )
 
 
 def resume_path(which: str, output_dir: Path | None) -> tuple[str, Path]:

@@ -119,7 +119,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
-                raise ValueError(f"Keras does not know the steps per epoch; pass `steps_per_epoch` to {type(self).__name__}")
+                raise ValueError(
+                    f"Keras does not know the steps per epoch; pass `steps_per_epoch` to {type(self).__name__}"
+                )
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self.current_epoch = epoch

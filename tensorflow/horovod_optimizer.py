@@ -129,6 +129,7 @@ class GradientReduction:
     scale_local_gradients: bool
     local_variables: set = field(default_factory=set)  # `tf.Variable.ref()` of those that are not shared
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
         """Reduce the gradients of `variables` (the same order); None stays None."""
         grads = [_scaled(grad, self.scale) for grad in grads]
@@ -149,7 +150,8 @@ class GradientReduction:
         name = f"{self.name}_{zlib.crc32(repr([tuple(grads[i].shape) for i in shared]).encode()):08x}"
         with tf.compat.v1.get_default_graph().name_scope(None):
             for number, group in enumerate(self._grouped(dense, grads, variables)):
-                for i, grad in zip(group, self._reduce_dense([grads[i] for i in group], f"{name}_{number}"), strict=True):
+                reduced = self._reduce_dense([grads[i] for i in group], f"{name}_{number}")
+                for i, grad in zip(group, reduced, strict=True):
                     grads[i] = grad
             for i in sparse:
                 grads[i] = self._reduce_sparse(grads[i], f"{name}_sparse_{i}")
@@ -187,10 +189,8 @@ class GradientReduction:
             "ignore_name_scope": True,
         }
         sent = [tf.cast(grad, wire_dtype(dtype)) for grad in grads]
-        if self.op == Adasum:
-            reduced = [hvd.allreduce(sent[0], **options)]
-        else:
-            reduced = hvd.grouped_allreduce(sent, **options)
+        # Horovod's grouped form of Adasum is broken: it reads a name that it has not defined.
+        reduced = [hvd.allreduce(sent[0], **options)] if self.op == Adasum else hvd.grouped_allreduce(sent, **options)
         return [tf.cast(grad, dtype) for grad in reduced]
 
     def _reduce_sparse(self, grad: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
@@ -242,7 +242,7 @@ class _Distributed:
             super().apply(self._reduction(grads, variables), trainable_variables)
             return
         # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet.
-        step = vars(self)["_step"] = _AccumulatedStep([v for g, v in zip(grads, variables) if g is not None])
+        step = vars(self)["_step"] = _AccumulatedStep([v for g, v in zip(grads, variables, strict=True) if g is not None])
         super().apply(grads, trainable_variables)
         if not step.is_reduced and not tf.executing_eagerly():
             raise RuntimeError(f"Keras {keras.__version__} did not call `_clip_gradients`: no gradient was reduced.")

@@ -29,15 +29,29 @@ class Result:
 
 def environment(**extra: str) -> dict[str, str]:
     """The environment of a user who activated the virtual environment; one thread a rank."""
-    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": sys.prefix,
-            "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **extra}
+    return {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": sys.prefix,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **extra,
+    }
 
 
 def run(*command: str | Path, timeout: float = 120, **extra: str) -> Result:
     """Run a command in the repository; everything it started is gone when it exceeds `timeout` seconds."""
-    process = subprocess.Popen([str(part) for part in command], cwd=REPOSITORY, env=environment(**extra), text=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               start_new_session=True)
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        cwd=REPOSITORY,
+        env=environment(**extra),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -60,8 +74,9 @@ def launch(launcher: str, num_ranks: int, *command: str | Path, **extra: str) ->
     return run(*start, sys.executable, *command, **extra)
 
 
-def train(framework: str, launcher: str, num_ranks: int, output_dir: Path, *flags: str | int | float,
-          **extra: str) -> list[dict]:
+def train(
+    framework: str, launcher: str, num_ranks: int, output_dir: Path, *flags: str | int | float, **extra: str
+) -> list[dict]:
     """Train and return the events of metrics.jsonl; the job must succeed."""
     result = launch(launcher, num_ranks, f"{framework}/train.py", "--output-dir", output_dir, *map(str, flags), **extra)
     assert result.returncode == 0, result.output

@@ -1,6 +1,6 @@
 """Make .venv ready to train: what `make setup` runs, through tools/setup.sh.
 
-Five steps, each with a fingerprint of what it depends on. A step whose fingerprint stands in
+Six steps, each with a fingerprint of what it depends on. A step whose fingerprint stands in
 .venv/allstep-setup.json is done; the first that differs, and all after it, are run again. A step is struck
 from the record before it starts and entered when it has succeeded, so an interrupted set-up is never taken
 for a finished one.
@@ -52,7 +52,8 @@ def setup_steps(*, gpu: bool) -> list[Step]:
     recipe = build_horovod.recipe(constraints, gpu=gpu)
     packaging = "".join((REPOSITORY / name).read_text() for name in ("setup.cfg", "pyproject.toml"))
     return [
-        Step("packages into .venv", f"{sys.version} {ENVIRONMENT} {constraints}", install_packages),
+        Step("a fresh .venv", f"{sys.version} {ENVIRONMENT}", make_environment),
+        Step("packages", constraints, install_packages),
         Step("Horovod", recipe, lambda: install_horovod(constraints, gpu=gpu)),
         Step("Open MPI's parameters", str(OPEN_MPI_PARAMETERS), write_open_mpi_parameters),
         Step("allstep itself, editable", packaging, install_allstep),
@@ -69,8 +70,8 @@ def fingerprints(steps: list[Step]) -> list[str]:
     return prints
 
 
-def install_packages() -> None:
-    """A fresh environment with exactly the pinned set."""
+def make_environment() -> None:
+    """An empty virtual environment, in place of what is there."""
     if ENVIRONMENT.exists():
         for entry in ENVIRONMENT.iterdir():
             if entry == RECORD:
@@ -79,6 +80,10 @@ def install_packages() -> None:
     # sys.executable may be the environment's own, which was just removed.
     command = [os.path.realpath(f"/proc/{os.getpid()}/exe"), "-m", "venv", str(ENVIRONMENT)]
     _run(command, progress=_none)
+
+
+def install_packages() -> None:
+    """The pinned set."""
     _pip("install", "--upgrade", "-r", str(CONSTRAINTS), progress=_PackageCount(_num_pins()))
 
 
@@ -149,7 +154,7 @@ def recorded() -> dict | None:
     """
     if RECORD.exists():
         return json.loads(RECORD.read_text())
-    if ENVIRONMENT.exists():
+    if ENVIRONMENT.exists() and any(ENVIRONMENT.iterdir()):
         raise SetupError(f"{ENVIRONMENT} was not made by make setup and would be overwritten; move it away")
     return None
 
@@ -168,6 +173,9 @@ def set_up() -> None:
     prints = fingerprints(steps)
     done = before["done"] if before else []
     num_done = len(os.path.commonprefix([done, prints]))
+    if num_done == len(done) == 1:
+        # The packages were being installed: pip may take half a package for a whole one.
+        num_done = 0
     kind = f"Python {sys.version.split()[0]}, {'NCCL' if gpu else 'CPU'}"
     if num_done == len(steps):
         print(f".venv is ready ({kind})")

@@ -42,9 +42,15 @@ class ProgressBar(Reporter):
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._num_epochs = num_epochs
-        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"),
-                             TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-                             redirect_stdout=sys.stdout.isatty())
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:.0f}%"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
         self._task = self._bar.add_task("", total=None)
         self._bar.start()
 

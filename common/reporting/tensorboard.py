@@ -31,8 +31,9 @@ class TensorBoard(Reporter):
         names = {"step": _OF_STEPS, "epoch": _OF_EPOCHS}.get(name, ())
         values = [self._summary.Value(tag=f"{name}/{field}", simple_value=fields[field]) for field in names]
         if values:
-            self._writer.add_event(self._event(wall_time=time.time(), step=fields[name],
-                                               summary=self._summary(value=values)))
+            self._writer.add_event(
+                self._event(wall_time=time.time(), step=fields[name], summary=self._summary(value=values))
+            )
 
     def close(self) -> None:
         self._writer.close()

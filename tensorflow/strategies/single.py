@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import SupportsFloat
 
 import keras
 import numpy as np
 
 import tensorflow as tf
+from allstep.common.config import StrategyConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement, threads_per_rank
 
@@ -15,10 +18,15 @@ from allstep.common.launcher import Placement, threads_per_rank
 class Single:
     """The five steps without other ranks. The other strategies override what they do differently."""
 
-    def __init__(self, place: Placement) -> None:
-        self.place = place
-        self.rank = place.rank
-        self.world_size = place.world_size
+    name = "single"
+    loss_scale = 1.0
+    """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where they are added."""
+    steps_in_flight = 1
+    """Steps that may be under way while the engine looks at none of their losses."""
+
+    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
+        self.place, self.flags = place, flags
+        self.rank, self.world_size = place.rank, place.world_size
 
     def init(self) -> None:
         """1. Learn who the others are.
@@ -28,7 +36,7 @@ class Single:
         """
         if self.place.world_size > 1:
             raise UserError(
-                f"expected one process for --strategy single, received {self.place.world_size} from "
+                f"expected one process for --strategy {self.name}, received {self.place.world_size} from "
                 f"{self.place.launcher}; they would train {self.place.world_size} times independently: "
                 "use --strategy horovod or start one process"
             )
@@ -47,12 +55,35 @@ class Single:
         tf.config.set_visible_devices(gpu, "GPU")
         return "/GPU:0"  # the only visible one
 
+    def scope(self) -> contextlib.AbstractContextManager:
+        """Variables of the model and the optimizer are made inside it."""
+        return contextlib.nullcontext()
+
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         """3. Have gradients averaged over ranks before they are applied."""
         return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. Give every rank the weights and the optimizer state of rank 0."""
+
+    def start(self, step: Callable, *args: np.ndarray) -> SupportsFloat:
+        """Start a compiled training step; `float()` of what it returns waits for the loss."""
+        return step(*args)
+
+    def train(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
+        """Inside a compiled training step: run `step` on every device of this process, each with its part of the batch.
+
+        Returns: the sum of what the devices return.
+        """
+        return step(images, labels, *rest)
+
+    def evaluate(self, step: Callable, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """The same for a step of evaluation."""
+        return step(images, labels)
+
+    def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
+        """The variable on each device of this process."""
+        return (variable.value,)
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         return values

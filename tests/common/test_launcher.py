@@ -11,20 +11,39 @@ from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE, Placement, expand_nodelist, placement, tasks_per_node, threads_per_rank
 
 SLURM = {
-    "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_STEP_NODELIST": "gpu[01-02]",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_STEP_NODELIST": "gpu[01-02]",
 }
 OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_HOSTNAME": "server2",
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_HOSTNAME": "server2",
 }
 HOROVOD = {
-    "HOROVOD_RANK": "5", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "4",
-    "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "server2",
+    "HOROVOD_RANK": "5",
+    "HOROVOD_SIZE": "8",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "4",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "2",
+    "HOROVOD_HOSTNAME": "server2",
 }
 TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
-    "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
 }
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
@@ -44,8 +63,10 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         # A batch script sees the allocation's numbers, but no launcher started it.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, ALONE),
         # Unequal hosts: Open MPI does not say which host this is, and nothing is guessed.
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
-         Placement("mpirun", 5, 7, 1, 3, None, None, ("server2",))),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
+            Placement("mpirun", 5, 7, 1, 3, None, None, ("server2",)),
+        ),
     ],
 )
 def test_placement(environ, expected):
@@ -108,7 +129,9 @@ def test_real_launchers(launcher, tmp_path):
     script.write_text(PRINT_PLACEMENT)
     places = _places(launch(launcher, 2, script).stdout)
     assert [(place["rank"], place["local_rank"], place["world_size"], place["local_size"]) for place in places] == [
-        (0, 0, 2, 2), (1, 1, 2, 2)]
+        (0, 0, 2, 2),
+        (1, 1, 2, 2),
+    ]
     assert [(place["cross_rank"], place["cross_size"]) for place in places] == [(0, 1), (0, 1)]
 
 
@@ -117,4 +140,6 @@ def test_real_torchrun(tmp_path):
     script.write_text(PRINT_PLACEMENT)
     result = run("torchrun", "--standalone", "--nproc-per-node", 2, script)
     assert [(place["launcher"], place["rank"], place["world_size"]) for place in _places(result.stdout)] == [
-        ("torchrun", 0, 2), ("torchrun", 1, 2)]
+        ("torchrun", 0, 2),
+        ("torchrun", 1, 2),
+    ]

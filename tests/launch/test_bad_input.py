@@ -125,4 +125,3 @@ run_rank(train.main)
     assert result.returncode == 1, result.output
     assert result.output.count(" stopped: ") == 1, result.output
     assert "rank 1 of 2" in result.output and "stopped: step 7 failed: OSError: lost the disk" in result.output
-

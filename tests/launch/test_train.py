@@ -11,7 +11,9 @@ from ranks import LAUNCHERS, events, last, launch, run, train
 FRAMEWORKS = ["pytorch", "tensorflow"]
 EPOCH_LINE = re.compile(
     r"Epoch = [ \d]\d: Cumulative Time = \d+\.\d{3}, Epoch Time = \d+\.\d{3}, Images/sec = \d+\.\d, "
-    r"Validation Loss = \d+\.\d{3}, Validation Accuracy = \d\.\d{3}$", re.MULTILINE)
+    r"Validation Loss = \d+\.\d{3}, Validation Accuracy = \d\.\d{3}$",
+    re.MULTILINE,
+)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -51,10 +53,25 @@ def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
 
 
 def test_ranks_without_samples_take_part(tmp_path):
-    flags = ("--epochs", 1, "--dataset", "synthetic", "--synthetic-samples", 65, "--global-batch-size", 32,
-             "--synthetic-shape", 8, 8, 1)
-    runs = [train(framework, launcher, 2, tmp_path / framework / launcher, *flags)
-            for framework in FRAMEWORKS for launcher in ("alone", "horovodrun-mpi")]
+    flags = (
+        "--epochs",
+        1,
+        "--dataset",
+        "synthetic",
+        "--synthetic-samples",
+        65,
+        "--global-batch-size",
+        32,
+        "--synthetic-shape",
+        8,
+        8,
+        1,
+    )
+    runs = [
+        train(framework, launcher, 2, tmp_path / framework / launcher, *flags)
+        for framework in FRAMEWORKS
+        for launcher in ("alone", "horovodrun-mpi")
+    ]
     losses = [last(run, "epoch")["train_loss"] for run in runs]
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
 
@@ -62,9 +79,27 @@ def test_ranks_without_samples_take_part(tmp_path):
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "adamw"])
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_frameworks_train_the_same_curve(model, optimizer, tmp_path):
-    flags = ("--model", model, "--optimizer", optimizer, "--base-lr", 0.05 if optimizer in ("sgd", "nesterov") else 0.001,
-             "--weight-decay", 0.01, "--epochs", 2, "--log-every", 1, "--lr-scaling", "linear", "--warmup-epochs", 1,
-             "--global-batch-size", 64)
+    base_lr = 0.001 if optimizer.startswith("adam") else 0.05
+    flags = (
+        "--model",
+        model,
+        "--optimizer",
+        optimizer,
+        "--base-lr",
+        base_lr,
+        "--weight-decay",
+        0.01,
+        "--epochs",
+        2,
+        "--log-every",
+        1,
+        "--lr-scaling",
+        "linear",
+        "--warmup-epochs",
+        1,
+        "--global-batch-size",
+        64,
+    )
     runs = [train(framework, "alone", 1, tmp_path / framework, *flags) for framework in FRAMEWORKS]
     steps = [[event for event in run if event["event"] == "step"] for run in runs]
     assert [event["learning_rate"] for event in steps[0]] == [event["learning_rate"] for event in steps[1]]
@@ -72,8 +107,10 @@ def test_frameworks_train_the_same_curve(model, optimizer, tmp_path):
 
 
 def test_equal_runs_end_with_equal_weights(tmp_path):
-    runs = [train("pytorch", launcher, 2, tmp_path / launcher, "--epochs", 2)
-            for launcher in ("horovodrun-mpi", "mpirun", "horovodrun-gloo")]
+    runs = [
+        train("pytorch", launcher, 2, tmp_path / launcher, "--epochs", 2)
+        for launcher in ("horovodrun-mpi", "mpirun", "horovodrun-gloo")
+    ]
     checksums = {last(run, "end")["weights_checksum"] for run in runs}
     assert len(checksums) == 1
 

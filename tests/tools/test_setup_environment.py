@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -62,13 +64,24 @@ def test_a_changed_step_and_all_after_it_are_run(recipe):
 
 def test_an_interrupted_step_is_not_taken_as_done(recipe):
     recipe.set_up()
-    recipe.texts["b"] = "2"
+    recipe.texts["c"] = "2"
+    recipe.interrupt_in = "c"
+    with pytest.raises(KeyboardInterrupt):
+        recipe.set_up()
+    recipe.interrupt_in = None
+    # Not even with the text of the set-up before, whose step has been overwritten.
+    recipe.texts["c"] = "1"
+    assert recipe.set_up() == ["c"]
+
+
+def test_half_installed_packages_are_thrown_away(recipe):
+    """The second step is pip's; after an interruption there the first, the environment itself, is run again."""
     recipe.interrupt_in = "b"
     with pytest.raises(KeyboardInterrupt):
         recipe.set_up()
     recipe.interrupt_in = None
-    # Not even with the texts of the set-up before, whose step b has been overwritten.
-    recipe.texts["b"] = "1"
+    assert recipe.set_up() == ["a", "b", "c"]
+    recipe.texts["b"] = "2"
     assert recipe.set_up() == ["b", "c"]
 
 
@@ -156,3 +169,35 @@ def test_progress_is_cmake_s_percentage_in_steps_of_five():
     lines = ["[  1%] Building", "cc -o x", "[  4%] Building", "[  5%] Building", "[ 50%] Linking"]
     shown = [percentage(line) for line in lines]
     assert shown == ["building Horovod: 1%", None, None, "building Horovod: 5%", "building Horovod: 50%"]
+
+
+def test_the_second_of_two_builds_waits_for_the_first(tmp_path, capsys):
+    lock = tmp_path / "name" / "lock"
+    program = (
+        "import sys; from pathlib import Path; from build_horovod import _locked\n"
+        "with _locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(lock)]
+    tools = str(Path(build_horovod.__file__).parent)
+    env = os.environ | {"PYTHONPATH": tools}
+    first = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert first.stdout.readline() == "held\n"
+    second_has_it = threading.Event()
+
+    def second() -> None:
+        with build_horovod._locked(lock):
+            second_has_it.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    printed = ""
+    for _ in range(100):
+        printed += capsys.readouterr().out
+        if "waiting for it" in printed:
+            break
+        time.sleep(0.1)
+    assert "waiting for it" in printed
+    assert not second_has_it.is_set()
+    first.communicate("")
+    thread.join(timeout=10)
+    assert second_has_it.is_set()

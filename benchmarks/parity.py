@@ -1,0 +1,248 @@
+"""Whether the same training gives the same curve in both frameworks and on any number of ranks.
+
+    allstep parity [--optimizers momentum,adam] [--frameworks pytorch,tensorflow] [--ranks 1,2,4] [--steps 50]
+
+Trains the CNN on digits in float32 with one global batch, once alone and once under Horovod for each number of
+ranks, and prints of every optimizer the largest differences of loss and of weights at each step:
+
+    ranks        of each framework's runs on any number of ranks from its run alone
+    frameworks   between the frameworks, both alone and on the same number of ranks
+
+The difference of two losses a and b is |a - b| / |a|. That of two sets of weights is max |a - b| / max |a| over the
+elements of a tensor, the largest over all tensors. The exit status is 0 where all are within the bounds, 1 else.
+
+Adam and AdamW divide a gradient by its own running size. Where that is no larger than the rounding errors of its
+sum, the update is made of rounding errors, and yet as large as any other. So the order of a sum, which every number
+of ranks and every framework chooses for itself, moves weights by a part of the learning rate: their bounds are wider.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from allstep.benchmarks.measure import BenchmarkFailed, job, run
+from allstep.common.checkpoint import load
+from allstep.common.cli import Parser, at_least, listed
+from allstep.common.errors import Fault
+
+FRAMEWORKS = ("pytorch", "tensorflow")
+STRATEGIES = ("single", "horovod")
+# 1,437 samples make 24 batches and one of 21: neither divides by 2 or 4, so ranks have slices of unequal sizes.
+DATA_FLAGS = ("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59)
+STEPS_PER_EPOCH = 25
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest differences that pass, of losses and of weights alike."""
+
+    ranks: float = 1e-5
+    frameworks: float = 1e-4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An optimizer to compare with, and what is expected of it."""
+
+    flags: tuple[str | float, ...]
+    bounds: Bounds = Bounds()
+
+
+ADAM_BOUNDS = Bounds(1e-2, 1e-2)
+SETTINGS = {
+    "sgd": Setting(("--optimizer", "sgd", "--momentum", 0)),
+    "momentum": Setting(("--optimizer", "sgd", "--momentum", 0.9)),
+    "nesterov": Setting(("--optimizer", "nesterov", "--momentum", 0.9)),
+    "weight-decay": Setting(("--optimizer", "sgd", "--momentum", 0.9, "--weight-decay", 0.01)),
+    "adam": Setting(("--optimizer", "adam", "--base-lr", 0.001), ADAM_BOUNDS),
+    "adamw": Setting(("--optimizer", "adamw", "--base-lr", 0.001, "--weight-decay", 0.01), ADAM_BOUNDS),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a run went through."""
+
+    losses: Mapping[int, float]
+    """Of every step, from 1."""
+    weights: Mapping[int, Mapping[str, np.ndarray]]
+    """By canonical name, after some of the steps."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two curves differ at a step."""
+
+    loss: float
+    """The largest of the steps since the row before."""
+    weights: float
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train, print the tables and end with status 1 where a bound is exceeded."""
+    parser = Parser("parity", __doc__)
+    parser.add_argument("--optimizers", type=listed(str, tuple(SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
+    parser.add_argument("--frameworks", type=listed(str, FRAMEWORKS), default=FRAMEWORKS, metavar="NAME,...")
+    parser.add_argument("--strategies", type=listed(str, STRATEGIES), default=STRATEGIES, metavar="NAME,...")
+    parser.add_argument("--ranks", type=listed(at_least(1)), default=(1, 2, 4), metavar="N,...")
+    parser.add_argument("--steps", type=at_least(1), default=50, metavar="N")
+    parser.add_argument("--every", type=at_least(1), default=5, metavar="N", help="compare weights at every N-th step")
+    flags = parser.parse_args(arguments)
+    places = runs(flags.strategies, flags.ranks)
+    if len(places) * len(flags.frameworks) < 2:
+        parser.error("expected at least two runs to compare, received one; name more ranks or frameworks")
+
+    within = True
+    for name in flags.optimizers:
+        curves = {
+            (framework, place): train(name, framework, place, num_steps=flags.steps, every=flags.every)
+            for framework in flags.frameworks
+            for place in places
+        }
+        columns = compare(curves)
+        print_table(name, columns, SETTINGS[name].bounds)
+        within &= all(passes(differences, SETTINGS[name].bounds, column) for column, differences in columns.items())
+    print("all within the bounds" if within else "NOT within the bounds")
+    if not within:
+        sys.exit(1)
+
+
+Place = tuple[str, int]
+"""Strategy and number of ranks."""
+
+
+def runs(strategies: Sequence[str], ranks: Sequence[int]) -> list[Place]:
+    """Where a framework trains; `single` has one rank and comes first, as what the others have to equal."""
+    alone = [("single", 1)] if "single" in strategies else []
+    return alone + [(strategy, num) for strategy in strategies if strategy != "single" for num in ranks]
+
+
+def train(optimizer: str, framework: str, place: Place, *, num_steps: int, every: int) -> Curve:
+    """Run a trainer as a user would and read what it left.
+
+    Raises:
+        Fault: it failed; the message has its output.
+    """
+    strategy, num_ranks = place
+    print(f"{optimizer}: {framework}, {strategy}, {num_ranks} ranks", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as output_dir:
+        command = job(
+            f"allstep.{framework}.train",
+            *("--strategy", strategy, *DATA_FLAGS, *SETTINGS[optimizer].flags),
+            *("--epochs", math.ceil(num_steps / STEPS_PER_EPOCH), "--output-dir", output_dir, "--log-every", 1),
+            *("--checkpoint-every", every, "--keep-checkpoints", num_steps + STEPS_PER_EPOCH),
+            num_ranks=None if strategy == "single" else num_ranks,
+        )
+        try:
+            run(command)
+        except BenchmarkFailed as error:
+            raise Fault(str(error)) from None
+        return read_curve(Path(output_dir), num_steps)
+
+
+def read_curve(output_dir: Path, num_steps: int) -> Curve:
+    """The first `num_steps` steps of a run from its metrics.jsonl and its checkpoints."""
+    events = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
+    losses = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+    weights = {}
+    for path in sorted((output_dir / "checkpoints").glob("step-*")):
+        state = load(path, output_dir, warn=print)
+        weights[state.progress.step] = {
+            name: array for name, array in state.arrays.items() if name.startswith("model/")
+        }
+    return Curve(*({step: of[step] for step in of if step <= num_steps} for of in (losses, weights)))
+
+
+def compare(curves: Mapping[tuple[str, Place], Curve]) -> dict[str, dict[int, Difference]]:
+    """Columns of the table: of each framework how far its runs differ from its first one, and between frameworks."""
+    frameworks = list(dict.fromkeys(framework for framework, _ in curves))
+    places = list(dict.fromkeys(place for _, place in curves))
+    columns = {}
+    if len(places) > 1:
+        for framework in frameworks:
+            reference = curves[framework, places[0]]
+            columns[f"{framework} ranks"] = largest([apart(reference, curves[framework, one]) for one in places[1:]])
+    if len(frameworks) > 1:
+        pairs = [[curves[framework, place] for framework in frameworks] for place in places]
+        columns["frameworks"] = largest([apart(*pair) for pair in pairs])
+    return columns
+
+
+def apart(reference: Curve, other: Curve) -> dict[int, Difference]:
+    """How far two curves differ, at each step whose weights are known."""
+    losses = {step: abs(loss - other.losses[step]) / abs(loss) for step, loss in reference.losses.items()}
+    differences, before = {}, 0
+    for step, weights in reference.weights.items():
+        since = [losses[number] for number in range(before + 1, step + 1)]
+        differences[step] = Difference(float(np.max(since)), weights_apart(weights, other.weights[step]))
+        before = step
+    return differences
+
+
+def weights_apart(reference: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
+    """max |a - b| / max |a| over the elements of a tensor, the largest over all tensors; 0 for equal ones.
+
+    Raises:
+        Fault: the tensors are not the same ones.
+    """
+    if {name: array.shape for name, array in reference.items()} != {name: array.shape for name, array in other.items()}:
+        raise Fault(f"expected the same tensors, received {sorted(reference)} and {sorted(other)}")
+    return float(np.max([_tensors_apart(array, other[name]) for name, array in reference.items()]))
+
+
+def _tensors_apart(reference: np.ndarray, other: np.ndarray) -> float:
+    apart, size = np.abs(reference - other).max(), np.abs(reference).max()
+    if apart == 0:
+        return 0.0
+    return float(apart / size) if size else math.inf
+
+
+def largest(comparisons: Sequence[Mapping[int, Difference]]) -> dict[int, Difference]:
+    """The largest differences of several comparisons at each step."""
+    return {step: _largest_of([one[step] for one in comparisons]) for step in comparisons[0]}
+
+
+def _largest_of(differences: Iterable[Difference]) -> Difference:
+    # np.max, unlike max, lets no nan go unseen.
+    losses, weights = zip(*((one.loss, one.weights) for one in differences), strict=True)
+    return Difference(float(np.max(losses)), float(np.max(weights)))
+
+
+def bound_of(bounds: Bounds, column: str) -> float:
+    """The bound of a column of `compare`."""
+    return bounds.frameworks if column == "frameworks" else bounds.ranks
+
+
+def passes(differences: Mapping[int, Difference], bounds: Bounds, column: str) -> bool:
+    """Whether a column stays within its bound; a difference that is no number does not."""
+    bound = bound_of(bounds, column)
+    return all(one.loss <= bound and one.weights <= bound for one in differences.values())
+
+
+def print_table(optimizer: str, columns: Mapping[str, Mapping[int, Difference]], bounds: Bounds) -> None:
+    """One row a step with known weights, then the largest of all rows and the bounds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("step", title=f"{optimizer}: largest relative differences", title_justify="left")
+    for column in columns:
+        table.add_column(f"{column}\nloss", justify="right")
+        table.add_column(f"{column}\nweights", justify="right")
+    for step in next(iter(columns.values())):
+        table.add_row(str(step), *(cell for column in columns.values() for cell in _cells(column[step])))
+    table.add_section()
+    table.add_row("largest", *(cell for column in columns.values() for cell in _cells(_largest_of(column.values()))))
+    table.add_row("bound", *(f"{bound_of(bounds, column):.0e}" for column in columns for _ in range(2)))
+    Console().print(table)
+
+
+def _cells(difference: Difference) -> tuple[str, str]:
+    return f"{difference.loss:.1e}", f"{difference.weights:.1e}"
