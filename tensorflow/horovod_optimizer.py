@@ -242,7 +242,8 @@ class _Distributed:
             super().apply(self._reduction(grads, variables), trainable_variables)
             return
         # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet.
-        step = vars(self)["_step"] = _AccumulatedStep([v for g, v in zip(grads, variables, strict=True) if g is not None])
+        with_gradient = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+        step = vars(self)["_step"] = _AccumulatedStep(with_gradient)
         super().apply(grads, trainable_variables)
         if not step.is_reduced and not tf.executing_eagerly():
             raise RuntimeError(f"Keras {keras.__version__} did not call `_clip_gradients`: no gradient was reduced.")
@@ -371,5 +372,16 @@ def _let_loss_scaling_know() -> None:
     loss_scale_optimizer.__init__ = __init__
 
 
+def _let_legacy_names_work() -> None:
+    """Give `keras.optimizers.legacy.Adam` and its kin Keras 3's meaning; as they come they only raise an error.
+
+    Scripts use them because Horovod's wrapper could not do with the new optimizers of Keras 2.11.
+    """
+    for module in (keras.optimizers.legacy, tf.keras.optimizers.legacy):
+        for name in ("Adagrad", "Adam", "Ftrl", "Optimizer", "RMSprop", "SGD"):
+            setattr(module, name, getattr(keras.optimizers, name))
+
+
 _let_compile_know()
 _let_loss_scaling_know()
+_let_legacy_names_work()

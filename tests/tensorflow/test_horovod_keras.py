@@ -176,6 +176,7 @@ def test_a_refused_optimizer_stays_plain(behaviour):
 def test_compile_takes_what_horovods_examples_pass(behaviour):
     result = same(behaviour, "compile_options")
     assert result["jit_compile"] is False
+    assert result["legacy"] == [True, True]
     assert "experimental_run_tf_function" in result["other"], "plain optimizers are none of our business"
 
 

@@ -102,7 +102,8 @@ def optimizer_without_horovod_name():
     """A rank that has built more models has other names; the collectives must still meet."""
     for _ in range(hvd.rank() * 3):
         compiled(optimizers.Adam())
-    model = compiled(hvd.DistributedOptimizer(optimizers.Adam(gradient_accumulation_steps=2)), seed=hvd.rank(), run_eagerly=False)
+    optimizer = hvd.DistributedOptimizer(optimizers.Adam(gradient_accumulation_steps=2))
+    model = compiled(optimizer, seed=hvd.rank(), run_eagerly=False)
     fit(model, hvd.callbacks.BroadcastGlobalVariablesCallback(0))
     return {"weights": values(model.weights), "name": model.optimizer.name}
 
@@ -261,7 +262,8 @@ def compile_options():
     """What Horovod's examples pass to compile, and what "auto" becomes."""
     model = compiled(hvd.DistributedOptimizer(optimizers.SGD()), run_eagerly=False, experimental_run_tf_function=False)
     other = error(compiled, optimizers.SGD(), experimental_run_tf_function=False)
-    return {"jit_compile": model.jit_compile, "other": other}
+    legacy = [keras.optimizers.legacy.Adam is optimizers.Adam, tf.keras.optimizers.legacy.SGD is optimizers.SGD]
+    return {"jit_compile": model.jit_compile, "other": other, "legacy": legacy}
 
 
 # --- saving
@@ -535,7 +537,8 @@ def momentum_correction():
     for momentum_correction in (True, False):
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((1,)), layer])
-        model.compile(hvd.DistributedOptimizer(optimizers.SGD(1.0, momentum=0.5)), loss=lambda y, p: p, run_eagerly=True)
+        optimizer = hvd.DistributedOptimizer(optimizers.SGD(1.0, momentum=0.5))
+        model.compile(optimizer, loss=lambda y, p: p, run_eagerly=True)
         callback = hvd.callbacks.LearningRateScheduleCallback(1.0, 0.1, momentum_correction=momentum_correction)
         model.fit(np.ones((1, 1)), np.ones((1, 1)), 1, 2, 0, [callback])
         changes[str(momentum_correction)] = float(layer.kernel.numpy()[0, 0])

@@ -84,7 +84,8 @@ CASES = {
     ),
     "embedding": Case(adam(), network="embedding"),
     "embedding_clipnorm": Case(sgd(clipnorm=0.05), network="embedding"),
-    "embedding_as_dense": Case(adam(), {"sparse_as_dense": True}, network="embedding"),
+    # Not Adam: on IndexedSlices Keras squares the rows of one index separately, on dense gradients their sum.
+    "embedding_as_dense": Case(sgd(momentum=0.9), {"sparse_as_dense": True}, network="embedding"),
     "embedding_predivide": Case(sgd(), {"gradient_predivide_factor": 2.0}, network="embedding"),
     "unused_layer": Case(adam(clipnorm=0.05), network="unused"),
     "unused_layer_accumulation": Case(sgd(gradient_accumulation_steps=2), network="unused"),
