@@ -13,7 +13,9 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
     """The configured optimizer; the engine sets its learning rate before every step."""
     decay = config.weight_decay
     if config.optimizer in ("sgd", "nesterov"):
-        return torch.optim.SGD(parameters, lr=0.0, momentum=config.momentum, weight_decay=decay,
-                               nesterov=config.optimizer == "nesterov")
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer](parameters, lr=0.0,
-                                                                                    weight_decay=decay)
+        return torch.optim.SGD(
+            parameters, lr=0.0, momentum=config.momentum, weight_decay=decay, nesterov=config.optimizer == "nesterov"
+        )
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer](
+        parameters, lr=0.0, weight_decay=decay
+    )

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from allstep.common.datasets import Dataset
 from allstep.common.loader import Batch
-from allstep.pytorch.models import export_weights, import_weights
+from allstep.common.sharding import rank_slice
 from allstep.pytorch.strategies.single import Single
 
 # Canonical names of optimizer slots, and PyTorch's.
@@ -23,62 +23,99 @@ class Worker:
 
     framework = "pytorch"
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, strategy: Single,
-                 device: torch.device, dataset: Dataset, slots: Sequence[str]) -> None:
-        """`slots` are the canonical names of what the optimizer remembers of each weight."""
-        self.collectives = strategy
-        self._model, self._optimizer, self._device, self._slots = model, optimizer, device, slots
-        mean, std = (torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
-                     for values in (dataset.mean, dataset.std))
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        strategy: Single,
+        device: torch.device,
+        dataset: Dataset,
+        slots: Sequence[str],
+        accumulate_steps: int = 1,
+    ) -> None:
+        """What is trained and what the strategy made of it.
+
+        Args:
+            network: has the weights, by their canonical names; those that another rank keeps are on the device meta.
+            model: what a training step calls: `network` as the strategy wrapped it.
+            slots: canonical names of what the optimizer remembers of each weight.
+            accumulate_steps: passes into which a step's samples are cut.
+        """
+        self.collectives = self._strategy = strategy
+        self._network, self._model, self._optimizer = network, model, optimizer
+        self._device, self._slots, self._num_passes = device, slots, accumulate_steps
+        mean, std = (
+            torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
+            for values in (dataset.mean, dataset.std)
+        )
         self._scale, self._shift = 1 / (255 * std), -mean / std
 
     def train_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
-        images, labels = self._to_device(batch)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
-        loss_sum = cross_entropy(self._model(images), labels, reduction="sum")
-        (loss_sum * batch.loss_weight).backward()
+        loss_sums = []
+        for number in range(self._num_passes):
+            begin, end = rank_slice(0, len(batch.images), rank=number, world_size=self._num_passes)
+            # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
+            images, labels = self._to_device(batch, begin, max(end, begin + 1))
+            with self._strategy.a_pass(self._model, last=number == self._num_passes - 1):
+                loss_weight = batch.loss_weight if end > begin else 0.0
+                loss_sum = self._strategy.forward_backward(self._model, images, labels, loss_weight)
+            if end > begin:
+                loss_sums.append(loss_sum)
         self._optimizer.step()
-        return loss_sum.detach()
+        return sum(loss_sums[1:], loss_sums[0])
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         images, labels = self._to_device(batch)
         self._model.eval()
-        with torch.inference_mode():
-            logits = self._model(images)
-            loss_sum = cross_entropy(logits, labels, reduction="sum")
-            num_correct = (logits.argmax(1) == labels).sum()
+        with torch.no_grad():
+            logits = self._strategy.forward(self._model, images)
         self._model.train()
-        return float(loss_sum), int(num_correct)
+        if logits is None:
+            return 0.0, 0
+        return float(cross_entropy(logits, labels, reduction="sum")), int((logits.argmax(1) == labels).sum())
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        return ((name, parameter.detach().cpu().numpy()) for name, parameter in self._model.named_parameters())
+        return ((name, self._strategy.whole(parameter)) for name, parameter in self._own_parameters())
 
     def export_weights(self) -> dict[str, np.ndarray]:
-        return export_weights(self._model)
+        return self._strategy.gather(dict(self._own_weights()))
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
-        for name, parameter in self._model.named_parameters():
+        shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in self._network.state_dict().items()}
+        for name, parameter in self._network.named_parameters():
             shapes |= {f"optimizer/{name}/{slot}": tuple(parameter.shape) for slot in self._slots}
         return shapes
 
     def export_state(self) -> dict[str, np.ndarray]:
-        state = {f"model/{name}": array for name, array in self.export_weights().items()}
-        for name, parameter in self._model.named_parameters():
+        state = {f"model/{name}": tensor for name, tensor in self._own_weights()}
+        for name, parameter in self._own_parameters():
             slots = self._optimizer.state[parameter]
-            state |= {f"optimizer/{name}/{slot}": slots[_SLOT_NAMES[slot]].cpu().numpy() for slot in self._slots}
-        return state
+            state |= {f"optimizer/{name}/{slot}": slots[_SLOT_NAMES[slot]] for slot in self._slots}
+        return self._strategy.gather(state)
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        import_weights(self._model, {name.removeprefix("model/"): array for name, array in arrays.items()
-                                     if name.startswith("model/")})
-        for name, parameter in self._model.named_parameters():
-            slots = {_SLOT_NAMES[slot]: torch.from_numpy(arrays[f"optimizer/{name}/{slot}"].copy()).to(self._device)
-                     for slot in self._slots if f"optimizer/{name}/{slot}" in arrays}
+        with torch.no_grad():
+            for name, tensor in self._own_weights():
+                tensor.copy_(self._strategy.part(arrays[f"model/{name}"], tensor))
+        for name, parameter in self._own_parameters():
+            slots = {
+                _SLOT_NAMES[slot]: self._strategy.part(arrays[f"optimizer/{name}/{slot}"], parameter.detach())
+                for slot in self._slots
+                if f"optimizer/{name}/{slot}" in arrays
+            }
             if slots:
                 self._optimizer.state[parameter] = {"step": torch.tensor(float(step)), **slots}
+
+    def _own_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, tensor) for name, tensor in self._network.state_dict().items() if not tensor.is_meta)
+
+    def _own_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return ((name, tensor) for name, tensor in self._network.named_parameters() if not tensor.is_meta)
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__, **self.collectives.versions()}
@@ -88,7 +125,9 @@ class Worker:
             return torch.cuda.max_memory_allocated(self._device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def _to_device(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        images = torch.from_numpy(batch.images).to(self._device).permute(0, 3, 1, 2)
+    def _to_device(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised images and labels of the samples [begin, end) of `batch`."""
+        images = torch.from_numpy(batch.images[begin:end]).to(self._device).permute(0, 3, 1, 2)
         images = images.to(torch.float32, memory_format=torch.contiguous_format)
-        return images.mul_(self._scale).add_(self._shift), torch.from_numpy(batch.labels).to(self._device)
+        labels = torch.from_numpy(batch.labels[begin:end]).to(self._device)
+        return images.mul_(self._scale).add_(self._shift), labels

@@ -2,22 +2,82 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
+from allstep.common.config import TrainConfig
+from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
+from allstep.common.strategies import check_flags
 
 if TYPE_CHECKING:
     from allstep.pytorch.strategies.single import Single
 
-STRATEGIES = ("horovod", "single")
+# The module and the class of each.
+_CLASSES = {
+    "horovod": ("horovod", "Horovod"),
+    "ddp": ("ddp", "DDP"),
+    "fsdp": ("fsdp", "FSDP"),
+    "data-parallel": ("data_parallel", "DataParallel"),
+    "model-parallel": ("model_parallel", "ModelParallel"),
+    "single": ("single", "Single"),
+}
+STRATEGIES = tuple(_CLASSES)
+
+# The flags of StrategyConfig that PyTorch has, and the strategies that look at them.
+_FLAGS = {
+    "compression": ("horovod",),
+    "op": ("horovod",),
+    "accumulate_steps": ("horovod", "ddp", "fsdp", "data-parallel", "single"),
+    "sync_batch_norm": ("horovod", "ddp", "fsdp"),
+    "num_gpus": ("ddp", "fsdp", "data-parallel"),
+    "bucket_size": ("ddp",),
+    "static_graph": ("ddp",),
+    "gradient_as_bucket_view": ("ddp",),
+    "comm_hook": ("ddp",),
+    "stages": ("model-parallel",),
+    "micro_batches": ("model-parallel",),
+}
 
 
-def create(name: str, place: Placement) -> Single:
-    """The strategy of that name; its libraries are imported now and no earlier."""
+def create(config: TrainConfig, place: Placement) -> Single:
+    """The configured strategy; its libraries are imported now and no earlier."""
+    module, name = _CLASSES[config.strategy]
+    return getattr(importlib.import_module(f"allstep.pytorch.strategies.{module}"), name)(place, config.parallel)
+
+
+def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
+    """How many ranks this process has to start on this host; 0 where it is a rank itself.
+
+    Raises:
+        UserError: a flag was given that the strategy does not look at, or both a launcher and a number of ranks.
+    """
+    check_flags(config, _FLAGS, "PyTorch", "TensorFlow")
+    flags = config.parallel
+    if place.launcher is None:
+        wanted = {"ddp": flags.num_gpus, "fsdp": flags.num_gpus, "model-parallel": flags.stages}.get(config.strategy)
+        return wanted if wanted and wanted > 1 else 0
+    if flags.num_gpus and place.launcher != "allstep":
+        raise UserError(
+            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {place.launcher}, which starts "
+            "the ranks itself; leave one of them out"
+        )
+    return 0
+
+
+def availability(name: str) -> str | None:
+    """Why this machine cannot run the strategy of that name, or None where it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed: run make setup"
     if name == "horovod":
-        from allstep.pytorch.strategies.horovod import Horovod
+        try:
+            import horovod.torch  # noqa: F401
+        except ImportError as error:
+            return f"Horovod is not installed, or not built for this PyTorch: run make setup ({error})"
+    if name in ("ddp", "fsdp", "model-parallel"):
+        import torch.distributed
 
-        return Horovod(place)
-    from allstep.pytorch.strategies.single import Single
-
-    return Single(place)
+        if not torch.distributed.is_available():
+            return "this PyTorch was built without torch.distributed"
+    return None

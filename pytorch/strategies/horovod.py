@@ -10,37 +10,65 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from allstep.common.errors import Fault
+from allstep.common.config import StrategyConfig
+from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
+from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.single import Single
 
 
 class Horovod(Single):
     """The five steps in Horovod."""
 
-    def __init__(self, place: Placement) -> None:
-        super().__init__(place)
+    name = "horovod"
+
+    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
+        super().__init__(place, flags)
         if place.launcher is None:
             # A process started alone has no MPI job to join.
             os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
             os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
 
     def init(self) -> None:
+        if self.place.launcher == "torchrun":
+            raise UserError(
+                "expected horovodrun, mpirun or srun for --strategy horovod, received torchrun; start it by "
+                f"horovodrun -np {self.place.world_size}, or give --strategy ddp"
+            )
         hvd.init()
         if hvd.size() != self.place.world_size:
             raise Fault(
                 f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, Horovod sees {hvd.size()}; "
                 "they would train independently: start the job by horovodrun, or by the mpirun of this environment"
             )
+        if self.flags.op == "adasum" and (not hvd.mpi_enabled() or hvd.size() & (hvd.size() - 1)):
+            raise UserError(
+                f"expected a power of two of ranks under MPI for --op adasum, received {hvd.size()} under "
+                f"{'MPI' if hvd.mpi_enabled() else 'Gloo'}; use horovodrun --mpi with 2, 4, 8... ranks"
+            )
         self.rank = hvd.rank()
 
-    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    def wrap(
+        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(network, self.sum_over_ranks)
+        return network, hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=network.named_parameters(),
+            compression=hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none,
+            op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op],
+            backward_passes_per_step=self.flags.accumulate_steps,
+        )
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         if optimizer.state:  # Horovod would take a step with a fresh optimizer to have something to send
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Sum `tensor` over all ranks, in place."""
+        return hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         return hvd.allreduce(torch.from_numpy(values), op=hvd.Sum, name="allstep.sum").numpy()
@@ -49,8 +77,10 @@ class Horovod(Single):
         return hvd.allgather(torch.from_numpy(values)[None], name="allstep.gather").numpy()
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        handles = {name: hvd.broadcast_async(torch.from_numpy(np.array(array)), 0, name=f"allstep.{name}")
-                   for name, array in arrays.items()}
+        handles = {
+            name: hvd.broadcast_async(torch.from_numpy(np.array(array)), 0, name=f"allstep.{name}")
+            for name, array in arrays.items()
+        }
         return {name: hvd.synchronize(handle).numpy() for name, handle in handles.items()}
 
     def barrier(self) -> None:

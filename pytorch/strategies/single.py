@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
+from allstep.common.config import StrategyConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement, threads_per_rank
 
@@ -14,8 +17,10 @@ from allstep.common.launcher import Placement, threads_per_rank
 class Single:
     """The five steps without other ranks. The other strategies override what they do differently."""
 
-    def __init__(self, place: Placement) -> None:
-        self.place = place
+    name = "single"
+
+    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
+        self.place, self.flags = place, flags
         self.rank = place.rank
         self.world_size = place.world_size
 
@@ -27,9 +32,9 @@ class Single:
         """
         if self.place.world_size > 1:
             raise UserError(
-                f"expected one process for --strategy single, received {self.place.world_size} from "
+                f"expected one process for --strategy {self.name}, received {self.place.world_size} from "
                 f"{self.place.launcher}; they would train {self.place.world_size} times independently: "
-                "use --strategy horovod or start one process"
+                "use --strategy horovod or ddp, or start one process"
             )
 
     def pin_device(self) -> torch.device:
@@ -38,17 +43,66 @@ class Single:
         if not torch.cuda.is_available():
             return torch.device("cpu")
         if self.place.local_size > torch.cuda.device_count():
-            raise UserError(f"expected at most one rank per GPU, received {self.place.local_size} ranks for "
-                            f"{torch.cuda.device_count()} GPUs; start fewer ranks or set CUDA_VISIBLE_DEVICES= for CPUs")
+            raise UserError(
+                f"expected at most one rank per GPU, received {self.place.local_size} ranks for "
+                f"{torch.cuda.device_count()} GPUs; start fewer ranks or set CUDA_VISIBLE_DEVICES= for CPUs"
+            )
         torch.cuda.set_device(self.place.local_rank)
         return torch.device("cuda", self.place.local_rank)
 
-    def wrap(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """3. Have gradients averaged over ranks before they are applied."""
-        return model, optimizer
+    def wrap(
+        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """3. Have gradients averaged over ranks before they are applied.
+
+        Returns: what to call in a training step in place of `network`, and the optimizer.
+        """
+        return network, optimizer
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Give every rank the weights and the optimizer state of rank 0."""
+
+    # What a step is made of.
+
+    def a_pass(self, model: torch.nn.Module, *, last: bool) -> contextlib.AbstractContextManager:
+        """Around each forward and backward pass of a step; gradients meet in the last one."""
+        return contextlib.nullcontext()
+
+    def forward_backward(
+        self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, loss_weight: float
+    ) -> torch.Tensor:
+        """Add the gradients of the weighted sum of losses to those of `model`.
+
+        Returns: the sum of the losses of this rank's samples.
+        """
+        loss_sum = cross_entropy(model(images), labels, reduction="sum")
+        (loss_sum * loss_weight).backward()
+        return loss_sum.detach()
+
+    def forward(self, model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor | None:
+        """Logits of `images`, or None where another rank has them."""
+        return model(images)
+
+    # What each rank holds of the state.
+
+    def whole(self, tensor: torch.Tensor) -> np.ndarray:
+        """A weight or an optimizer slot; all ranks call it."""
+        return tensor.detach().cpu().numpy()
+
+    def part(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of `array`, as it holds `like`."""
+        return torch.from_numpy(array.copy()).to(like.device)
+
+    def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """The whole state on rank 0, of which this rank holds `tensors`; nothing on the others. All ranks call it."""
+        arrays = {}
+        for name, tensor in tensors.items():
+            array = self.whole(tensor)
+            if self.place.rank == 0:
+                arrays[name] = array
+        return arrays
+
+    # What the engine itself says to the other ranks.
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         return values

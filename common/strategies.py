@@ -1,0 +1,45 @@
+"""What both frameworks do with their tables of strategies: check their flags, and list them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from allstep.common.config import StrategyConfig, TrainConfig
+from allstep.common.errors import UserError
+from allstep.common.launcher import Placement
+
+
+def check_flags(config: TrainConfig, served: Mapping[str, Sequence[str]], framework: str, other: str) -> None:
+    """Refuse a flag that the chosen strategy would not look at.
+
+    Args:
+        served: for each field of StrategyConfig that `framework` has, the strategies that look at it.
+        framework, other: names of this framework and of the other one, for the message.
+
+    Raises:
+        UserError: names the flag and the strategies that it is for.
+    """
+    for item in dataclasses.fields(StrategyConfig):
+        value, names = getattr(config.parallel, item.name), served.get(item.name, ())
+        if value != item.default and config.strategy not in names:
+            place = f"--strategy {' or '.join(names)}" if names else other
+            raise UserError(
+                f"expected --{item.name.replace('_', '-')} with {place} alone, received {value} with "
+                f"--strategy {config.strategy} in {framework}; leave it out"
+            )
+
+
+def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], place: Placement) -> None:
+    """Print each strategy and whether this machine can run it: the answer to --list-strategies.
+
+    Args:
+        availability: for a name, why this machine cannot run it, or None where it can.
+        place: rank 0 alone prints.
+    """
+    if place.rank:
+        return
+    width = max(map(len, names))
+    for name in names:
+        reason = availability(name)
+        print(f"{name:{width}}  {'available' if reason is None else f'not available: {reason}'}")

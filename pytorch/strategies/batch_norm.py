@@ -1,0 +1,71 @@
+"""Batch norm over the global batch. PyTorch's and Horovod's own do it on GPUs alone; this one does it on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Reduce = Callable[[torch.Tensor, str], torch.Tensor]
+"""Sums a tensor over all ranks, in place; the name is the same on all of them and no other sum's."""
+
+
+def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, prefix: str = "") -> None:
+    """Replace each batch norm in `network`; the new ones have the same parameters by the same names."""
+    for name, child in network.named_children():
+        if isinstance(child, _BatchNorm):
+            setattr(network, name, GlobalBatchNorm(child, reduce, prefix + name))
+        else:
+            synchronise_batch_norm(child, reduce, f"{prefix}{name}.")
+
+
+class GlobalBatchNorm(_BatchNorm):
+    """Batch norm whose mean and variance are those of the samples of all ranks, however many each has."""
+
+    def __init__(self, local: _BatchNorm, reduce: Reduce, name: str) -> None:
+        super().__init__(local.num_features, local.eps, local.momentum, local.affine, local.track_running_stats)
+        self.__dict__["_parameters"], self.__dict__["_buffers"] = local._parameters, local._buffers
+        self._reduce, self._name = reduce, name
+
+    def _check_input_dim(self, values: torch.Tensor) -> None:
+        """The batch norm that this one replaces knew its dimensions; here any do."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Normalise `values`, (samples, channels, ...), over all axes but the channels'."""
+        if not self.training:
+            return super().forward(values)
+        axes = [axis for axis in range(values.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        count = values.new_tensor([values.numel() / values.shape[1]])
+        # The mean first, the variance around it then: the sum of squares alone would lose digits.
+        sums = self._sum(torch.cat([values.sum(axes), count]), "mean")
+        mean, count = sums[:-1] / sums[-1], sums[-1]
+        centred = values - mean.view(shape)
+        variance = self._sum(centred.square().sum(axes), "variance") / count
+        self._track(mean.detach(), variance.detach() * count / (count - 1))
+        normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
+        return normalised * self.weight.view(shape) + self.bias.view(shape) if self.affine else normalised
+
+    def _sum(self, values: torch.Tensor, what: str) -> torch.Tensor:
+        return _SumOverRanks.apply(values, self._reduce, f"batch_norm.{self._name}.{what}")
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        if self.track_running_stats:
+            self.num_batches_tracked += 1
+            momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+            self.running_mean.lerp_(mean, momentum)
+            self.running_var.lerp_(variance, momentum)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """y = sum of x over ranks, on all ranks; so the gradient of x is the sum over ranks of the gradients of y."""
+
+    @staticmethod
+    def forward(ctx, values: torch.Tensor, reduce: Reduce, name: str) -> torch.Tensor:
+        ctx.reduce, ctx.name = reduce, name
+        return reduce(values.clone(), name)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.reduce(gradient.clone(), f"{ctx.name}.gradient"), None, None

@@ -1,0 +1,34 @@
+"""DataParallel: one process, several GPUs; each step copies the network to all and adds their gradients up on one."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from allstep.common.errors import UserError
+from allstep.pytorch.strategies.single import Single
+
+
+class DataParallel(Single):
+    """The five steps in one process; DDP is faster on the same GPUs."""
+
+    name = "data-parallel"
+
+    def pin_device(self) -> torch.device:
+        self._num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 1
+        if self.flags.num_gpus:
+            if self.flags.num_gpus > self._num_devices:
+                raise UserError(
+                    f"expected --num-gpus to be at most {self._num_devices}, the devices of this machine, "
+                    f"received {self.flags.num_gpus}; lower it"
+                )
+            self._num_devices = self.flags.num_gpus
+        if self._num_devices == 1:
+            print("allstep: data-parallel runs on one device", file=sys.stderr, flush=True)
+        return super().pin_device()
+
+    def wrap(
+        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        return torch.nn.DataParallel(network, device_ids=list(range(self._num_devices))), optimizer

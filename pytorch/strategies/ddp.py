@@ -1,0 +1,51 @@
+"""DistributedDataParallel: one process a GPU or core, gradients averaged bucket by bucket as backward fills them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
+from allstep.pytorch.strategies.process_group import ProcessGroup
+
+# PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
+# buckets in the first one.
+_POWERSGD_FIRST_STEP = 2
+
+
+class DDP(ProcessGroup):
+    """The five steps in DDP; `ProcessGroup` has the first, `Single` the second."""
+
+    name = "ddp"
+
+    def wrap(
+        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(network, self.sum_over_ranks)
+        model = DistributedDataParallel(
+            network,
+            bucket_cap_mb=self.flags.bucket_size,
+            gradient_as_bucket_view=self.flags.gradient_as_bucket_view,
+            # A static graph reduces in every backward pass, also in those that only add up.
+            static_graph=self.flags.static_graph and self.flags.accumulate_steps == 1,
+        )
+        if self.flags.comm_hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_POWERSGD_FIRST_STEP)
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif self.flags.comm_hook != "none":
+            model.register_comm_hook(None, getattr(default_hooks, f"{self.flags.comm_hook}_compress_hook"))
+        return model, optimizer
+
+    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """4. DistributedDataParallel has done it when it was made."""
+
+    def a_pass(self, model: DistributedDataParallel, *, last: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if last else model.no_sync()
+
+    def forward(self, model: DistributedDataParallel, images: torch.Tensor) -> torch.Tensor:
+        """Without DDP, which would send buffers: some ranks may have fewer batches to evaluate."""
+        return model.module(images)

@@ -1,0 +1,58 @@
+"""Fully sharded data parallel: as DDP, but each rank keeps a part of every weight, gradient and optimizer slot.
+
+A layer's weights are gathered just before they are used and dropped after; its gradients are averaged and cut in
+one reduce-scatter (Rajbhandari et al. 2020, ZeRO stage 3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
+from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
+
+
+class FSDP(ProcessGroup):
+    """The five steps in FSDP; `ProcessGroup` has the first, `Single` the second."""
+
+    name = "fsdp"
+
+    def wrap(
+        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(network, self.sum_over_ranks)
+        broadcast_from_rank_0(network)
+        device = next(network.parameters()).device
+        mesh = dist.init_device_mesh(device.type, (self.world_size,))
+        for layer in network.children():
+            if any(True for _ in layer.parameters()):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(network, mesh=mesh)
+        # The shards are new parameters.
+        [group] = optimizer.param_groups
+        group["params"] = list(network.parameters())
+        return network, optimizer
+
+    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """4. Done in `wrap`, before a rank had but a part."""
+
+    def a_pass(self, model: FSDPModule, *, last: bool) -> contextlib.AbstractContextManager:
+        model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def whole(self, tensor: torch.Tensor) -> np.ndarray:
+        return super().whole(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    def part(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        tensor = super().part(array, like)
+        if not isinstance(like, DTensor):
+            return tensor
+        # Every rank has the whole array: nothing needs to be sent.
+        return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)

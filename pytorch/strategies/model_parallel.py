@@ -1,0 +1,129 @@
+"""Model parallel: the network is cut over processes, and portions of a batch flow through them as in a pipeline.
+
+Every rank is a stage: a run of layers. It hands its activations on to the next stage and gets their gradients back;
+while a stage computes one portion, its neighbours compute others (Narayanan et al. 2019, schedule 1F1B).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.functional import cross_entropy, pad
+
+from allstep.common.errors import UserError
+from allstep.common.sharding import rank_slice
+from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
+
+_NO_LABEL = -100  # has neither loss nor gradient in cross_entropy
+
+
+class ModelParallel(ProcessGroup):
+    """The five steps in a pipeline: `wrap` cuts the network instead of averaging gradients.
+
+    All stages take the same samples. So for the engine there is one rank that reads them, and no weights to compare.
+    """
+
+    name = "model-parallel"
+
+    def init(self) -> None:
+        if self.flags.stages != self.place.world_size:
+            raise UserError(
+                f"expected as many processes as --stages, {self.flags.stages}, received {self.place.world_size} from "
+                f"{self.place.launcher}; start {self.flags.stages} or give --stages {self.place.world_size}"
+            )
+        super().init()
+        self.rank, self.world_size = 0, 1
+        self._stage_number, self._last = self.place.rank, self.flags.stages - 1
+        self._loss_weight = 0.0
+
+    def wrap(
+        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """3. Keep this stage's layers; of the others `network` keeps names and shapes alone."""
+        broadcast_from_rank_0(network)
+        begin, end = self._cut(network)
+        stage = network[begin:end]
+        for index, layer in enumerate(network):
+            if not begin <= index < end:
+                layer.to("meta")
+        [group] = optimizer.param_groups
+        group["params"] = list(stage.parameters())
+        return stage, optimizer
+
+    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """4. Done in `wrap`, before a rank had but a part."""
+
+    def _cut(self, network: torch.nn.Module) -> tuple[int, int]:
+        """This stage's layers [begin, end): each stage has as many layers with weights as any other, or one less."""
+        weighted = [index for index, layer in enumerate(network) if any(True for _ in layer.parameters())]
+        if self.flags.stages > len(weighted):
+            raise UserError(
+                f"expected --stages to be at most {len(weighted)}, the layers with weights of this network, "
+                f"received {self.flags.stages}; give fewer stages"
+            )
+        first, after = rank_slice(0, len(weighted), rank=self._stage_number, world_size=self.flags.stages)
+        begin = weighted[first] if first else 0
+        return begin, weighted[after] if after < len(weighted) else len(network)
+
+    def forward_backward(
+        self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, loss_weight: float
+    ) -> torch.Tensor:
+        """Returns: the sum of losses on the last stage, 0 on the others."""
+        images, labels, schedule = self._portions(model, images, labels, training=True)
+        self._loss_weight, losses = loss_weight, []
+        if self._stage_number < self._last:
+            schedule.step(*self._input(images), return_outputs=False)
+            return torch.zeros(())
+        schedule.step(*self._input(images), target=labels, losses=losses, return_outputs=False)
+        return torch.stack(losses).sum().detach() / loss_weight
+
+    def forward(self, model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor | None:
+        """Returns: logits on the last stage, None on the others."""
+        num_samples = len(images)
+        images, _, schedule = self._portions(model, images, None, training=False)
+        logits = schedule.eval(*self._input(images))
+        return None if logits is None else logits[:num_samples]
+
+    def _input(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (images,) if self._stage_number == 0 else ()
+
+    def _portions(
+        self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor | None, *, training: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Schedule1F1B]:
+        """Fill the batch up to equal portions by samples that count for nothing; and the schedule for this size."""
+        num_added = -len(images) % self.flags.micro_batches
+        if num_added:
+            images = torch.cat([images, images[:1].expand(num_added, *images.shape[1:])])
+            labels = None if labels is None else pad(labels, (0, num_added), value=_NO_LABEL)
+        return images, labels, self._schedule(model, len(images) // self.flags.micro_batches, training)
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - one strategy a process
+    def _schedule(self, model: torch.nn.Module, portion_size: int, training: bool) -> Schedule1F1B:
+        """A stage agrees with its neighbours on the shapes of its portions once, so each size has its own."""
+        device = next(model.parameters()).device
+        stage = PipelineStage(model, self._stage_number, self.flags.stages, device)
+        # The losses are sums over samples, and so are the gradients.
+        loss = self._loss if training else None
+        return Schedule1F1B(stage, self.flags.micro_batches, loss_fn=loss, scale_grads=False)
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(logits, labels, reduction="sum", ignore_index=_NO_LABEL) * self._loss_weight
+
+    def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        own = {name: self.whole(tensor) for name, tensor in tensors.items()}
+        of_all = [None] * self.flags.stages if self.place.rank == 0 else None
+        dist.gather_object(own, of_all)
+        return {name: array for part in of_all or [] for name, array in part.items()}
+
+    def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
+        """The last stage alone knows losses; it has those of all samples."""
+        sums = torch.from_numpy(values.copy())
+        dist.broadcast(sums, self._last)
+        return sums.numpy()
+
+    def barrier(self) -> None:
+        dist.all_reduce(torch.zeros(()))

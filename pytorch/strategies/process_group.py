@@ -1,0 +1,106 @@
+"""What the strategies of torch.distributed share: how the ranks find each other, and what the engine tells them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from allstep.common import rendezvous
+from allstep.common.launcher import SPAWN_LISTENER, SPAWN_PORT, Placement
+from allstep.pytorch.strategies.single import Single
+
+_TIMEOUT = timedelta(minutes=5)
+
+
+class ProcessGroup(Single):
+    """Ranks that form torch's default process group: Gloo between CPUs, NCCL between GPUs, MPI where torch has it."""
+
+    def init(self) -> None:
+        if self.place.launcher == "mpirun" and dist.is_mpi_available() and not torch.cuda.is_available():
+            dist.init_process_group("mpi")
+        else:
+            _choose_interface(self.place)
+            # What the engine says travels in the host's memory, by Gloo, beside gradients on GPUs.
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            rank, world_size, store = self.place.rank, self.place.world_size, self._store()
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
+        atexit.register(dist.destroy_process_group)
+
+    def _store(self) -> dist.Store | None:
+        """Where ranks leave their addresses for one another; None for the one of torchrun's agent."""
+        if self.place.launcher == "torchrun":
+            return None
+        if self.place.world_size == 1:
+            return dist.HashStore()
+        host, port, listener = _meet(self.place)
+        # A socket that is open already: no port is chosen that somebody else might take meanwhile.
+        listener = listener.detach() if listener else None
+        is_master = self.place.rank == 0
+        return dist.TCPStore(host, port, self.place.world_size, is_master, _TIMEOUT, master_listen_fd=listener)
+
+    def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Sum `tensor` over all ranks, in place."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
+        sums = torch.from_numpy(values.copy())
+        dist.all_reduce(sums)
+        return sums.numpy()
+
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
+        gathered = torch.empty((self.world_size, *values.shape), dtype=torch.int64)
+        dist.all_gather(list(gathered), torch.from_numpy(values))
+        return gathered.numpy()
+
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        received = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        for tensor in received.values():
+            dist.broadcast(tensor, 0)
+        return {name: tensor.numpy() for name, tensor in received.items()}
+
+    def barrier(self) -> None:
+        self.all_reduce_sum(np.zeros(1))  # dist.barrier would pick a GPU
+
+    def versions(self) -> dict[str, str]:
+        return {"backend": dist.get_backend()}
+
+
+def broadcast_from_rank_0(network: torch.nn.Module) -> None:
+    """Give every rank the weights of rank 0."""
+    for tensor in network.state_dict().values():
+        dist.broadcast(tensor, 0)
+
+
+def _meet(place: Placement) -> tuple[str, int, socket.socket | None]:
+    """Host and port of rank 0, and on rank 0 the socket that listens there."""
+    if place.launcher == "allstep":
+        listener = socket.socket(fileno=int(os.environ[SPAWN_LISTENER])) if place.rank == 0 else None
+        return "127.0.0.1", int(os.environ[SPAWN_PORT]), listener
+    if place.rank:
+        host, _, port = rendezvous.all_gather("", place)[0].rpartition(":")
+        return host, int(port), None
+    host = rendezvous.own_host(place)
+    listener = socket.create_server((host if _on_one_host(place) else "", 0), backlog=place.world_size)
+    port = listener.getsockname()[1]
+    rendezvous.all_gather(f"{host}:{port}", place)
+    return host, port, listener
+
+
+def _choose_interface(place: Placement) -> None:
+    """Gloo takes the interface of the host's name otherwise, which may be open to a network or to none."""
+    if _on_one_host(place):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    elif "HOROVOD_GLOO_IFACE" in os.environ:  # horovodrun has found out which one all hosts share
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
+
+
+def _on_one_host(place: Placement) -> bool:
+    return place.local_size == place.world_size
