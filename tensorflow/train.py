@@ -15,12 +15,15 @@ from allstep.common.config import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
 from allstep.common.quiet import stderr_held_back
-from allstep.tensorflow.strategies import STRATEGIES, create
+from allstep.common.strategies import print_strategies
+from allstep.tensorflow.strategies import STRATEGIES, availability, create
 
 
 def main() -> None:
     place = placement()
     config = parse(STRATEGIES, place)
+    if config.list_strategies:
+        return print_strategies(STRATEGIES, availability, place)
 
     # Imported only now: --help and a mistake in the flags are answered without waiting for the framework.
     os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -32,26 +35,45 @@ def main() -> None:
         from allstep.tensorflow.optimizers import build_optimizer
         from allstep.tensorflow.worker import Worker
 
-    strategy = create(config.strategy, place)
+    strategy = create(config, place)
     # 1. Initialise: who am I, who are the others?
     strategy.init()
     # 2. One process, one device: chosen by local rank.
     device = strategy.pin_device()
+    if strategy.serve():
+        return
+    place = strategy.place
 
     dataset = run.open_dataset(config, place, strategy)
-    model = build_model(config.model, dataset.image_shape, dataset.num_classes)
+    with strategy.scope():
+        model = build_model(config.model, dataset.image_shape, dataset.num_classes)
+        optimizer = build_optimizer(config.optimizer)
+        optimizer.build(model.trainable_variables)
     shapes = {name: array.shape for name, array in export_weights(model).items()}
     import_weights(model, initial_weights(shapes, config.data.seed))
-    optimizer = build_optimizer(config.optimizer)
-    optimizer.build(model.trainable_variables)
 
     # 3. Average gradients over all ranks where they are applied.
     model, optimizer = strategy.wrap(model, optimizer)
     # 4. All ranks start from rank 0's values.
     strategy.broadcast(model, optimizer)
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
-    worker = Worker(model, optimizer, strategy=strategy, device=device, dataset=dataset, slots=config.optimizer.slots)
-    run.train(worker, dataset, config, place)
+    worker = Worker(
+        model,
+        optimizer,
+        strategy=strategy,
+        device=device,
+        dataset=dataset,
+        slots=config.optimizer.slots,
+        accumulate_steps=config.parallel.accumulate_steps,
+    )
+    run.train(
+        worker,
+        dataset,
+        config,
+        place,
+        steps_in_flight=strategy.steps_in_flight,
+        metrics=strategy.metrics,
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator, Mapping, Sequence
+from typing import SupportsFloat
 
 import keras
 import numpy as np
@@ -20,10 +21,19 @@ class Worker:
 
     framework = "tensorflow"
 
-    def __init__(self, model: keras.Model, optimizer: keras.Optimizer, *, strategy: Single, device: str,
-                 dataset: Dataset, slots: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.Optimizer,
+        *,
+        strategy: Single,
+        device: str,
+        dataset: Dataset,
+        slots: Sequence[str],
+        accumulate_steps: int = 1,
+    ) -> None:
         """`slots` are the canonical names of what the optimizer remembers of each weight."""
-        self.collectives = strategy
+        self.collectives, self._accumulate_steps = strategy, accumulate_steps
         self._model, self._optimizer, self._device, self._slots = model, optimizer, device, slots
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
         self._scale, self._shift = 1 / (255 * std), -mean / std
@@ -33,16 +43,23 @@ class Worker:
         self._train_step = tf.function(self._traced_train_step, input_signature=(images, labels, number, number))
         self._eval_step = tf.function(self._traced_eval_step, input_signature=(images, labels))
 
-    def train_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
-        return self._train_step(batch.images, batch.labels, np.float32(batch.loss_weight), np.float32(learning_rate))
+    def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
+        loss_weight = batch.loss_weight * self.collectives.loss_scale
+        return self.collectives.start(
+            self._train_step, batch.images, batch.labels, np.float32(loss_weight), np.float32(learning_rate)
+        )
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         loss_sum, num_correct = self._eval_step(batch.images, batch.labels)
         return float(loss_sum), int(num_correct)
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        return ((weight.name, weight.variable.value.numpy()) for weight in canonical_weights(self._model)
-                if weight.variable.trainable)
+        return (
+            (weight.name, copy.numpy())
+            for weight in canonical_weights(self._model)
+            if weight.variable.trainable
+            for copy in self.collectives.copies(weight.variable)
+        )
 
     def export_weights(self) -> dict[str, np.ndarray]:
         return export_weights(self._model)
@@ -67,22 +84,50 @@ class Worker:
             return tf.config.experimental.get_memory_info("GPU:0")["peak"]
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def _traced_train_step(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor,
-                           learning_rate: tf.Tensor) -> tf.Tensor:
+    def _traced_train_step(
+        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, learning_rate: tf.Tensor
+    ) -> tf.Tensor:
         self._optimizer.learning_rate.assign(learning_rate)
-        variables = self._model.trainable_variables
-        with tf.GradientTape() as tape:
-            logits = self._model(self._normalise(images), training=True)
-            loss_sum = _loss_sum(logits, labels)
-            loss = loss_sum * loss_weight
-        # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
-        gradients = tape.gradient(loss, [variable.value for variable in variables])
-        self._optimizer.apply(gradients, variables)
-        return loss_sum
+        return self.collectives.train(self._train_on_device, images, labels, loss_weight)
 
     def _traced_eval_step(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return self.collectives.evaluate(self._evaluate_on_device, images, labels)
+
+    def _train_on_device(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
+        if self._accumulate_steps == 1:
+            loss_sum, gradients = self._gradients(images, labels, loss_weight)
+        else:
+            loss_sum, gradients = self._accumulated_gradients(images, labels, loss_weight)
+        self._optimizer.apply(gradients, self._model.trainable_variables)
+        return loss_sum
+
+    def _evaluate_on_device(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         logits = self._model(self._normalise(images), training=False)
         return _loss_sum(logits, labels), tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
+
+    def _gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The sum of the samples' losses, and the gradients of that sum times `loss_weight`."""
+        with tf.GradientTape() as tape:
+            loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels)
+            loss = loss_sum * loss_weight
+        # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
+        return loss_sum, tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+
+    def _accumulated_gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The same in passes over parts of the samples, one after the other: memory for one part is enough."""
+        size, num_passes = tf.shape(labels)[0], self._accumulate_steps
+
+        def add_pass(number: tf.Tensor, sums: tuple) -> tuple:
+            part = slice(size * number // num_passes, size * (number + 1) // num_passes)
+            of_part = self._gradients(images[part], labels[part], loss_weight)
+            return number + 1, tf.nest.map_structure(tf.add, sums, of_part)
+
+        zeros = tf.constant(0.0), [tf.zeros(variable.shape) for variable in self._model.trainable_variables]
+        return tf.while_loop(lambda number, _: number < num_passes, add_pass, (0, zeros), parallel_iterations=1)[1]
 
     def _state(self) -> Iterator[tuple[str, CanonicalWeight, keras.Variable]]:
         """Canonical name, layout and variable of each weight and each optimizer slot."""
@@ -90,9 +135,9 @@ class Worker:
         for weight in canonical_weights(self._model):
             yield f"model/{weight.name}", weight, weight.variable
             if weight.variable.trainable:
+                index = trainable[weight.variable.path]
                 for slot in self._slots:
-                    yield (f"optimizer/{weight.name}/{slot}", weight,
-                           self._optimizer.slots[slot][trainable[weight.variable.path]])
+                    yield f"optimizer/{weight.name}/{slot}", weight, self._optimizer.slots[slot][index]
 
     def _normalise(self, images: tf.Tensor) -> tf.Tensor:
         return tf.cast(images, tf.float32) * self._scale + self._shift

@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
 from typing import TYPE_CHECKING
 
+from allstep.common.config import TrainConfig
+from allstep.common.errors import summary
 from allstep.common.launcher import Placement
+from allstep.common.quiet import stderr_held_back
+from allstep.common.strategies import check_flags
 
 if TYPE_CHECKING:
     from allstep.tensorflow.strategies.single import Single
 
-STRATEGIES = ("horovod", "single")
+# The module and the class of each.
+_CLASSES = {
+    "horovod": ("horovod", "Horovod"),
+    "single": ("single", "Single"),
+    "mirrored": ("mirrored", "Mirrored"),
+    "multi-worker-mirrored": ("multi_worker_mirrored", "MultiWorkerMirrored"),
+    "central-storage": ("central_storage", "CentralStorage"),
+    "parameter-server": ("parameter_server", "ParameterServer"),
+}
+STRATEGIES = tuple(_CLASSES)
+
+# The flags of StrategyConfig that TensorFlow has, and the strategies that look at them.
+_FLAGS = {
+    "compression": ("horovod",),
+    "op": ("horovod",),
+    "accumulate_steps": STRATEGIES,
+    "num_devices": ("mirrored", "central-storage"),
+    "communication": ("multi-worker-mirrored",),
+}
 
 
-def create(name: str, place: Placement) -> Single:
-    """The strategy of that name; its libraries are imported now and no earlier."""
+def create(config: TrainConfig, place: Placement) -> Single:
+    """The configured strategy; its libraries are imported now and no earlier.
+
+    Raises:
+        UserError: a flag was given that the strategy does not look at.
+    """
+    check_flags(config, _FLAGS, "TensorFlow", "PyTorch")
+    module, name = _CLASSES[config.strategy]
+    return getattr(importlib.import_module(f"allstep.tensorflow.strategies.{module}"), name)(place, config.parallel)
+
+
+def availability(name: str) -> str | None:
+    """Why this machine cannot run the strategy of that name, or None where it can."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return "TensorFlow is not installed: run make setup"
     if name == "horovod":
-        from allstep.tensorflow.strategies.horovod import Horovod
-
-        return Horovod(place)
-    from allstep.tensorflow.strategies.single import Single
-
-    return Single(place)
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        try:
+            with stderr_held_back():
+                import horovod.tensorflow  # noqa: F401
+        except ImportError as error:
+            return f"Horovod is not installed, or not built for this TensorFlow: run make setup ({summary(error)})"
+    return None

@@ -9,7 +9,8 @@ import horovod
 import keras
 import numpy as np
 
-from allstep.common.errors import Fault
+from allstep.common.config import StrategyConfig
+from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.strategies.single import Single
@@ -18,8 +19,10 @@ from allstep.tensorflow.strategies.single import Single
 class Horovod(Single):
     """The five steps in Horovod."""
 
-    def __init__(self, place: Placement) -> None:
-        super().__init__(place)
+    name = "horovod"
+
+    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
+        super().__init__(place, flags)
         if place.launcher is None:
             # A process started alone has no MPI job to join.
             os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
@@ -32,10 +35,17 @@ class Horovod(Single):
                 f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, Horovod sees {hvd.size()}; "
                 "they would train independently: start the job by horovodrun, or by the mpirun of this environment"
             )
+        if self.flags.op == "adasum" and (not hvd.mpi_enabled() or hvd.size() & (hvd.size() - 1)):
+            raise UserError(
+                f"expected a power of two of ranks under MPI for --op adasum, received {hvd.size()} under "
+                f"{'MPI' if hvd.mpi_enabled() else 'Gloo'}; use horovodrun --mpi with 2, 4, 8... ranks"
+            )
         self.rank = hvd.rank()
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        return model, hvd.DistributedOptimizer(optimizer)
+        compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
+        op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
+        return model, hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)

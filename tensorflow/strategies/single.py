@@ -43,7 +43,7 @@ class Single:
 
     def pin_device(self) -> str:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
-        tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank(self.place))
+        self._share_cores()
         gpus = tf.config.list_physical_devices("GPU")
         if not gpus:
             return "/CPU:0"
@@ -54,6 +54,13 @@ class Single:
         tf.config.experimental.set_memory_growth(gpu, True)
         tf.config.set_visible_devices(gpu, "GPU")
         return "/GPU:0"  # the only visible one
+
+    def serve(self) -> bool:
+        """Whether this rank only computes for another one that trains; returns when that one is gone."""
+        return False
+
+    def _share_cores(self) -> None:
+        tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank(self.place))
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Variables of the model and the optimizer are made inside it."""
@@ -96,6 +103,10 @@ class Single:
 
     def barrier(self) -> None:
         pass
+
+    def metrics(self) -> dict[str, float]:
+        """What the strategy measures besides, for the report of the run."""
+        return {}
 
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that communicate."""

@@ -1,0 +1,128 @@
+"""TF_CONFIG: the addresses and the roles of all processes of a TensorFlow cluster, in TensorFlow's own format.
+
+We write it from the addresses that the ranks have agreed on; a user may give one instead, as Kubernetes' operators do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from allstep.common.errors import UserError
+from allstep.common.launcher import Placement
+
+# Ranks are counted in this order.
+_ORDER = ("chief", "ps", "worker")
+
+
+@dataclass(frozen=True)
+class TFConfig:
+    """A cluster and one process of it."""
+
+    cluster: dict[str, tuple[str, ...]]
+    """host:port of each process, by role."""
+    role: str
+    """That of this process."""
+    index: int
+    """Number of this process in its role."""
+
+    @property
+    def members(self) -> list[tuple[str, int, str]]:
+        """Role, index and host:port of all processes."""
+        return [
+            (role, index, address)
+            for role in _ORDER
+            for index, address in enumerate(self.cluster.get(role, ()))
+        ]
+
+    def to_json(self) -> str:
+        """The value of the environment variable TF_CONFIG."""
+        return json.dumps({"cluster": self.cluster, "task": {"type": self.role, "index": self.index}})
+
+
+def of_workers(addresses: Sequence[str], rank: int) -> TFConfig:
+    """A cluster of equal processes, for MultiWorkerMirroredStrategy."""
+    return TFConfig({"worker": tuple(addresses)}, "worker", rank)
+
+
+def of_parameter_server(addresses: Sequence[str], server: str, rank: int) -> TFConfig:
+    """A cluster for ParameterServerStrategy: rank 0 is the chief and has the parameter `server` too, the rest compute."""
+    cluster = {"chief": (addresses[0],), "ps": (server,), "worker": tuple(addresses[1:])}
+    return TFConfig(cluster, *(("worker", rank - 1) if rank else ("chief", 0)))
+
+
+def parse(text: str, roles: Collection[str]) -> TFConfig:
+    """Read what a user gives as TF_CONFIG for a strategy whose processes have these `roles`.
+
+    Raises:
+        UserError: it is no TF_CONFIG, or one for another strategy.
+    """
+
+    def wrong(expected: str, received: object) -> UserError:
+        return UserError(f"expected {expected} in TF_CONFIG, received {received}; correct it, or unset it and use a launcher")
+
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise wrong("JSON", f"{text[:60]!r} ({error})") from None
+    if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
+        raise wrong('{"cluster": {ROLE: [HOST:PORT, ...]}, "task": {"type": ROLE, "index": NUMBER}}', f"{text[:60]!r}")
+    cluster = content["cluster"]
+    for role, addresses in cluster.items():
+        if role not in roles:
+            raise wrong(f"the roles {', '.join(roles)} for this strategy", repr(role))
+        if not isinstance(addresses, list) or not all(_is_address(address) for address in addresses):
+            raise wrong(f"a list of HOST:PORT for {role}", repr(addresses))
+    addresses = sorted(address for group in cluster.values() for address in group)
+    twice = [one for one, other in pairwise(addresses) if one == other]
+    if twice:
+        raise wrong("an address of its own for each process", f"{twice[0]} twice")
+    task = content.get("task")
+    task = task if isinstance(task, dict) else {}
+    role, index = task.get("type"), task.get("index")
+    index = int(index) if isinstance(index, str) and index.isdecimal() else index
+    if not isinstance(index, int) or not 0 <= index < len(cluster.get(role, ())):
+        raise wrong("a task whose type and index are in the cluster", f"type {role!r}, index {index!r}")
+    return TFConfig({role: tuple(addresses) for role, addresses in cluster.items()}, role, index)
+
+
+def placement(config: TFConfig, launched: Placement) -> Placement:
+    """The place that TF_CONFIG gives this process; where a launcher started it, that must say the same.
+
+    Raises:
+        UserError: the launcher says something else.
+    """
+    members = config.members
+    hosts = list(dict.fromkeys(_host(address) for _, _, address in members))
+    host_of = [hosts.index(_host(address)) for _, _, address in members]
+    rank = next(number for number, member in enumerate(members) if member[:2] == (config.role, config.index))
+    if launched.launcher is None:
+        return Placement(
+            launcher="TF_CONFIG",
+            rank=rank,
+            world_size=len(members),
+            local_rank=host_of[:rank].count(host_of[rank]),
+            local_size=host_of.count(host_of[rank]),
+            cross_rank=host_of[rank],
+            cross_size=len(hosts),
+            hosts=tuple(hosts),
+        )
+    if (rank, len(members)) != (launched.rank, launched.world_size):
+        raise UserError(
+            f"expected TF_CONFIG to say rank {launched.rank} of {launched.world_size} as {launched.launcher} does, "
+            f"received {config.role} {config.index}, process {rank} of {len(members)}; unset TF_CONFIG and it is made for you"
+        )
+    return launched
+
+
+def _is_address(text: object) -> bool:
+    if not isinstance(text, str):
+        return False
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

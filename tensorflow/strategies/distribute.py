@@ -1,0 +1,85 @@
+"""What the strategies of tf.distribute have in common: a step runs on every device of this process.
+
+Gradients are added up over all devices of all ranks inside the optimizer's `apply`, as Keras 3 does wherever it
+finds itself in a `tf.distribute` strategy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import keras
+
+import tensorflow as tf
+from allstep.common.errors import UserError
+from allstep.tensorflow.strategies.single import Single
+
+
+class Distributed(Single):
+    """A strategy of tf.distribute; `pin_device` of the subclass makes it."""
+
+    strategy: tf.distribute.Strategy
+    num_local_devices = 1
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        return self.strategy.scope()
+
+    def train(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
+        return self._on_devices(step, images, labels, *rest)
+
+    def evaluate(self, step: Callable, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return self._on_devices(step, images, labels)
+
+    def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
+        return self.strategy.experimental_local_results(variable.value)
+
+    def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
+        def on_device() -> tf.Tensor:
+            if self.num_local_devices == 1:
+                return step(images, labels, *rest)
+            device, size = tf.distribute.get_replica_context().replica_id_in_sync_group, tf.shape(labels)[0]
+            part = slice(size * device // self.num_local_devices, size * (device + 1) // self.num_local_devices)
+            return step(images[part], labels[part], *rest)
+
+        results = self.strategy.run(on_device)
+        return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)
+
+
+class LocalDevices(Distributed):
+    """One process that uses several devices of its host."""
+
+    def pin_device(self) -> str:
+        self._share_cores()
+        devices = local_devices(self.flags.num_devices)
+        self.num_local_devices = len(devices)
+        self.strategy = self.make_strategy(devices)
+        return devices[0]
+
+    def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
+        """The strategy over `devices`, named as in /GPU:0."""
+        raise NotImplementedError
+
+
+def local_devices(num_devices: int | None) -> list[str]:
+    """Names of the devices to use: the first `num_devices` GPUs, or all; without GPUs the CPU cut into as many.
+
+    Raises:
+        UserError: there are fewer GPUs.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        num_devices = num_devices or 1
+        [cpu] = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
+        return [f"/CPU:{number}" for number in range(num_devices)]
+    num_devices = num_devices or len(gpus)
+    if num_devices > len(gpus):
+        raise UserError(
+            f"expected --num-devices to be at most the number of GPUs, {len(gpus)}, received {num_devices}; "
+            "lower it, or set CUDA_VISIBLE_DEVICES= for CPUs"
+        )
+    tf.config.set_visible_devices(gpus[:num_devices], "GPU")
+    for gpu in gpus[:num_devices]:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    return [f"/GPU:{number}" for number in range(num_devices)]

@@ -1,0 +1,80 @@
+"""MultiWorkerMirroredStrategy: one process a GPU or core, gradients added up by TensorFlow's own all-reduce."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+
+import tensorflow as tf
+from allstep.common import rendezvous, tf_config
+from allstep.common.errors import Fault, UserError
+from allstep.tensorflow.strategies.distribute import Distributed
+
+
+class MultiWorkerMirrored(Distributed):
+    """The five steps in tf.distribute.MultiWorkerMirroredStrategy."""
+
+    name = "multi-worker-mirrored"
+
+    def init(self) -> None:
+        if given := os.environ.get("TF_CONFIG"):
+            config = tf_config.parse(given, roles=("chief", "worker"))
+            self.place = tf_config.placement(config, self.place)
+        else:
+            with rendezvous.free_ports(1) as [port]:
+                addresses = rendezvous.all_gather(f"{rendezvous.own_host(self.place)}:{port}", self.place)
+            config = tf_config.of_workers(addresses, self.place.rank)
+        os.environ["TF_CONFIG"] = config.to_json()
+        self.rank, self.world_size = self.place.rank, self.place.world_size
+        self.loss_scale = 1 / self.world_size
+
+    def pin_device(self) -> str:
+        device = super().pin_device()
+        implementation = tf.distribute.experimental.CommunicationImplementation[self.flags.communication.upper()]
+        if self.flags.communication == "nccl" and "GPU" not in device:
+            raise UserError("expected a GPU with --communication nccl, received none; use ring or auto on CPUs")
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+        )
+        if self.strategy.num_replicas_in_sync != self.world_size:
+            raise Fault(
+                f"{self.place.launcher or 'no launcher'} says {self.world_size} ranks, "
+                f"TensorFlow sees {self.strategy.num_replicas_in_sync}"
+            )
+        return device
+
+    def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
+        variables = [*model.variables, *optimizer.variables]
+        values = self.broadcast_arrays({str(number): v.numpy() for number, v in enumerate(variables)})
+        for number, variable in enumerate(variables):
+            variable.assign(values[str(number)])
+
+    def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
+        return self._sum(values).numpy()
+
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
+        rows = np.zeros((self.world_size, *values.shape), values.dtype)
+        rows[self.rank] = values
+        return self._sum(rows).numpy()
+
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: self._broadcast(array) for name, array in arrays.items()}
+
+    def barrier(self) -> None:
+        self.all_reduce_sum(np.zeros(1))
+
+    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+        # A sum to which the others add nothing; TensorFlow's collectives have no kernels for narrow integers.
+        wire = array.astype(np.int64) if array.dtype.kind in "bu" else array
+        return self._sum(wire if self.rank == 0 else np.zeros_like(wire)).numpy().astype(array.dtype)
+
+    @tf.function(reduce_retracing=True)
+    def _sum(self, values: tf.Tensor) -> tf.Tensor:
+        def on_device() -> tf.Tensor:
+            # The identity puts the values on the device; without one TensorFlow does not know where the sum should go.
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(values))
+
+        return self.strategy.run(on_device)

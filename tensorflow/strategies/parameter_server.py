@@ -1,0 +1,194 @@
+"""ParameterServerStrategy: asynchronous; each worker reads the weights, computes a gradient and applies it at once.
+
+    horovodrun -np 3 python tensorflow/train.py --strategy parameter-server
+
+Rank 0 is the chief: it runs the engine, hands batches to the workers through a ClusterCoordinator, validates, and
+keeps the parameters in a server of its own. All other ranks are workers, which serve until the chief is gone. A
+step is one update by one worker, so the samples of a "global" batch are those of one update. A TF_CONFIG of the user
+may place the parameters on processes of their own, in the role `ps`.
+
+Updates do not wait for each other, so a gradient may be older than the weights it changes. Its staleness is the
+number of updates by others between reading the weights and applying the gradient; the run reports mean and maximum.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+import tensorflow as tf
+from allstep.common import rendezvous, tf_config
+from allstep.common.config import StrategyConfig
+from allstep.common.ending import EXIT_FAULT, leave
+from allstep.common.errors import UserError
+from allstep.common.launcher import Placement, threads_per_rank
+from allstep.common.tf_config import TFConfig
+from allstep.tensorflow.strategies.distribute import Distributed
+
+_LOOK_SECONDS = 0.5
+_CONNECT_SECONDS = 5.0
+_NUM_FAILURES = 2  # in a row, before a process counts as gone
+
+
+class ParameterServer(Distributed):
+    """The five steps in tf.distribute.ParameterServerStrategy; only the chief comes further than the second."""
+
+    name = "parameter-server"
+
+    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
+        super().__init__(place, flags)
+        self._staleness = Staleness()
+        self._servers: list[tf.distribute.Server] = []
+
+    def init(self) -> None:
+        given = os.environ.get("TF_CONFIG")
+        self._cluster = self._cluster_of(given) if given else self._agree()
+        os.environ["TF_CONFIG"] = self._cluster.to_json()
+        # The engine's world: the chief alone goes through the data.
+        self.rank, self.world_size = 0, 1
+        self.steps_in_flight = 2 * len(self._cluster.cluster["worker"])
+
+    def _cluster_of(self, given: str) -> TFConfig:
+        config = tf_config.parse(given, roles=("chief", "ps", "worker"))
+        missing = [role for role in ("chief", "ps", "worker") if role not in config.cluster]
+        if missing:
+            raise UserError(f"expected chief, ps and worker in TF_CONFIG for --strategy {self.name}, found no {missing[0]}")
+        self.place = tf_config.placement(config, self.place)
+        return config
+
+    def _agree(self) -> TFConfig:
+        if self.place.world_size < 2:
+            raise UserError(
+                f"expected at least two processes for --strategy {self.name}, a chief and a worker, received one; "
+                "start it as in horovodrun -np 3"
+            )
+        with rendezvous.free_ports(2) as ports:
+            host = rendezvous.own_host(self.place)
+            texts = rendezvous.all_gather(" ".join(f"{host}:{port}" for port in ports), self.place)
+        first, server = zip(*(text.split() for text in texts), strict=True)
+        config = tf_config.of_parameter_server(first, server[0], self.place.rank)
+        if config.role == "chief":
+            self._start_server(config, "ps", 0)
+        return config
+
+    def pin_device(self) -> str:
+        device = super().pin_device()
+        if self._cluster.role == "chief":
+            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            self.strategy = tf.distribute.ParameterServerStrategy(resolver)
+            self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+            # TensorFlow logs pages about a worker that it has lost; `_watch` says it in a line.
+            tf.get_logger().setLevel("CRITICAL")
+            for member in self._cluster.members:
+                if member[0] == "worker" or (member[0] == "ps" and not self._servers):
+                    threading.Thread(target=self._watch, args=member, daemon=True).start()
+        return device
+
+    def serve(self) -> bool:
+        if self._cluster.role == "chief":
+            return False
+        self._start_server(self._cluster, self._cluster.role, self._cluster.index)
+        [chief] = self._cluster.cluster["chief"]
+        while not _answers(chief):
+            time.sleep(_LOOK_SECONDS)
+        _wait_until_gone(chief)
+        return True
+
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        apply = optimizer.apply
+
+        def apply_after(gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
+            # So that the optimizer counts an update when it is applied, not while its gradients are computed.
+            with tf.control_dependencies(gradients):
+                apply(gradients, variables)
+
+        optimizer.apply, self._num_updates = apply_after, optimizer.iterations
+        return model, optimizer
+
+    def start(self, step: Callable, *args: np.ndarray) -> Update:
+        return Update(self._coordinator.schedule(step, args), self._staleness)
+
+    def train(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        before = tf.identity(self._num_updates.value)
+        with tf.control_dependencies([before]):
+            loss_sum = super().train(step, images, labels, *rest)
+        return loss_sum, self._num_updates.value - before - 1
+
+    def evaluate(self, step: Callable, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return step(images, labels)  # on the chief, when all updates are in
+
+    def metrics(self) -> dict[str, float]:
+        return {"staleness_mean": self._staleness.mean, "staleness_max": self._staleness.max}
+
+    def _start_server(self, config: TFConfig, role: str, index: int) -> None:
+        options = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads_per_rank(self.place))
+        if role == "ps":
+            options.device_count["GPU"] = 0
+        self._servers.append(
+            tf.distribute.Server(config.cluster, job_name=role, task_index=index, protocol="grpc", config=options)
+        )
+
+    def _watch(self, role: str, index: int, address: str) -> None:
+        """End the run when a process that serves is gone: TensorFlow would wait for it to come back."""
+        _wait_until_gone(address)
+        world_size, num_workers = self.place.world_size, len(self._cluster.cluster["worker"])
+        rank = index + (1 if role == "ps" else world_size - num_workers)
+        leave(
+            EXIT_FAULT,
+            f"allstep: rank 0 of {world_size} stopped: rank {rank} ({role} {index} at {address}) is gone; it was killed, "
+            "or its host cannot be reached",
+        )
+
+
+@dataclass
+class Staleness:
+    """How many updates by others gradients have missed, over all updates so far."""
+
+    num_updates: int = 0
+    sum: int = 0
+    max: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.sum / self.num_updates if self.num_updates else 0.0
+
+    def add(self, staleness: int) -> None:
+        self.num_updates += 1
+        self.sum += staleness
+        self.max = max(self.max, staleness)
+
+
+class Update:
+    """An update that some worker computes; `float()` waits for it and gives the sum of its losses."""
+
+    def __init__(self, result: tf.distribute.coordinator.RemoteValue, staleness: Staleness) -> None:
+        self._result, self._staleness = result, staleness
+
+    def __float__(self) -> float:
+        loss_sum, staleness = self._result.fetch()
+        self._staleness.add(int(staleness))
+        return float(loss_sum)
+
+
+def _wait_until_gone(address: str) -> None:
+    """Return when nobody listens at host:port any more."""
+    num_failures = 0
+    while num_failures < _NUM_FAILURES:
+        time.sleep(_LOOK_SECONDS)
+        num_failures = 0 if _answers(address) else num_failures + 1
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
