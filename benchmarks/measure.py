@@ -155,7 +155,12 @@ def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def epoch_rates(output_dir: Path) -> list[float]:
-    """Images per second of each epoch of a trainer's run but the first, which warms up."""
-    events = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
-    return [event["images_per_second"] for event in events if event["event"] == "epoch"][1:]
+def events(output_dir: Path, name: str) -> list[dict]:
+    """The events of that name in a run's metrics.jsonl, in order."""
+    lines = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
+    return [event for event in lines if event["event"] == name]
+
+
+def epoch_rates(output_dir: Path, *, num_warmup: int = 1) -> list[float]:
+    """Images per second of each epoch of a trainer's run after the first ones, which warm up."""
+    return [event["images_per_second"] for event in events(output_dir, "epoch")][num_warmup:]

@@ -29,6 +29,7 @@ from pathlib import Path
 from allstep.benchmarks.measure import (
     Figure,
     epoch_rates,
+    events,
     interleaved,
     job,
     largest_relative_difference,
@@ -91,7 +92,7 @@ class Bench:
         """Whether the trainer and the hand-written loop train the same thing."""
         output = self._new_output()
         run(job(f"allstep.{self.framework}.train", *self._flags(output, epochs=1), "--log-every", 1))
-        ours = [event["loss"] for event in self._events(output) if event["event"] == "step"]
+        ours = [event["loss"] for event in events(output, "step")]
         reference = self._handwritten(1)["losses"]
         return Figure(f"{self.framework}: largest difference of losses", ours[-1], reference[-1],
                       largest_relative_difference(ours, reference), "<= 1e-4")
@@ -113,8 +114,7 @@ class Bench:
         """The in-step check after an epoch, beside 100 steps of the same run."""
         output, checks = self._new_output(), self._new_output()
         run(job("allstep.benchmarks.timed_check", self.framework, checks, *self._flags(output)))
-        epochs = [event for event in self._events(output) if event["event"] == "epoch"]
-        step_seconds = statistics.median(epoch["epoch_seconds"] for epoch in epochs[1:]) / self.effort.steps_per_epoch
+        step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in epoch_rates(output))
         # The first two checks come after the broadcast and after step 1.
         check_seconds = statistics.median(json.loads(checks.read_text())[3:])
         return Figure(f"{self.framework}: in-step check / 100 steps", check_seconds, 100 * step_seconds,
@@ -133,10 +133,6 @@ class Bench:
 
     def _new_output(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self._directory)) / "output"
-
-    @staticmethod
-    def _events(output: Path) -> list[dict]:
-        return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
 def figures(bench: Bench) -> tuple[list[Figure], dict[str, dict[str, list[float]]]]:

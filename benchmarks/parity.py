@@ -12,8 +12,10 @@ The difference of two losses a and b is |a - b| / |a|. That of two sets of weigh
 elements of a tensor, the largest over all tensors. The exit status is 0 where all are within the bounds, 1 else.
 
 Adam and AdamW divide a gradient by its own running size. Where that is no larger than the rounding errors of its
-sum, the update is made of rounding errors, and yet as large as any other. So the order of a sum, which every number
-of ranks and every framework chooses for itself, moves weights by a part of the learning rate: their bounds are wider.
+sum, the update is made of rounding errors, and yet as large as any other; and it may carry a unit over the kink of
+its ReLU. Starting PyTorch alone from weights changed by half a unit in the last place moved the weights after 50
+steps by 1e-6 to 1e-1 (12 seeds, median 1e-5), where SGD with momentum moved by 5e-7 to 7e-6. So for these two a
+wide bound says no more than that the curves are the same; that the formulas are, tests of the optimizers say.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from allstep.benchmarks.measure import BenchmarkFailed, job, run
-from allstep.common.checkpoint import load
+from allstep.common.checkpoint import TrainState, load
 from allstep.common.cli import Parser, at_least, listed
 from allstep.common.errors import Fault
 
@@ -56,12 +58,13 @@ class Setting:
     bounds: Bounds = Bounds()
 
 
-ADAM_BOUNDS = Bounds(1e-2, 1e-2)
+ADAM_BOUNDS = Bounds(1e-1, 1e-1)  # the module's description says why
+SGD = ("--optimizer", "sgd", "--base-lr", 0.05)
 SETTINGS = {
-    "sgd": Setting(("--optimizer", "sgd", "--momentum", 0)),
-    "momentum": Setting(("--optimizer", "sgd", "--momentum", 0.9)),
-    "nesterov": Setting(("--optimizer", "nesterov", "--momentum", 0.9)),
-    "weight-decay": Setting(("--optimizer", "sgd", "--momentum", 0.9, "--weight-decay", 0.01)),
+    "sgd": Setting((*SGD, "--momentum", 0)),
+    "momentum": Setting((*SGD, "--momentum", 0.9)),
+    "nesterov": Setting(("--optimizer", "nesterov", "--momentum", 0.9, "--base-lr", 0.05)),
+    "weight-decay": Setting((*SGD, "--momentum", 0.9, "--weight-decay", 0.01)),
     "adam": Setting(("--optimizer", "adam", "--base-lr", 0.001), ADAM_BOUNDS),
     "adamw": Setting(("--optimizer", "adamw", "--base-lr", 0.001, "--weight-decay", 0.01), ADAM_BOUNDS),
 }
@@ -155,10 +158,13 @@ def read_curve(output_dir: Path, num_steps: int) -> Curve:
     weights = {}
     for path in sorted((output_dir / "checkpoints").glob("step-*")):
         state = load(path, output_dir, warn=print)
-        weights[state.progress.step] = {
-            name: array for name, array in state.arrays.items() if name.startswith("model/")
-        }
+        weights[state.progress.step] = weights_of(state)
     return Curve(*({step: of[step] for step in of if step <= num_steps} for of in (losses, weights)))
+
+
+def weights_of(state: TrainState) -> dict[str, np.ndarray]:
+    """The weights in a checkpoint, without what the optimizer remembers."""
+    return {name: array for name, array in state.arrays.items() if name.startswith("model/")}
 
 
 def compare(curves: Mapping[tuple[str, Place], Curve]) -> dict[str, dict[int, Difference]]:
@@ -229,13 +235,14 @@ def passes(differences: Mapping[int, Difference], bounds: Bounds, column: str) -
 
 def print_table(optimizer: str, columns: Mapping[str, Mapping[int, Difference]], bounds: Bounds) -> None:
     """One row a step with known weights, then the largest of all rows and the bounds."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("step", title=f"{optimizer}: largest relative differences", title_justify="left")
+    table = Table("step", title=f"{optimizer}: largest relative differences", title_justify="left", box=SIMPLE_HEAD)
     for column in columns:
-        table.add_column(f"{column}\nloss", justify="right")
-        table.add_column(f"{column}\nweights", justify="right")
+        for what in ("loss", "weights"):
+            table.add_column("\n".join([*column.split(), what]), justify="right")
     for step in next(iter(columns.values())):
         table.add_row(str(step), *(cell for column in columns.values() for cell in _cells(column[step])))
     table.add_section()

@@ -29,7 +29,12 @@ class Command:
 
 COMMANDS = {
     "parity": Command(
-        "allstep.benchmarks.parity", "Train alike in both frameworks and on 1, 2 and 4 ranks; print how far they differ."
+        "allstep.benchmarks.parity",
+        "Train alike in both frameworks and on 1, 2 and 4 ranks; print how far they differ.",
+    ),
+    "soak": Command(
+        "allstep.benchmarks.soak",
+        "Kill training at random moments, resume it, and check that it ends as if undisturbed.",
     ),
 }
 
@@ -98,6 +103,6 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "To train: python pytorch/train.py or python tensorflow/train.py, or -m allstep.pytorch.train from anywhere.",
+            "To train: python pytorch/train.py or python tensorflow/train.py, with --help for their flags.",
         ]
     )

@@ -81,22 +81,24 @@ class StrategyConfig:
     """horovod: send gradients as they are, or in half precision."""
 
     op: Literal["average", "sum", "adasum"] = "average"
-    """horovod: what is done with the gradients of all ranks (adasum: Maleki et al. 2021)."""
+    """horovod: what is done with the gradients of all ranks. sum moves the weights by the number of ranks times what
+    average does, as if the learning rate were that much larger. adasum (Maleki et al. 2021) needs MPI and a power of
+    two of ranks, and has another curve than average."""
 
     accumulate_steps: int = 1
-    """Passes of --batch-size samples a rank whose gradients are added up before one optimizer step."""
+    """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
 
     sync_batch_norm: bool = False
     """pytorch: batch norm over the global batch instead of each rank's slice."""
 
     num_gpus: int | None = None
-    """pytorch ddp: without a launcher, start N processes on this host; data-parallel: use N devices."""
+    """pytorch ddp, fsdp: without a launcher, start N processes on this host; data-parallel: use N devices."""
 
     bucket_size: float = 25.0
     """pytorch ddp: megabytes of gradients that are reduced together."""
 
     static_graph: bool = True
-    """pytorch ddp: the network uses the same parameters in every step."""
+    """pytorch ddp: the network uses the same parameters in every step. Without effect under --accumulate-steps."""
 
     gradient_as_bucket_view: bool = True
     """pytorch ddp: gradients live in the buckets and are not copied."""
@@ -150,6 +152,9 @@ class TrainConfig:
     strategy: str | None = None
     """How the ranks are formed and gradients meet; horovod under a launcher and single without where not given."""
 
+    list_strategies: bool = False
+    """Print the strategies and whether this machine can run each, and do nothing else."""
+
     model: Literal["mlp", "cnn"] = "cnn"
     """The network."""
 
@@ -171,7 +176,7 @@ class TrainConfig:
         for part in (self, self.data, self.schedule, self.optimizer, self.parallel, self.output):
             for item in dataclasses.fields(part):
                 value = getattr(part, item.name)
-                if not dataclasses.is_dataclass(value):
+                if not dataclasses.is_dataclass(value) and item.name != "list_strategies":
                     plain = str(value) if isinstance(value, Path) else value
                     flat[item.name.replace("_", "-")] = list(plain) if isinstance(plain, tuple) else plain
         return flat
@@ -279,6 +284,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         ("--accumulate-steps", config.parallel.accumulate_steps, 1),
         ("--stages", config.parallel.stages, 1),
         ("--micro-batches", config.parallel.micro_batches, 1),
+        ("--bucket-size", config.parallel.bucket_size, 0),
         ("--num-gpus", config.parallel.num_gpus, 1),
         ("--num-devices", config.parallel.num_devices, 1),
         ("--log-every", config.output.log_every, 0),

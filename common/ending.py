@@ -35,24 +35,29 @@ def run_rank(main: Callable[[], None]) -> None:
         place = placement()
     except UserError as error:
         place = ALONE
-        _leave(EXIT_USER_ERROR, f"allstep: error: {error}")
+        leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     try:
         main()
     except KeyboardInterrupt:
-        _leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
+        leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
     except UserError as error:
         _wait_for_turn(place.rank)
-        _leave(EXIT_USER_ERROR, f"allstep: error: {error}")
+        leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     except Exception as error:
         cause = error.__cause__ if isinstance(error, Fault) else error
         _wait_for_turn(place.rank + (cause is not None and is_consequence(cause)))
         told = str(error) if isinstance(error, Fault) else summary(error)
-        _leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {_who(place)} stopped: {told}")
+        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {_who(place)} stopped: {told}")
 
 
 def is_consequence(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone."""
-    return type(error).__name__ == "HorovodInternalError" or "Horovod has been shut down" in str(error)
+    return type(error).__name__ in _CONSEQUENCES or any(text in str(error) for text in _CONSEQUENCE_TEXTS)
+
+
+_CONSEQUENCES = ("HorovodInternalError", "UnavailableError", "DistBackendError", "DistNetworkError", "DistStoreError")
+# The latter are Gloo's.
+_CONSEQUENCE_TEXTS = ("Horovod has been shut down", "Connection closed by peer", "Connection reset by peer")
 
 
 def _who(place: Placement) -> str:
@@ -68,7 +73,7 @@ def _wait_for_turn(turn: int) -> None:
         time.sleep(_FIRST_TURN_SECONDS + _TURN_SECONDS * min(turn, _LAST_TURN))
 
 
-def _leave(status: int, message: str) -> None:
+def leave(status: int, message: str) -> None:
     """End the process at once: an orderly shutdown of MPI or Horovod would wait for ranks that never come."""
     sys.stdout.flush()
     if message:

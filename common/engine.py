@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, SupportsFloat
@@ -62,6 +63,10 @@ class Run:
     """Report every N-th step; 0 for none."""
     early_stop_patience: int
     """Stop after N epochs without a lower validation loss; 0 for never."""
+    steps_in_flight: int = 1
+    """Steps under way when the loss of the one before them is looked at; more than 1 where steps are asynchronous."""
+    metrics: Callable[[], Mapping[str, float]] = dict
+    """What the strategy has to add to the events `epoch` and `end`."""
 
 
 def fit(run: Run, progress: Progress) -> None:
@@ -92,12 +97,14 @@ def fit(run: Run, progress: Progress) -> None:
             cumulative_seconds=progress.cumulative_seconds,
             images_per_second=num_samples / epoch_seconds,
             learning_rate=learning_rate(run.schedule, epoch * num_samples - 1),
+            **run.metrics(),
         )
         run.saver.save(progress, validation.accuracy)
     run.reporter.event(
         "end",
         weights_checksum=checksum(worker.export_weights()),
         peak_memory_bytes=worker.peak_memory_bytes(),
+        **run.metrics(),
     )
 
 
@@ -128,28 +135,30 @@ def train_epoch(run: Run, progress: Progress) -> None:
         world_size=worker.collectives.world_size,
     )
     # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
-    unsettled: _Step | None = None
+    unsettled: deque[_Step] = deque()
     started = time.perf_counter()
 
-    def settle() -> None:
-        nonlocal unsettled, started
-        if unsettled:
-            progress.loss_sum += unsettled.settle()
-            unsettled = None
+    def settle(num_left: int = 0) -> None:
+        nonlocal started
+        while len(unsettled) > num_left:
+            step = unsettled.popleft()
+            loss_sum = step.settle()
+            progress.loss_sum += loss_sum
+            if run.log_every and step.number % run.log_every == 0:
+                _report_step(run, step, loss_sum, epoch + step.batch.position.offset / num_samples)
         now = time.perf_counter()
         progress.epoch_seconds, started = progress.epoch_seconds + now - started, now
 
     with _naming_the_step(progress):
         for batch in batches:
             rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
-            taken = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
-            settle()
-            unsettled, progress.step, progress.position = taken, taken.number, batch.position
-            if taken.number == 1:
+            step = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
+            unsettled.append(step)
+            settle(run.steps_in_flight)
+            progress.step, progress.position = step.number, batch.position
+            if step.number == 1:
                 check_in_step(worker.parameters(), worker.collectives, "after step 1")
-            if run.log_every and taken.number % run.log_every == 0:
-                _report_step(run, taken, epoch + batch.position.offset / num_samples)
-            if run.saver.due(taken.number) and batch.position.offset < num_samples:
+            if run.saver.due(step.number) and batch.position.offset < num_samples:
                 settle()
                 run.saver.save(progress)
             run.reporter.progress(epoch + 1, batch.position.offset, num_samples)
@@ -176,8 +185,8 @@ class _Step:
         return loss_sum
 
 
-def _report_step(run: Run, step: _Step, epoch: float) -> None:
-    [loss_sum] = run.worker.collectives.all_reduce_sum(np.array([step.settle()]))
+def _report_step(run: Run, step: _Step, loss_sum: float, epoch: float) -> None:
+    [loss_sum] = run.worker.collectives.all_reduce_sum(np.array([loss_sum]))
     run.reporter.event(
         "step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss_sum / step.batch.num_global
     )
@@ -198,7 +207,9 @@ def evaluate(worker: Worker, split: Split, global_batch: int) -> Evaluation:
     collectives = worker.collectives
     sums = np.zeros(3)
     for batch in validation_batches(split, global_batch, rank=collectives.rank, world_size=collectives.world_size):
+        # A rank without samples takes part: it may hold weights that the others need.
+        loss_sum, num_correct = worker.eval_step(batch)
         if batch.num_samples:
-            sums += (*worker.eval_step(batch), batch.num_samples)
+            sums += (loss_sum, num_correct, batch.num_samples)
     loss_sum, num_correct, num_samples = collectives.all_reduce_sum(sums)
     return Evaluation(loss_sum / num_samples, num_correct / num_samples, int(num_samples))

@@ -7,6 +7,7 @@ parameter, so a check after every epoch costs next to nothing, and an unsynchron
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,20 +17,25 @@ from allstep.common.worker import Collectives
 
 
 def check_in_step(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:
-    """Compare parameters across ranks bit by bit.
+    """Compare parameters across ranks, and across the devices of each rank, bit by bit.
 
     Args:
+        parameters: name and values; a parameter that several devices hold comes once for each, one after the other.
         moment: when it is, for the message: "after step 1".
 
     Raises:
         Fault: on every rank, when any two ranks differ; it names the ranks and the first parameter that differs.
     """
+    names, digests = [], []
+    for name, copies in itertools.groupby(parameters, key=lambda parameter: parameter[0]):
+        _, first = next(copies)
+        if any(first.tobytes() != other.tobytes() for _, other in copies):
+            raise Fault(f"out of step {moment}: the devices of rank {collectives.rank} differ in {name}")
+        if collectives.world_size > 1:
+            names.append(name)
+            digests.append(digest(first))
     if collectives.world_size == 1:
         return
-    names, digests = [], []
-    for name, array in parameters:
-        names.append(name)
-        digests.append(digest(array))
     compare(names, collectives.all_gather(np.array(digests, np.int64)), moment)
 
 

@@ -55,10 +55,15 @@ class _Variables:
     hosts: tuple[str, ...] = ()
 
 
+# Ours, for the ranks of `common.spawn`, which are all on one host.
+SPAWN_PORT, SPAWN_LISTENER = "ALLSTEP_PORT", "ALLSTEP_LISTENER"
+_SPAWN_RANK, _SPAWN_SIZE = "ALLSTEP_RANK", "ALLSTEP_SIZE"
+
 # The innermost launcher comes first: torchrun inside an MPI job sets its own names and leaves those of MPI
 # in place; mpirun inside a Slurm allocation likewise. A Slurm batch script has SLURM_PROCID too, but no
 # SLURM_STEP_ID: only what srun started is a rank.
 _LAUNCHERS = (
+    _Variables("allstep", SPAWN_PORT, (_SPAWN_RANK,), (_SPAWN_SIZE,), (_SPAWN_RANK,), (_SPAWN_SIZE,)),
     _Variables(
         "torchrun",
         "TORCHELASTIC_RUN_ID",
@@ -117,6 +122,12 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
         if variables.marker in environ:
             return _read(variables, environ)
     return ALONE
+
+
+def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> dict[str, str]:
+    """What `common.spawn` tells a rank; `listener` is the socket that rank 0 takes over."""
+    port, number = listener.getsockname()[1], listener.fileno()
+    return {_SPAWN_RANK: f"{rank}", _SPAWN_SIZE: f"{num_ranks}", SPAWN_PORT: f"{port}", SPAWN_LISTENER: f"{number}"}
 
 
 def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import platform
 import sys
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -32,12 +33,23 @@ def open_dataset(config: TrainConfig, place: Placement, collectives: Collectives
         datasets.prepare(config.data)
     collectives.barrier()
     dataset = datasets.load(config.data)
-    validate_for_data(config, len(dataset.train), place.world_size)
+    validate_for_data(config, len(dataset.train), collectives.world_size)
     return dataset
 
 
-def train(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> None:
+def train(
+    worker: Worker,
+    dataset: Dataset,
+    config: TrainConfig,
+    place: Placement,
+    *,
+    steps_in_flight: int = 1,
+    metrics: Callable[[], Mapping[str, float]] = dict,
+) -> None:
     """Train as configured, from the start or from a checkpoint; rank 0 alone reads and writes files.
+
+    Args:
+        steps_in_flight, metrics: see `engine.Run`.
 
     Raises:
         UserError: the output directory cannot be written, or the checkpoint cannot be gone on from.
@@ -47,7 +59,7 @@ def train(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placemen
         if config.output.output_dir and place.rank == 0:
             output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
         state = _load_state(worker, dataset, config, place)
-        schedule = make_schedule(config, len(dataset.train), place.world_size, state)
+        schedule = make_schedule(config, len(dataset.train), worker.collectives.world_size, state)
         progress = saving.resume(worker, state) if state else Progress()
         checkpoints = None
         if output:
@@ -78,6 +90,8 @@ def train(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placemen
                 seed=config.data.seed,
                 log_every=config.output.log_every,
                 early_stop_patience=config.schedule.early_stop_patience,
+                steps_in_flight=steps_in_flight,
+                metrics=metrics,
             ),
             progress,
         )

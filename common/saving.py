@@ -25,7 +25,7 @@ from allstep.common.worker import Collectives, Worker
 class Saver:
     """Saves a run: every `every` steps (0: never in mid-epoch) and when the engine asks for it.
 
-    All ranks take part, since sums over ranks are saved; rank 0 alone has `checkpoints`.
+    All ranks take part, since each may hold a part of what is saved; rank 0 alone has `checkpoints`.
     """
 
     def __init__(
@@ -51,12 +51,13 @@ class Saver:
         if not self._active:
             return
         [loss_sum] = self._worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
+        arrays = self._worker.export_state()
         if self._checkpoints is None:
             return
         epoch, offset = progress.position.epoch, progress.position.offset
         state = TrainState(
             framework=self._worker.framework,
-            arrays=self._worker.export_state(),
+            arrays=arrays,
             progress=SavedProgress(
                 epoch=epoch,
                 offset=offset,

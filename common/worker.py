@@ -14,7 +14,9 @@ class Collectives(Protocol):
     """What the engine itself says to the other ranks; gradients travel inside the strategy's optimizer."""
 
     rank: int
+    """Number of this rank among those that share out the samples."""
     world_size: int
+    """How many share out the samples; stages of a pipeline, which all take the same ones, count as one rank."""
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         """Sum float64 `values` (n,) over all ranks; every rank gets the result."""
@@ -52,11 +54,17 @@ class Worker(Protocol):
         ...
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Trainable weights by name, in the framework's own layout and without a copy where possible."""
+        """Trainable weights by name, in the framework's own layout and without a copy where possible.
+
+        A weight that several devices of this process hold comes once for each, one after the other.
+        """
         ...
 
     def export_weights(self) -> dict[str, np.ndarray]:
-        """All weights by canonical name and layout, the same in both frameworks (see `common.weights`)."""
+        """All weights by canonical name and layout, the same in both frameworks (see `common.weights`).
+
+        All ranks call it, since each may hold a part; what rank 0 gets is valid.
+        """
         ...
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -64,7 +72,10 @@ class Worker(Protocol):
         ...
 
     def export_state(self) -> dict[str, np.ndarray]:
-        """Weights as `model/NAME` and optimizer slots as `optimizer/NAME/SLOT`, all in canonical layout."""
+        """Weights as `model/NAME` and optimizer slots as `optimizer/NAME/SLOT`, all in canonical layout.
+
+        All ranks call it, since each may hold a part; what rank 0 gets is valid.
+        """
         ...
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:

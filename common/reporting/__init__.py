@@ -28,5 +28,5 @@ def open_reporter(config: TrainConfig, rank: int, progress: Progress) -> Reporte
     if directory and config.output.tensorboard:
         from allstep.common.reporting.tensorboard import TensorBoard
 
-        reporters.append(TensorBoard(directory / "tensorboard", purge_step=progress.step))
+        reporters.append(TensorBoard(directory / "tensorboard", progress))
     return Listeners(reporters)
