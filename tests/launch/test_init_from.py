@@ -1,0 +1,62 @@
+"""Weights of one framework start a training in the other. Oracle: the checksum of the weights, equal for equal weights.
+
+A learning rate of 1e-30 moves no weight: such a run ends with what it started from, and validates that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import forward
+import pytest
+from ranks import last, launch, train
+
+from allstep.common.checkpoint import load
+from allstep.common.weights import checksum, initial_weights
+
+# Neither square nor of one channel: an axis that is taken for another shows.
+IMAGE_SHAPE, NUM_CLASSES = (9, 7, 3), 5
+DATA = ("--dataset", "synthetic", "--synthetic-samples", 200, "--synthetic-shape", *IMAGE_SHAPE,
+        "--synthetic-classes", NUM_CLASSES)  # fmt: skip
+STANDING_STILL = ("--base-lr", "1e-30", "--momentum", 0, "--epochs", 1)
+OTHER = {"pytorch": "tensorflow", "tensorflow": "pytorch"}
+
+
+@pytest.mark.parametrize("framework", OTHER)
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_the_other_framework_goes_on_from_the_weights(framework, model, tmp_path):
+    trained = train(framework, "alone", 1, tmp_path / "a", *DATA, "--model", model, "--epochs", 2, "--base-lr", 0.05)
+    flags = (*DATA, "--model", model, *STANDING_STILL, "--init-from", tmp_path / "a")
+    num_ranks = 2 if (framework, model) == ("pytorch", "cnn") else 1
+    launcher = "horovodrun-mpi" if num_ranks == 2 else "alone"
+    started = train(OTHER[framework], launcher, num_ranks, tmp_path / "b", *flags)
+    assert last(started, "end")["weights_checksum"] == last(trained, "end")["weights_checksum"]
+    assert last(started, "end")["weights_checksum"] != checksum(initial(model))
+    received, expected = last(started, "epoch"), last(trained, "epoch")
+    assert received["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-5)
+    assert received["validation_accuracy"] == expected["validation_accuracy"]
+
+
+def initial(model: str) -> dict:
+    return initial_weights(forward.shapes(model, IMAGE_SHAPE, NUM_CLASSES), seed=0)
+
+
+@pytest.mark.parametrize("framework", OTHER)
+def test_both_start_from_the_same_weights(framework, tmp_path):
+    end = last(train(framework, "alone", 1, tmp_path, *DATA, *STANDING_STILL), "end")
+    assert end["weights_checksum"] == checksum(initial("cnn"))
+
+
+def test_a_checkpoint_of_another_model_names_the_first_mismatch(tmp_path):
+    train("pytorch", "alone", 1, tmp_path, *DATA, "--epochs", 1)
+    refused(tmp_path, "--model", "mlp", expected="expected model/fc1.weight (128, 189), received (128, 192)")
+    for path in (tmp_path / "checkpoints").iterdir():
+        assert load(path, tmp_path, warn=print).framework == "pytorch"
+    refused(tmp_path / "nowhere", expected="none is there")
+
+
+def refused(source: Path, *flags: str, expected: str) -> None:
+    result = launch("alone", 1, "pytorch/train.py", *map(str, DATA), *flags, "--init-from", source)
+    assert (result.returncode, result.stdout) == (2, ""), result.output
+    [line] = result.stderr.splitlines()
+    assert line.startswith("allstep: error: ") and expected in line

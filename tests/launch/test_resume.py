@@ -1,0 +1,215 @@
+"""A run that stopped and was resumed ends as if it had not. Oracle: the undisturbed run; for mistakes, the contract.
+
+Bit by bit in PyTorch on the same number of ranks, else weights within 1e-6 and the same number of right answers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from ranks import Result, events, last, launch, run
+
+from allstep.benchmarks import parity, soak
+from allstep.common.checkpoint import load
+
+FRAMEWORKS = ["pytorch", "tensorflow"]
+NUM_STEPS = soak.NUM_STEPS  # 2 epochs of 25
+FLAGS = (*parity.DATA_FLAGS, *parity.SETTINGS["momentum"].flags, "--log-every", 1, "--checkpoint-every", 10)
+
+
+def train(framework: str, num_ranks: int, output_dir: Path, *flags: str | int) -> Result:
+    """A run to its end; alone for one rank."""
+    launcher = "alone" if num_ranks == 1 else "horovodrun-mpi"
+    command = [f"{framework}/train.py", "--output-dir", output_dir, *FLAGS, "--epochs", 2, *flags]
+    result = launch(launcher, num_ranks, *map(str, command))
+    assert result.returncode == 0, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Output directories of undisturbed runs by framework and number of ranks, all checkpoints kept."""
+    made: dict[tuple[str, int], Path] = {}
+
+    def make(framework: str, num_ranks: int) -> Path:
+        key = framework, num_ranks
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("undisturbed")
+            train(framework, num_ranks, made[key], "--keep-checkpoints", 100)
+        return made[key]
+
+    return make
+
+
+def stopped(source: Path, output_dir: Path, *, at: int) -> Path:
+    """A copy of a run as if it had been killed after it told of everything and saved no checkpoint after step `at`."""
+    shutil.copytree(source, output_dir, dirs_exist_ok=True)
+    for path in (output_dir / "checkpoints").iterdir():
+        if path.name > checkpoint(output_dir, at).name:
+            shutil.rmtree(path)
+    return output_dir
+
+
+def checkpoint(output_dir: Path, step: int) -> Path:
+    return output_dir / "checkpoints" / f"step-{step:08d}"
+
+
+def final_weights(output_dir: Path) -> dict:
+    path = checkpoint(output_dir, NUM_STEPS)
+    return parity.weights_of(load(path, path.parent, warn=print))
+
+
+def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> None:
+    received, wanted = events(output_dir), events(expected)
+    told = [(event["event"], event.get("step", event.get("epoch"))) for event in received if event["event"] != "start"]
+    assert told == [(event["event"], event.get("step", event.get("epoch"))) for event in wanted if event["event"] != "start"]
+    if exactly:
+        assert last(received, "end")["weights_checksum"] == last(wanted, "end")["weights_checksum"]
+    else:
+        assert parity.weights_apart(final_weights(expected), final_weights(output_dir)) <= 1e-6
+    for name in ("validation_samples", "validation_accuracy"):
+        assert epochs(received, name) == epochs(wanted, name)
+    for name in ("train_loss", "validation_loss", "learning_rate"):
+        assert epochs(received, name) == pytest.approx(epochs(wanted, name), rel=1e-9 if exactly else 1e-5)
+
+
+def epochs(told: list[dict], name: str) -> list[float]:
+    return [event[name] for event in told if event["event"] == "epoch"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "before", "after"),
+    [("pytorch", 2, 2), ("pytorch", 2, 3), ("pytorch", 2, 1), ("tensorflow", 2, 2), ("tensorflow", 2, 1)],
+)
+def test_goes_on_in_mid_epoch_on_any_number_of_ranks(framework, before, after, undisturbed, tmp_path):
+    source = undisturbed(framework, before)
+    assert epochs(events(source), "validation_samples") == [360, 360]
+    train(framework, after, stopped(source, tmp_path, at=30), "--resume", "latest")
+    assert_ended_alike(tmp_path, source, exactly=framework == "pytorch" and before == after)
+
+
+def test_a_finished_run_goes_on_for_more_epochs(undisturbed, tmp_path):
+    train("pytorch", 1, tmp_path, "--epochs", 1, "--tensorboard")
+    train("pytorch", 1, tmp_path, "--resume", "latest", "--tensorboard")
+    assert_ended_alike(tmp_path, undisturbed("pytorch", 1), exactly=True)
+    assert list((tmp_path / "tensorboard" / "steps").iterdir())
+
+
+def test_a_finished_run_has_nothing_left_to_do(undisturbed, tmp_path):
+    source = undisturbed("pytorch", 1)
+    train("pytorch", 1, stopped(source, tmp_path, at=NUM_STEPS), "--resume", "latest")
+    assert_ended_alike(tmp_path, source, exactly=True)
+
+
+def test_resumes_the_best(undisturbed, tmp_path):
+    """Only the end of an epoch is measured: before the end of the second one, that of the first is the best."""
+    source = undisturbed("pytorch", 1)
+    stopped(source, tmp_path, at=40)
+    train("pytorch", 1, tmp_path, "--resume", "best", "--keep-checkpoints", 100)
+    assert_ended_alike(tmp_path, source, exactly=True)
+    order = {step: json.loads((checkpoint(tmp_path, step) / "manifest.json").read_text())["sequence"] for step in (25, 30)}
+    before = json.loads((checkpoint(source, 50) / "manifest.json").read_text())["sequence"]
+    assert order[25] < before - 1 <= order[30]  # step 30 was trained and saved anew, behind all that was there
+
+
+def test_falls_back_from_a_damaged_checkpoint_with_a_warning(undisturbed, tmp_path):
+    source = undisturbed("pytorch", 1)
+    damaged = checkpoint(stopped(source, tmp_path, at=40), 40) / "model.safetensors"
+    change_a_byte(damaged)
+    result = train("pytorch", 1, tmp_path, "--resume", "latest")
+    [warning] = result.stderr.splitlines()
+    assert warning.startswith("allstep: warning: ") and str(damaged) in warning and "falling back" in warning
+    assert_ended_alike(tmp_path, source, exactly=True)
+
+
+def test_starting_anew_keeps_what_was_there(undisturbed, tmp_path):
+    source = undisturbed("pytorch", 1)
+    stopped(source, tmp_path, at=30)
+    result = train("pytorch", 1, tmp_path)
+    assert "previous-1" in result.stderr and checkpoint(tmp_path / "previous-1", 30).exists()
+    assert_ended_alike(tmp_path, source, exactly=True)
+
+
+def change_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def raise_format(manifest: Path) -> None:
+    manifest.write_text(re.sub(r'"format_version": \d+', '"format_version": 99', manifest.read_text()))
+
+
+MISTAKES = {
+    "another seed": (["--resume", "latest", "--seed", "7"], "expected --seed 0"),
+    "another data set": (["--resume", "latest", "--dataset", "synthetic"], "expected --dataset digits"),
+    "another model": (["--resume", "latest", "--model", "mlp"], "expected --model cnn"),
+    "another optimizer": (["--resume", "latest", "--optimizer", "adam"], "optimizer/conv1.weight/exp_avg (32, 1, 3, 3)"),
+    "no such checkpoint": (["--resume", "{}/nowhere"], "nowhere"),
+    "a changed byte": (["--resume", "{}/checkpoints/step-00000030"], "step-00000030/model.safetensors is damaged"),
+    "a newer format": (["--resume", "latest"], "has format 99"),
+    "nothing there": (["--resume", "latest"], "start without --resume"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_cannot_be_gone_on_from(mistake, undisturbed, tmp_path):
+    stopped(undisturbed("pytorch", 1), tmp_path, at=30)
+    if mistake == "a changed byte":
+        change_a_byte(checkpoint(tmp_path, 30) / "model.safetensors")
+    if mistake == "a newer format":
+        raise_format(checkpoint(tmp_path, 30) / "manifest.json")
+    if mistake == "nothing there":
+        shutil.rmtree(tmp_path / "checkpoints")
+    flags, expected = MISTAKES[mistake]
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    flags = [*map(str, FLAGS), *(flag.format(tmp_path) for flag in flags)]
+    result = launch("alone", 1, "pytorch/train.py", "--output-dir", tmp_path, *flags)
+    assert_refused(result, expected)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_one_of_two_ranks_tells_that_there_is_nothing_to_resume(framework, tmp_path):
+    result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--output-dir", tmp_path, "--resume", "latest")
+    assert result.returncode == 2 and result.output.count("allstep: error: ") == 1, result.output
+    assert "start without --resume" in result.output and "Traceback" not in result.output
+
+
+def test_a_second_run_cannot_write_there(tmp_path):
+    with soak.training("pytorch", 1, tmp_path, "--epochs", 1000) as first:
+        first.wait_for_step(1, delay=0)
+        result = launch("alone", 1, "pytorch/train.py", "--output-dir", tmp_path)
+        assert first.status is None, first.output()
+    assert_refused(result, f"is in use by pid {first.process.pid} on host")
+
+
+def assert_refused(result: Result, expected: str) -> None:
+    assert (result.returncode, result.stdout) == (2, ""), result.output
+    [line] = result.stderr.splitlines()
+    assert line.startswith("allstep: error: ") and expected in line
+
+
+def test_killed_at_random_moments():
+    """The short form of `make soak`; the command says what it checks after each kill and at the end."""
+    result = run("allstep", "soak", "--kills", "4", "--ranks", "1,2", timeout=600)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("\nkill ") == 4 and "0 violations" in result.stdout
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_ranks_stop_early_together(framework, tmp_path):
+    """With this learning rate no weight moves: the second and third epochs bring no gain, and two are waited for."""
+    flags = ("--model", "mlp", "--base-lr", "1e-30", "--early-stop-patience", "2", "--output-dir", tmp_path)
+    result = launch("horovodrun-mpi", 2, f"{framework}/train.py", *flags)
+    assert result.returncode == 0, result.output
+    assert epochs(events(tmp_path), "epoch") == [1, 2, 3]
+    assert last(events(tmp_path), "end")
+    if framework == "pytorch":
+        again = launch("horovodrun-mpi", 2, "pytorch/train.py", *flags, "--resume", "latest")
+        assert again.returncode == 0 and again.stdout == "", again.output
+        assert epochs(events(tmp_path), "epoch") == [1, 2, 3]
