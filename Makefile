@@ -1,5 +1,5 @@
 # Each verb is what a person could type. Python for the environment: make setup PYTHON=python3.12; NCCL: make setup GPU=1.
-.PHONY: setup train test lint bench
+.PHONY: setup train test lint bench soak
 
 # So that the ranks and the tools are those of the environment, activated or not.
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
@@ -19,3 +19,6 @@ lint: setup
 
 bench: setup
 	$(IN_VENV) python -m allstep.benchmarks.overhead
+
+soak: setup
+	$(IN_VENV) allstep soak

@@ -79,8 +79,23 @@ def trainer(model: str, data_dir: Path) -> float:
     """Images per second of the trainer over one epoch."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "output"
-        run(job("allstep.pytorch.train", "--dataset", "mnist", "--data-dir", data_dir, "--model", model,
-                "--batch-size", BATCH_SIZE, "--epochs", 1, "--output-dir", output))
+        run(
+            job(
+                "allstep.pytorch.train",
+                "--dataset",
+                "mnist",
+                "--data-dir",
+                data_dir,
+                "--model",
+                model,
+                "--batch-size",
+                BATCH_SIZE,
+                "--epochs",
+                1,
+                "--output-dir",
+                output,
+            )
+        )
         return epoch_rates(output, num_warmup=0)[0]
 
 
@@ -88,8 +103,18 @@ def example(model: str, data_dir: Path) -> float:
     """Images per second of the example's pipeline over one epoch."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "output"
-        run(job("allstep.benchmarks.handwritten.torchvision_mnist", output, "--data-dir", data_dir,
-                "--model", model, "--batch-size", BATCH_SIZE))
+        run(
+            job(
+                "allstep.benchmarks.handwritten.torchvision_mnist",
+                output,
+                "--data-dir",
+                data_dir,
+                "--model",
+                model,
+                "--batch-size",
+                BATCH_SIZE,
+            )
+        )
         return json.loads(output.read_text())["images_per_second"]
 
 
@@ -97,8 +122,18 @@ def in_memory() -> float:
     """Images per second of the cnn over tensors that lie in memory."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "output"
-        run(job("allstep.benchmarks.handwritten.pytorch_horovod", output, "--num-samples", SAMPLES_IN_MEMORY,
-                "--batch-size", BATCH_SIZE, "--epochs", 3))
+        run(
+            job(
+                "allstep.benchmarks.handwritten.pytorch_horovod",
+                output,
+                "--num-samples",
+                SAMPLES_IN_MEMORY,
+                "--batch-size",
+                BATCH_SIZE,
+                "--epochs",
+                3,
+            )
+        )
         return statistics.median(json.loads(output.read_text())["images_per_second"][1:])
 
 
@@ -116,8 +151,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             measurements[model] = functools.partial(trainer, model, data_dir)
             measurements[f"{model}, example"] = functools.partial(example, model, data_dir)
         samples = interleaved(measurements, 1 if flags.quick else flags.rounds)
-    rows = [figure("cnn", samples, "cnn, example", ">= 2.0"), figure("mlp", samples, "mlp, example", ""),
-            figure("cnn, in memory", samples, "cnn, example", "")]
+    rows = [
+        figure("cnn", samples, "cnn, example", ">= 2.0"),
+        figure("mlp", samples, "mlp, example", ""),
+        figure("cnn, in memory", samples, "cnn, example", ""),
+    ]
     print_table(rows)
     save(flags.output, rows, samples)
     return 0 if all(row.reached for row in rows) else 1
@@ -125,8 +163,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def figure(name: str, samples: dict[str, list[float]], reference: str, target: str) -> Figure:
     """A row of rates."""
-    return Figure(f"{name}: images/s / example's pipeline", statistics.median(samples[name]),
-                  statistics.median(samples[reference]), median_ratio(samples[name], samples[reference]), target)
+    return Figure(
+        f"{name}: images/s / example's pipeline",
+        statistics.median(samples[name]),
+        statistics.median(samples[reference]),
+        median_ratio(samples[name], samples[reference]),
+        target,
+    )
 
 
 if __name__ == "__main__":

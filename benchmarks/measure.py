@@ -79,8 +79,14 @@ def largest_relative_difference(ours: Sequence[float], reference: Sequence[float
 def environment() -> dict[str, str]:
     """That of a user who activated the virtual environment; one thread a rank."""
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {
+        **os.environ,
+        "PATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
 
 
 def job(module: str, *arguments: object, num_ranks: int | None = 2) -> list[str]:
@@ -96,8 +102,15 @@ def running(command: Sequence[str]) -> Iterator[subprocess.Popen]:
     Raises:
         BenchmarkFailed: it failed, or took longer than JOB_SECONDS.
     """
-    process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
         yield process
         output, _ = process.communicate(timeout=JOB_SECONDS)
@@ -138,8 +151,11 @@ def print_table(figures: Sequence[Figure]) -> None:
     print(f"{'':{width}} {'ours':>10} {'reference':>10} {'ratio':>10} {'target':>9}  reached")
     for figure in figures:
         verdict = ("yes" if figure.reached else "NO") if figure.target else ""
-        print(f"{figure.what:{width}} {figure.ours:>10.5g} {figure.reference:>10.5g} {figure.ratio:>10.4g} "
-              f"{figure.target:>9}  {verdict}", flush=True)
+        print(
+            f"{figure.what:{width}} {figure.ours:>10.5g} {figure.reference:>10.5g} {figure.ratio:>10.4g} "
+            f"{figure.target:>9}  {verdict}",
+            flush=True,
+        )
 
 
 def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -> None:

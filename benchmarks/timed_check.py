@@ -1,6 +1,8 @@
 """Train as `train.py` does, and write how long each in-step check took, in seconds, to a JSON file.
 
     horovodrun -np 2 python -m allstep.benchmarks.timed_check pytorch checks.json [flags of train.py]
+
+The first check comes after the broadcast, the second after step 1, the others after each epoch.
 """
 
 from __future__ import annotations

@@ -265,6 +265,12 @@ def _one_line(panel: str) -> str:
     return f"{' '.join(sections[1 if len(sections) > 1 else 0].split())} (--help lists all flags)"
 
 
+_STRATEGIES_OF_ONE = {
+    **dict.fromkeys(("ddp", "fsdp", "data-parallel", "model-parallel"), "PyTorch"),
+    **dict.fromkeys(("mirrored", "multi-worker-mirrored", "central-storage", "parameter-server"), "TensorFlow"),
+}
+
+
 def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -> None:
     """Check what the types do not say.
 
@@ -273,7 +279,9 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     """
     schedule, optimizer = config.schedule, config.optimizer
     if config.strategy not in strategies:
-        raise UserError(f"expected --strategy to be one of {', '.join(strategies)}, received {config.strategy}")
+        framework = _STRATEGIES_OF_ONE.get(config.strategy)
+        hint = f", a strategy of {framework}: start {framework.lower()}/train.py for it" if framework else ""
+        raise UserError(f"expected --strategy to be one of {', '.join(strategies)}, received {config.strategy}{hint}")
     if schedule.batch_size is not None and schedule.global_batch_size is not None:
         raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
     for name, value, least in (

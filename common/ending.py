@@ -45,7 +45,7 @@ def run_rank(main: Callable[[], None]) -> None:
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     except Exception as error:
         cause = error.__cause__ if isinstance(error, Fault) else error
-        _wait_for_turn(place.rank + (cause is not None and is_consequence(cause)))
+        _wait_for_turn(_LAST_TURN if cause is not None and is_consequence(cause) else place.rank)
         told = str(error) if isinstance(error, Fault) else summary(error)
         leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {_who(place)} stopped: {told}")
 

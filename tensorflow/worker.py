@@ -13,7 +13,7 @@ import tensorflow as tf
 from allstep.common.datasets import Dataset
 from allstep.common.loader import Batch
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
-from allstep.tensorflow.strategies.single import Single
+from allstep.tensorflow.strategies.single import Single, cut
 
 
 class Worker:
@@ -39,9 +39,12 @@ class Worker:
         self._scale, self._shift = 1 / (255 * std), -mean / std
         images = tf.TensorSpec((None, *dataset.image_shape), tf.uint8)
         labels, number = tf.TensorSpec((None,), tf.int64), tf.TensorSpec((), tf.float32)
-        # The number of samples is left open, so that a smaller last batch does not compile the step anew.
-        self._train_step = tf.function(self._traced_train_step, input_signature=(images, labels, number, number))
-        self._eval_step = tf.function(self._traced_eval_step, input_signature=(images, labels))
+        # The number of samples is left open, so that a smaller last batch does not compile the step anew. AutoGraph
+        # would rewrite Python's control flow, of which there is none on tensors, and takes longer than all the rest.
+        self._train_step = tf.function(
+            self._traced_train_step, input_signature=(images, labels, number, number), autograph=False
+        )
+        self._eval_step = tf.function(self._traced_eval_step, input_signature=(images, labels), autograph=False)
 
     def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
         loss_weight = batch.loss_weight * self.collectives.loss_scale
@@ -93,41 +96,47 @@ class Worker:
     def _traced_eval_step(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self.collectives.evaluate(self._evaluate_on_device, images, labels)
 
-    def _train_on_device(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
+    def _train_on_device(
+        self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor, loss_weight: tf.Tensor
+    ) -> tf.Tensor:
         if self._accumulate_steps == 1:
-            loss_sum, gradients = self._gradients(images, labels, loss_weight)
+            loss_sum, gradients = self._gradients(images, labels, factor, loss_weight)
         else:
-            loss_sum, gradients = self._accumulated_gradients(images, labels, loss_weight)
+            loss_sum, gradients = self._accumulated_gradients(images, labels, factor, loss_weight)
         self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss_sum
 
-    def _evaluate_on_device(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _evaluate_on_device(
+        self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         logits = self._model(self._normalise(images), training=False)
-        return _loss_sum(logits, labels), tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
+        num_correct = tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
+        return _loss_sum(logits, labels) * factor, num_correct * tf.cast(factor, tf.int64)
 
     def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
+        self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The sum of the samples' losses, and the gradients of that sum times `loss_weight`."""
+        """The sum of the samples' losses times `factor`, and the gradients of that sum times `loss_weight`."""
         with tf.GradientTape() as tape:
-            loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels)
+            loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels) * factor
             loss = loss_sum * loss_weight
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
         return loss_sum, tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
 
     def _accumulated_gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
+        self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The same in passes over parts of the samples, one after the other: memory for one part is enough."""
-        size, num_passes = tf.shape(labels)[0], self._accumulate_steps
 
         def add_pass(number: tf.Tensor, sums: tuple) -> tuple:
-            part = slice(size * number // num_passes, size * (number + 1) // num_passes)
-            of_part = self._gradients(images[part], labels[part], loss_weight)
+            *part, factor_of_part = cut(images, labels, number, self._accumulate_steps)
+            of_part = self._gradients(*part, factor * factor_of_part, loss_weight)
             return number + 1, tf.nest.map_structure(tf.add, sums, of_part)
 
         zeros = tf.constant(0.0), [tf.zeros(variable.shape) for variable in self._model.trainable_variables]
-        return tf.while_loop(lambda number, _: number < num_passes, add_pass, (0, zeros), parallel_iterations=1)[1]
+        return tf.while_loop(
+            lambda number, _: number < self._accumulate_steps, add_pass, (0, zeros), parallel_iterations=1
+        )[1]
 
     def _state(self) -> Iterator[tuple[str, CanonicalWeight, keras.Variable]]:
         """Canonical name, layout and variable of each weight and each optimizer slot."""

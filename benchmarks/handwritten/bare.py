@@ -1,10 +1,13 @@
-"""The trainer's reference for start-up: import what a rank imports, join the others, one all-reduce.
+"""The trainer's reference for start-up: import what a rank imports, join the others, and take one tiny step.
 
     horovodrun -np 2 python -m allstep.benchmarks.handwritten.bare pytorch done
+
+The file `done` appears when the step is taken.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,17 +17,24 @@ def pytorch() -> None:
     import torch
 
     hvd.init()
-    hvd.allreduce(torch.ones(1))
+    model = torch.nn.Linear(1, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    model(torch.ones(1)).sum().backward()
+    optimizer.step()
 
 
 def tensorflow() -> None:
+    os.environ["KERAS_BACKEND"] = "tensorflow"
     import horovod.tensorflow as hvd
     import keras  # noqa: F401 (its import is part of the time)
 
     import tensorflow as tf
 
     hvd.init()
-    hvd.allreduce(tf.ones(1))
+    weight = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = weight * 2.0
+    weight.assign_sub(0.01 * hvd.allreduce(tape.gradient(loss, weight)))
 
 
 if __name__ == "__main__":

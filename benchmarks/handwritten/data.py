@@ -12,6 +12,9 @@ from allstep.common import datasets
 from allstep.common.datasets.config import DataConfig
 from allstep.common.sharding import sample_order
 
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
+
 
 def arguments() -> argparse.Namespace:
     """The flags that the loops share."""
@@ -23,8 +26,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def epoch_in_memory(num_samples: int, epoch: int, *, batch_size: int, rank: int,
-                    world_size: int) -> tuple[np.ndarray, np.ndarray]:
+def epoch_in_memory(
+    num_samples: int, epoch: int, *, batch_size: int, rank: int, world_size: int
+) -> tuple[np.ndarray, np.ndarray]:
     """A rank's samples of an epoch, in order: normalised float32 (n, height, width, channels), labels int64 (n,)."""
     dataset = datasets.load(DataConfig(dataset="synthetic", synthetic_samples=num_samples))
     order = sample_order(np.arange(num_samples), num_samples, seed=0, epoch=epoch)

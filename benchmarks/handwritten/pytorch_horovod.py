@@ -2,6 +2,8 @@
 
     horovodrun -np 2 python -m allstep.benchmarks.handwritten.pytorch_horovod result.json \\
         --num-samples 3840 --batch-size 64 --epochs 3
+
+The network is the trainer's and starts from the same weights; the loop is what this file is about.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import horovod.torch as hvd
 import torch
 from torch.nn.functional import cross_entropy
 
-from allstep.benchmarks.handwritten.data import arguments, epoch_in_memory, write
+from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, epoch_in_memory, write
 from allstep.common.weights import initial_weights
 from allstep.pytorch.models import build_model, export_weights, import_weights
 
@@ -24,14 +26,15 @@ def main() -> None:
 
     model = build_model("cnn", (28, 28, 1), 10)
     import_weights(model, initial_weights({name: w.shape for name, w in export_weights(model).items()}, 0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     rates, losses = [], []
     for epoch in range(flags.epochs):
-        images, labels = epoch_in_memory(flags.num_samples, epoch, batch_size=flags.batch_size, rank=hvd.rank(),
-                                         world_size=hvd.size())
+        images, labels = epoch_in_memory(
+            flags.num_samples, epoch, batch_size=flags.batch_size, rank=hvd.rank(), world_size=hvd.size()
+        )
         images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
         labels = torch.from_numpy(labels)
         hvd.barrier()

@@ -39,7 +39,7 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=flags.batch_size, sampler=sampler)
 
     model = build_model(flags.model, (28, 28, 1), 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 

@@ -6,8 +6,6 @@ while a stage computes one portion, its neighbours compute others (Narayanan et 
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -39,6 +37,7 @@ class ModelParallel(ProcessGroup):
         self.rank, self.world_size = 0, 1
         self._stage_number, self._last = self.place.rank, self.flags.stages - 1
         self._loss_weight = 0.0
+        self._schedules: dict[tuple[int, bool], Schedule1F1B] = {}
 
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
@@ -101,14 +100,16 @@ class ModelParallel(ProcessGroup):
             labels = None if labels is None else pad(labels, (0, num_added), value=_NO_LABEL)
         return images, labels, self._schedule(model, len(images) // self.flags.micro_batches, training)
 
-    @functools.lru_cache(maxsize=8)  # noqa: B019 - one strategy a process
     def _schedule(self, model: torch.nn.Module, portion_size: int, training: bool) -> Schedule1F1B:
-        """A stage agrees with its neighbours on the shapes of its portions once, so each size has its own."""
-        device = next(model.parameters()).device
-        stage = PipelineStage(model, self._stage_number, self.flags.stages, device)
-        # The losses are sums over samples, and so are the gradients.
-        loss = self._loss if training else None
-        return Schedule1F1B(stage, self.flags.micro_batches, loss_fn=loss, scale_grads=False)
+        """A stage agrees with its neighbours on the shapes of its portions once, so each size has its own schedule."""
+        if (portion_size, training) not in self._schedules:
+            device = next(model.parameters()).device
+            stage = PipelineStage(model, self._stage_number, self.flags.stages, device)
+            # The losses are sums over samples, and so are the gradients.
+            loss = self._loss if training else None
+            schedule = Schedule1F1B(stage, self.flags.micro_batches, loss_fn=loss, scale_grads=False)
+            self._schedules[portion_size, training] = schedule
+        return self._schedules[portion_size, training]
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return cross_entropy(logits, labels, reduction="sum", ignore_index=_NO_LABEL) * self._loss_weight

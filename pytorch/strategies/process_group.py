@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
+import time
 from collections.abc import Mapping
-from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from allstep.common import rendezvous
 from allstep.common.launcher import SPAWN_LISTENER, SPAWN_PORT, Placement
 from allstep.pytorch.strategies.single import Single
 
-_TIMEOUT = timedelta(minutes=5)
+_MOMENT_SECONDS = 0.01
 
 
 class ProcessGroup(Single):
@@ -30,8 +32,8 @@ class ProcessGroup(Single):
             # What the engine says travels in the host's memory, by Gloo, beside gradients on GPUs.
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             rank, world_size, store = self.place.rank, self.place.world_size, self._store()
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
-        atexit.register(dist.destroy_process_group)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+        atexit.register(_leave)
 
     def _store(self) -> dist.Store | None:
         """Where ranks leave their addresses for one another; None for the one of torchrun's agent."""
@@ -43,7 +45,7 @@ class ProcessGroup(Single):
         # A socket that is open already: no port is chosen that somebody else might take meanwhile.
         listener = listener.detach() if listener else None
         is_master = self.place.rank == 0
-        return dist.TCPStore(host, port, self.place.world_size, is_master, _TIMEOUT, master_listen_fd=listener)
+        return dist.TCPStore(host, port, self.place.world_size, is_master, master_listen_fd=listener)
 
     def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Sum `tensor` over all ranks, in place."""
@@ -71,6 +73,27 @@ class ProcessGroup(Single):
 
     def versions(self) -> dict[str, str]:
         return {"backend": dist.get_backend()}
+
+
+def _leave() -> None:
+    """Leave the group once its threads are at rest.
+
+    DDP keeps them alive to the end (Gloo, torch 2.14). One that drops its last tensor while Python is being taken
+    apart would wait for Python in vain and abort the process.
+    """
+    dist.destroy_process_group()
+    time.sleep(_MOMENT_SECONDS)  # lets a thread through that waits for Python
+    while _gloo_runs():
+        time.sleep(_MOMENT_SECONDS)
+
+
+def _gloo_runs() -> bool:
+    """Whether a thread of Gloo's computes or waits for a core."""
+    for stat in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if "(pt_gloo_runloop) R" in stat.read_text():
+                return True
+    return False
 
 
 def broadcast_from_rank_0(network: torch.nn.Module) -> None:

@@ -13,7 +13,7 @@ import keras
 
 import tensorflow as tf
 from allstep.common.errors import UserError
-from allstep.tensorflow.strategies.single import Single
+from allstep.tensorflow.strategies.single import Single, cut
 
 
 class Distributed(Single):
@@ -37,10 +37,9 @@ class Distributed(Single):
     def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
         def on_device() -> tf.Tensor:
             if self.num_local_devices == 1:
-                return step(images, labels, *rest)
-            device, size = tf.distribute.get_replica_context().replica_id_in_sync_group, tf.shape(labels)[0]
-            part = slice(size * device // self.num_local_devices, size * (device + 1) // self.num_local_devices)
-            return step(images[part], labels[part], *rest)
+                return step(images, labels, 1.0, *rest)
+            device = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return step(*cut(images, labels, device, self.num_local_devices), *rest)
 
         results = self.strategy.run(on_device)
         return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)

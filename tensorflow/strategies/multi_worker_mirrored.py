@@ -71,7 +71,7 @@ class MultiWorkerMirrored(Distributed):
         wire = array.astype(np.int64) if array.dtype.kind in "bu" else array
         return self._sum(wire if self.rank == 0 else np.zeros_like(wire)).numpy().astype(array.dtype)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(autograph=False, reduce_retracing=True)
     def _sum(self, values: tf.Tensor) -> tf.Tensor:
         def on_device() -> tf.Tensor:
             # The identity puts the values on the device; without one TensorFlow does not know where the sum should go.

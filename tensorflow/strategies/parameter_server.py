@@ -122,7 +122,7 @@ class ParameterServer(Distributed):
         return loss_sum, self._num_updates.value - before - 1
 
     def evaluate(self, step: Callable, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return step(images, labels)  # on the chief, when all updates are in
+        return step(images, labels, 1.0)  # on the chief, when all updates are in
 
     def metrics(self) -> dict[str, float]:
         return {"staleness_mean": self._staleness.mean, "staleness_max": self._staleness.max}

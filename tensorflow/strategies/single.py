@@ -80,13 +80,16 @@ class Single:
     def train(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
         """Inside a compiled training step: run `step` on every device of this process, each with its part of the batch.
 
+        Args:
+            step: takes images, labels, a factor of what it computes (see `cut`), and the rest.
+
         Returns: the sum of what the devices return.
         """
-        return step(images, labels, *rest)
+        return step(images, labels, 1.0, *rest)
 
     def evaluate(self, step: Callable, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """The same for a step of evaluation."""
-        return step(images, labels)
+        return step(images, labels, 1.0)
 
     def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """The variable on each device of this process."""
@@ -111,3 +114,17 @@ class Single:
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that communicate."""
         return {}
+
+
+def cut(
+    images: tf.Tensor, labels: tf.Tensor, number: int | tf.Tensor, num_parts: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Part `number` of some samples, as `sharding.rank_slice` cuts them.
+
+    Returns: images, labels, and the factor of what is computed with them: 0 where the part is empty and has a sample
+    that does not count, since convolutions do not take none; else 1.
+    """
+    size = tf.shape(labels)[0]
+    start, stop = size * number // num_parts, size * (number + 1) // num_parts
+    part = slice(start, tf.maximum(stop, start + 1))
+    return images[part], labels[part], tf.cast(stop > start, tf.float32)

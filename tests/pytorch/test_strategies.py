@@ -1,0 +1,288 @@
+"""Every strategy of PyTorch, by real launches. Oracle: the run of `single` with the same global batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ranks import REPOSITORY, environment, last, run
+from ranks import events as read_events
+
+from allstep.benchmarks.parity import weights_apart
+from allstep.common.checkpoint import load
+from allstep.common.config import parse
+from allstep.common.errors import UserError
+from allstep.common.launcher import ALONE, placement
+from allstep.pytorch.strategies import STRATEGIES, num_ranks_to_spawn
+
+# 2 epochs of 26 steps: no number of ranks divides the batches, and an epoch's last one has a single sample.
+FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 1426, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 57,
+         "--epochs", 2, "--log-every", 1)  # fmt: skip
+MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe", "-np")
+HOROVODRUN_GLOO = ("horovodrun", "--gloo", "--disable-cache", "-np")
+TORCHRUN = ("torchrun", "--nproc-per-node")
+ONE_DEVICE = "allstep: data-parallel runs on one device"
+DDP, FSDP = ("--strategy", "ddp"), ("--strategy", "fsdp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """How a strategy is started."""
+
+    strategy: tuple[str | int, ...]
+    launcher: tuple[str | int, ...] = ()
+    resumes: bool = False
+    """Whether it goes on from a checkpoint that `single` wrote in mid-epoch, instead of from the start."""
+
+
+JOBS = {
+    "horovod": Job(("--strategy", "horovod"), (*MPIRUN, 2)),
+    "horovod, 3 passes": Job(("--strategy", "horovod", "--accumulate-steps", 3), (*HOROVODRUN_GLOO, 2), resumes=True),
+    "ddp": Job((*DDP, "--num-gpus", 2)),
+    "ddp under torchrun, 3 passes": Job((*DDP, "--accumulate-steps", 3), (*TORCHRUN, 2), resumes=True),
+    "ddp under horovodrun": Job((*DDP, "--no-gradient-as-bucket-view"), (*HOROVODRUN_GLOO, 2), resumes=True),
+    "ddp under mpirun": Job((*DDP, "--no-static-graph"), (*MPIRUN, 3), resumes=True),
+    "fsdp": Job((*FSDP, "--num-gpus", 2)),
+    "fsdp, 2 passes": Job((*FSDP, "--num-gpus", 3, "--accumulate-steps", 2), resumes=True),
+    "data-parallel": Job(("--strategy", "data-parallel", "--accumulate-steps", 2)),
+    "model-parallel": Job(("--strategy", "model-parallel")),
+    "model-parallel, 3 stages": Job(("--strategy", "model-parallel", "--stages", 3, "--micro-batches", 3), (*MPIRUN, 3),
+                                    resumes=True),
+}  # fmt: skip
+
+
+def train(output_dir: Path, *flags: str | int | Path, launcher: tuple[str | int, ...] = ()) -> list[dict]:
+    started = (
+        (*launcher, "pytorch/train.py") if "torchrun" in launcher else (*launcher, sys.executable, "pytorch/train.py")
+    )
+    result = run(*started, *flags, "--output-dir", output_dir)
+    assert result.returncode == 0, result.output
+    assert not re.search("Traceback|terminate|allstep: ", result.output.replace(ONE_DEVICE, "")), result.output
+    return read_events(output_dir)
+
+
+def arrays(output_dir: Path, step: int) -> dict:
+    return load(output_dir / "checkpoints" / f"step-{step:08d}", output_dir, warn=print).arrays
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
+    output_dir = tmp_path_factory.mktemp("single")
+    return output_dir, train(output_dir, *FLAGS, "--checkpoint-every", 20)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_same_curve_as_single(name, reference, tmp_path):
+    """Losses, weights and optimizer slots, from the start or from the middle of an epoch, there and at the end."""
+    job, (expected_dir, expected) = JOBS[name], reference
+    resumed = ("--resume", expected_dir / "checkpoints" / "step-00000040") if job.resumes else ()
+    events = train(tmp_path, *FLAGS, "--checkpoint-every", 20, *job.strategy, *resumed, launcher=job.launcher)
+    losses, expected_losses = (
+        {event["step"]: event["loss"] for event in of if event["event"] == "step"} for of in (events, expected)
+    )
+    assert list(losses) == list(range(41 if job.resumes else 1, 53))
+    assert losses == pytest.approx({step: expected_losses[step] for step in losses}, rel=1e-4)
+    assert last(events, "epoch")["validation_samples"] == last(expected, "epoch")["validation_samples"]
+    assert last(events, "epoch")["validation_loss"] == pytest.approx(
+        last(expected, "epoch")["validation_loss"], rel=1e-5
+    )
+    assert last(events, "epoch")["train_loss"] == pytest.approx(last(expected, "epoch")["train_loss"], rel=1e-5)
+    assert last(events, "start")["parameter_count"] == last(expected, "start")["parameter_count"]
+    assert weights_apart(arrays(expected_dir, 52), arrays(tmp_path, 52)) <= 1e-5
+    if not job.resumes:
+        assert weights_apart(arrays(expected_dir, 40), arrays(tmp_path, 40)) <= 1e-5
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "horovod"])
+def test_what_each_rank_computes(strategy):
+    """Compression, operations, hooks and batch norm; the oracles are in the script."""
+    result = run(*MPIRUN, 2, sys.executable, "tests/pytorch/ranks/strategies.py", strategy)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("all right") == 2
+
+
+def test_slurm_s_tasks_meet():
+    """Two processes with the variables that srun sets; there is no Slurm here."""
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2",
+             "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "localhost"}  # fmt: skip
+    command = [sys.executable, "pytorch/train.py", *DDP, "--epochs", "1"]
+    tasks = [
+        subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=environment(**slurm, SLURM_PROCID=number, SLURM_LOCALID=number),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in "01"
+    ]
+    outputs = [task.communicate(timeout=120)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], outputs
+    assert outputs[0].startswith("Epoch =  1:") and outputs[1] == ""
+
+
+BROKEN = """
+from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
+from allstep.pytorch import train, worker
+original, steps = worker.Worker.train_step, 0
+def train_step(self, batch, learning_rate):
+    global steps
+    steps += 1
+    loss = original(self, batch, learning_rate)
+    if placement().rank == 1:
+        {what}
+    return loss
+worker.Worker.train_step = train_step
+run_rank(train.main)
+"""
+DRIFTS = "next(self._network.parameters()).data.view(-1)[7] += 1e-6"
+RAISES = "if steps == 7: raise OSError('lost the disk')"
+DIES = "if steps == 7: import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def run_broken(what: str, tmp_path: Path, *flags: str):
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN.format(what=what))
+    return run(sys.executable, script, *flags, timeout=60)
+
+
+def test_a_drifted_rank_stops_the_job(tmp_path):
+    result = run_broken(DRIFTS, tmp_path, *DDP, "--num-gpus", "2")
+    assert result.returncode == 1, result.output
+    assert result.output.count("out of step after step 1: the weights of rank 1 differ from those of rank 0") == 1
+
+
+def test_a_rank_that_raises_is_named_once(tmp_path):
+    result = run_broken(RAISES, tmp_path, *FSDP, "--num-gpus", "2")
+    assert result.returncode == 1, result.output
+    assert result.output.count(" stopped: ") == 1, result.output
+    assert "rank 1 of 2" in result.output and "step 7 failed: OSError: lost the disk" in result.output
+
+
+def test_a_rank_that_is_killed_ends_the_job(tmp_path):
+    result = run_broken(DIES, tmp_path, *DDP, "--num-gpus", "3")
+    assert result.returncode == 128 + signal.SIGKILL, result.output
+
+
+def test_a_mistake_of_the_ranks_is_told_once():
+    result = run(sys.executable, "pytorch/train.py", *DDP, "--num-gpus", "2", "--base-lr", "1e6", timeout=60)
+    assert result.returncode == 2, result.output
+    assert result.output.count("allstep: error: expected a finite loss") == 1, result.output
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_signals_reach_the_ranks(number, status):
+    command = [sys.executable, "pytorch/train.py", *DDP, "--num-gpus", "2", "--epochs", "10000"]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout.readline().startswith("Epoch")
+        ranks = [int(rank) for rank in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+        job.send_signal(number)
+        assert job.wait(10) == status
+        deadline = time.monotonic() + 10
+        while any(alive(rank) for rank in ranks):
+            assert time.monotonic() < deadline, "a rank is left"
+            time.sleep(0.05)
+        stderr = job.stderr.read()
+    assert len(ranks) == 2
+    assert stderr == ("allstep: interrupted\n" if number == signal.SIGINT else "")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+REFUSED = {
+    "data-parallel under 2 ranks": ((*MPIRUN, 2), ("data-parallel",), "one process for --strategy data-parallel"),
+    "stages and ranks differ": ((*MPIRUN, 2), ("model-parallel", "--stages", "3"), "--stages, 3, received 2"),
+    "more stages than layers": ((), ("model-parallel", "--stages", "5"), "--stages to be at most 4"),
+    "more devices than there are": ((), ("data-parallel", "--num-gpus", "99"), "--num-gpus to be at most"),
+    "ranks by two means": ((*MPIRUN, 2), ("ddp", "--num-gpus", "2"), "--num-gpus without a launcher"),
+    "adasum of 3": ((*MPIRUN, 3), ("horovod", "--op", "adasum"), "a power of two of ranks"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    launcher, flags, expected = REFUSED[name]
+    started = time.monotonic()
+    result = run(*launcher, sys.executable, "pytorch/train.py", "--strategy", *flags, timeout=60)
+    assert result.returncode == 2, result.output
+    assert result.output.count("allstep: error: ") == 1 and expected in result.output, result.output
+    assert "Traceback" not in result.output
+    print(time.monotonic() - started)
+
+
+def test_horovod_under_torchrun_is_refused():
+    """torchrun's own status for a failed rank is 1."""
+    result = run(*TORCHRUN, 2, "pytorch/train.py", "--strategy", "horovod", timeout=60)
+    assert result.returncode == 1
+    assert result.output.count("allstep: error: ") == 1
+    assert "received torchrun; start it by horovodrun -np 2, or give --strategy ddp" in result.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("ddp", "--compression", "fp16"), "--compression with --strategy horovod alone"),
+        (("single", "--num-gpus", "2"), "--num-gpus with --strategy ddp or fsdp or data-parallel alone"),
+        (("fsdp", "--comm-hook", "bf16"), "--comm-hook with --strategy ddp alone"),
+        (("model-parallel", "--accumulate-steps", "2"), "--accumulate-steps with"),
+        (("horovod", "--stages", "3"), "--stages with --strategy model-parallel alone"),
+        (("ddp", "--communication", "ring"), "--communication with TensorFlow alone"),
+    ],
+)
+def test_a_flag_of_another_strategy_is_refused(flags, expected):
+    with pytest.raises(UserError, match=re.escape(expected)):
+        num_ranks_to_spawn(parse(STRATEGIES, ALONE, ["--strategy", *flags]), ALONE)
+
+
+def test_ranks_to_spawn():
+    mpirun = dataclasses.replace(ALONE, launcher="mpirun", world_size=2)
+
+    def number(*argv, place=ALONE):
+        return num_ranks_to_spawn(parse(STRATEGIES, place, ["--strategy", *argv]), place)
+
+    assert [number("ddp"), number("ddp", "--num-gpus", "1"), number("ddp", "--num-gpus", "4")] == [0, 0, 4]
+    assert [number("model-parallel"), number("model-parallel", "--stages", "1")] == [2, 0]
+    assert [number("ddp", place=mpirun), number("model-parallel", place=mpirun), number("single")] == [0, 0, 0]
+
+
+def test_a_spawned_rank_knows_its_place():
+    place = placement({"ALLSTEP_PORT": "1", "ALLSTEP_RANK": "1", "ALLSTEP_SIZE": "3", "ALLSTEP_LISTENER": "4"})
+    assert (place.launcher, place.rank, place.world_size, place.local_rank, place.local_size) == ("allstep", 1, 3, 1, 3)
+
+
+def test_list_strategies():
+    result = run(sys.executable, "pytorch/train.py", "--list-strategies")
+    assert result.returncode == 0, result.output
+    listed = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert tuple(listed) == STRATEGIES
+    assert set(listed.values()) == {"available"}
+
+
+def test_list_strategies_says_why_not():
+    """Python without its site packages' Horovod."""
+    hidden = "import sys; sys.modules['horovod.torch'] = None; sys.argv = ['train.py', '--list-strategies']"
+    result = run(sys.executable, "-c", f"{hidden}\nfrom allstep.pytorch import train; train.main()")
+    assert "horovod         not available: Horovod is not installed" in result.stdout, result.output
+
+
+def test_example_of_a_plain_loop():
+    result = run(*MPIRUN, 2, sys.executable, "examples/pytorch_loop.py")
+    assert result.returncode == 0, result.output
+    [accuracy] = re.findall(r"validation accuracy: (\d\.\d+)", result.stdout)
+    assert float(accuracy) >= 0.9

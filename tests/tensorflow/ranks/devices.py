@@ -1,0 +1,93 @@
+"""Strategies of one process on three CPU devices against `single`, optimizer by optimizer. Prints `all right`.
+
+Oracles: `Single` on the same batches; for the in-step check, a copy of a weight that was changed by hand.
+"""
+
+import os
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+from types import SimpleNamespace
+
+import numpy as np
+
+from allstep.benchmarks.parity import weights_apart
+from allstep.common.config import OptimizerConfig, StrategyConfig
+from allstep.common.errors import Fault
+from allstep.common.instep import check_in_step
+from allstep.common.launcher import ALONE
+from allstep.common.loader import Batch
+from allstep.common.weights import initial_weights
+from allstep.tensorflow.models import build_model, export_weights, import_weights
+from allstep.tensorflow.optimizers import build_optimizer
+from allstep.tensorflow.strategies.central_storage import CentralStorage
+from allstep.tensorflow.strategies.mirrored import Mirrored
+from allstep.tensorflow.strategies.single import Single
+from allstep.tensorflow.worker import Worker
+
+DATASET = SimpleNamespace(image_shape=(8, 8, 1), mean=(0.3,), std=(0.4,))
+OPTIMIZERS = {
+    "sgd": OptimizerConfig(momentum=0.0, weight_decay=0.01),
+    "nesterov": OptimizerConfig(optimizer="nesterov", weight_decay=0.01),
+    "adam": OptimizerConfig(optimizer="adam", weight_decay=0.01),
+    "adamw": OptimizerConfig(optimizer="adamw", weight_decay=0.01),
+}
+
+
+def make_worker(kind: type[Single], config: OptimizerConfig, accumulate_steps: int = 1) -> Worker:
+    strategy = kind(ALONE, StrategyConfig(num_devices=3))
+    strategy.init()
+    device = strategy.pin_device()
+    with strategy.scope():
+        model = build_model("mlp", DATASET.image_shape, 10)
+        optimizer = build_optimizer(config)
+        optimizer.build(model.trainable_variables)
+    import_weights(model, initial_weights({name: one.shape for name, one in export_weights(model).items()}, seed=3))
+    return Worker(model, optimizer, strategy=strategy, device=device, dataset=DATASET, slots=config.slots,
+                  accumulate_steps=accumulate_steps)  # fmt: skip
+
+
+def batches() -> list[Batch]:
+    """Sizes that three devices and two passes do not divide, and one with fewer samples than devices."""
+    random = np.random.default_rng(5)
+    return [
+        Batch(random.integers(0, 256, (size, 8, 8, 1), np.uint8), random.integers(0, 10, size), size, size, 1 / size, None)
+        for size in (32, 31, 64, 7, 2)
+    ]
+
+
+def train(worker: Worker, learning_rate: float) -> list[float]:
+    return [float(worker.train_step(batch, learning_rate)) for batch in batches()]
+
+
+mirrored = None
+for name, config in OPTIMIZERS.items():
+    rate = 0.001 if name.startswith("adam") else 0.05
+    # The first strategy sets the number of devices, which is fixed from then on.
+    workers = [make_worker(Mirrored, config), make_worker(CentralStorage, config)]
+    if name == "nesterov":
+        workers.append(make_worker(Mirrored, config, accumulate_steps=2))
+    single = make_worker(Single, config)
+    expected = train(single, rate)
+    for worker in workers:
+        np.testing.assert_allclose(train(worker, rate), expected, rtol=1e-5)
+        apart = weights_apart(single.export_state(), worker.export_state())
+        assert apart <= 1e-5, (name, type(worker.collectives).__name__, apart)
+        for batch in batches():
+            losses, right = worker.eval_step(batch)
+            expected_losses, expected_right = single.eval_step(batch)
+            np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+            assert right == expected_right
+        check_in_step(worker.parameters(), worker.collectives, "at the end")
+    mirrored = workers[0]
+
+copies = [name for name, _ in mirrored.parameters()]
+assert copies[:4] == ["fc1.weight"] * 3 + ["fc1.bias"], copies
+variable = mirrored.collectives.copies(mirrored._model.trainable_variables[2])[1]
+variable.assign(variable + 1e-6)
+try:
+    check_in_step(mirrored.parameters(), mirrored.collectives, "after step 6")
+except Fault as fault:
+    assert str(fault) == "out of step after step 6: the devices of rank 0 differ in fc2.weight", fault
+else:
+    raise AssertionError("a drifted device went unseen")
+print("all right")

@@ -1,0 +1,43 @@
+"""What `--compression` and `--op` do with the gradients of two ranks. Prints `all right` on each.
+
+Oracle: one step of SGD with a learning rate of 1 from weights of 0, so the weights are minus the reduced gradient.
+Of Adasum (Maleki et al. 2021, section 3): the sum of orthogonal gradients, the mean of equal ones.
+"""
+
+import os
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+import keras
+import numpy as np
+
+import tensorflow as tf
+from allstep.common.config import OptimizerConfig, StrategyConfig
+from allstep.common.launcher import placement
+from allstep.tensorflow.optimizers import build_optimizer
+from allstep.tensorflow.strategies.horovod import Horovod
+
+place = placement()
+
+
+def step(gradient: list[float], **flags: str) -> np.ndarray:
+    """What the optimizer takes from the weights of this rank."""
+    strategy = Horovod(place, StrategyConfig(**flags))
+    strategy.init()
+    weights = keras.Variable(np.zeros(2, np.float32))
+    optimizer = build_optimizer(OptimizerConfig(momentum=0.0))
+    optimizer.build([weights])
+    _, optimizer = strategy.wrap(None, optimizer)
+    optimizer.learning_rate = 1.0
+    optimizer.apply([tf.constant(gradient)], [weights])
+    return -weights.numpy()
+
+
+third = 1 / 3
+mine = [[third, 3.0], [third, 1.0]][place.rank]
+np.testing.assert_array_equal(step(mine), np.float32([third, 2.0]))
+np.testing.assert_array_equal(step(mine, op="sum"), np.float32([2 * third, 4.0]))
+# A third in half precision is 0.33325195.
+np.testing.assert_array_equal(step(mine, compression="fp16"), np.float32([np.float16(third), 2.0]))
+np.testing.assert_allclose(step([[1.0, 0.0], [0.0, 1.0]][place.rank], op="adasum"), [1.0, 1.0])
+np.testing.assert_allclose(step([2.0, 3.0], op="adasum"), [2.0, 3.0])
+print("all right")

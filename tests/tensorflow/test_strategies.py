@@ -1,0 +1,262 @@
+"""Every strategy of TensorFlow, by real launches. Oracle: the run of `single` with the same global batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ranks import REPOSITORY, environment, last, run
+from ranks import events as read_events
+
+from allstep.benchmarks.parity import weights_apart
+from allstep.common.checkpoint import load
+from allstep.tensorflow.strategies import STRATEGIES
+
+# 2 epochs of 26 steps: no number of ranks divides the batches, and an epoch's last one has a single sample.
+FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 1426, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 57,
+         "--epochs", 2, "--log-every", 1)  # fmt: skip
+MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe", "-np")
+HOROVODRUN_GLOO = ("horovodrun", "--gloo", "--disable-cache", "-np")
+SCRIPTS = Path(__file__).parent / "ranks"
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a strategy is started."""
+
+    flags: tuple[str | int, ...]
+    launcher: tuple[str | int, ...] = ()
+    resumes: bool = False
+    """Whether it goes on from a checkpoint that `single` wrote in mid-epoch, instead of from the start."""
+
+
+JOBS = {
+    "horovod, 3 passes": Job(("horovod", "--accumulate-steps", 3), (*MPIRUN, 2), resumes=True),
+    "mirrored": Job(("mirrored", "--num-devices", 3)),
+    "central-storage, 2 passes": Job(
+        ("central-storage", "--num-devices", 2, "--accumulate-steps", 2), resumes=True),
+    "multi-worker-mirrored under horovodrun": Job(("multi-worker-mirrored",), (*HOROVODRUN_GLOO, 2)),
+    "multi-worker-mirrored under mpirun": Job(
+        ("multi-worker-mirrored", "--communication", "ring"), (*MPIRUN, 3), resumes=True),
+    "parameter-server of one worker": Job(("parameter-server",), (*MPIRUN, 2), resumes=True),
+}  # fmt: skip
+
+
+def train(output_dir: Path, *flags: str | int | Path, launcher: tuple[str | int, ...] = ()) -> list[dict]:
+    result = run(*launcher, sys.executable, "tensorflow/train.py", *flags, "--output-dir", output_dir)
+    assert result.returncode == 0, result.output
+    assert "Traceback" not in result.output and "ERROR" not in result.output, result.output
+    return read_events(output_dir)
+
+
+def arrays(output_dir: Path, step: int) -> dict:
+    return load(output_dir / "checkpoints" / f"step-{step:08d}", output_dir, warn=print).arrays
+
+
+def losses(events: list[dict]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
+    output_dir = tmp_path_factory.mktemp("single")
+    return output_dir, train(output_dir, *FLAGS, "--strategy", "single", "--checkpoint-every", 20)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_same_curve_as_single(name, reference, tmp_path):
+    """Losses, validation, weights and optimizer slots, from the start or from the middle of an epoch."""
+    job, (expected_dir, expected) = JOBS[name], reference
+    resumed = ("--resume", expected_dir / "checkpoints" / "step-00000040") if job.resumes else ()
+    events = train(tmp_path, *FLAGS, "--strategy", *job.flags, *resumed, launcher=job.launcher)
+    assert list(losses(events)) == list(range(41 if job.resumes else 1, 53))
+    assert losses(events) == pytest.approx({step: losses(expected)[step] for step in losses(events)}, rel=1e-4)
+    for field in ("validation_samples", "validation_loss", "train_loss"):
+        assert last(events, "epoch")[field] == pytest.approx(last(expected, "epoch")[field], rel=1e-5)
+    start = last(events, "start")
+    assert start["parameter_count"] == last(expected, "start")["parameter_count"]
+    assert (start["strategy"], start["world_size"]) == (job.flags[0], job.launcher[-1] if job.launcher else 1)
+    assert weights_apart(arrays(expected_dir, 52), arrays(tmp_path, 52)) <= 1e-5
+    if job.flags[0] == "parameter-server":  # nobody else updates the weights
+        assert (last(events, "end")["staleness_mean"], last(events, "end")["staleness_max"]) == (0, 0)
+
+
+def test_asynchronous_updates_are_stale(tmp_path):
+    """Two workers of a parameter server: each sample is trained on once, and the report says how old gradients were."""
+    flags = (*FLAGS, "--strategy", "parameter-server", "--checkpoint-every", 20)
+    events = train(tmp_path / "1", *flags, launcher=(*HOROVODRUN_GLOO, 3))
+    assert list(losses(events)) == list(range(1, 53))
+    assert last(events, "epoch")["validation_samples"] > 0
+    for name in ("epoch", "end"):
+        assert 0 < last(events, name)["staleness_mean"] <= last(events, name)["staleness_max"] <= 51
+    # The checkpoint in mid-epoch has 40 updates and no other: `single` goes on from it with the same samples.
+    resumed = train(tmp_path / "2", *FLAGS, "--resume", tmp_path / "1" / "checkpoints" / "step-00000040")
+    assert list(losses(resumed)) == list(range(41, 53))
+
+
+def test_devices_of_one_process():
+    """All optimizers under mirrored and central-storage, and the in-step check of devices."""
+    result = run(sys.executable, SCRIPTS / "devices.py")
+    assert result.stdout == "all right\n", result.output
+
+
+def test_flags_of_horovod():
+    result = run(*MPIRUN, 2, sys.executable, SCRIPTS / "horovod_flags.py")
+    assert result.stdout.count("all right") == 2, result.output
+
+
+def processes(*flags: str, environments: list[dict[str, str]]) -> list[subprocess.Popen]:
+    command = [sys.executable, "tensorflow/train.py", *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen(command, cwd=REPOSITORY, env=environment(**one), **pipes) for one in environments]
+
+
+def outcomes(started: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Exit status, standard output and standard error of each."""
+    try:
+        return [(process.wait(), *texts) for process in started if (texts := process.communicate(timeout=120))]
+    finally:
+        for process in started:
+            process.kill()
+
+
+def test_slurm_s_tasks_meet():
+    """Two processes with the variables that srun sets; there is no Slurm here."""
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2",
+             "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "localhost"}  # fmt: skip
+    tasks = processes(
+        *("--strategy", "multi-worker-mirrored", "--epochs", "1"),
+        environments=[{**slurm, "SLURM_PROCID": number, "SLURM_LOCALID": number} for number in "01"],
+    )
+    [(status, stdout, _), (other_status, other_stdout, _)] = outcomes(tasks)
+    assert (status, other_status, other_stdout) == (0, 0, "")
+    assert stdout.startswith("Epoch =  1:")
+
+
+def tf_configs(**sizes: int) -> list[dict[str, str]]:
+    """TF_CONFIG as a user would give it to each process of a cluster of so many processes a role."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(sum(sizes.values()))]
+    ports = iter([one.getsockname()[1] for one in sockets])
+    cluster = {role: [f"127.0.0.1:{next(ports)}" for _ in range(size)] for role, size in sizes.items()}
+    for one in sockets:
+        one.close()
+    tasks = [{"type": role, "index": index} for role, size in sizes.items() for index in range(size)]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+
+
+def test_a_dead_worker_ends_the_job_and_is_named():
+    """A cluster that the user has laid out, where no launcher looks after the processes."""
+    flags = ("--strategy", "parameter-server", "--epochs", "10000")
+    cluster = processes(*flags, environments=tf_configs(chief=1, ps=1, worker=2))
+    assert cluster[0].stdout.readline().startswith("Epoch =  1:")
+    cluster[3].send_signal(signal.SIGKILL)
+    [(status, _, stderr), *servers] = outcomes(cluster)
+    assert status == 1
+    assert re.findall("rank 0 of 4 stopped: rank 3 .worker 1 at 127.0.0.1:[0-9]+. is gone", stderr), stderr
+    assert [status for status, *_ in servers] == [0, 0, -signal.SIGKILL]
+
+
+def test_a_dead_worker_under_a_launcher(tmp_path):
+    script = tmp_path / "dies.py"
+    script.write_text(f"""
+import os, signal, threading
+from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
+from allstep.tensorflow import train
+if placement().rank == 2:
+    def die():
+        while not os.path.exists({str(tmp_path / "out" / "metrics.jsonl")!r}):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=die, daemon=True).start()
+run_rank(train.main)
+""")
+    flags = ("--strategy", "parameter-server", "--epochs", "10000", "--output-dir", tmp_path / "out")
+    result = run(*MPIRUN, 3, sys.executable, script, *flags, timeout=90)
+    assert result.returncode not in (0, 2), result.output
+    assert "rank 2 (worker 1 at" in result.output or "process rank 2 with PID" in result.output, result.output
+
+
+BROKEN = """
+from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
+from allstep.tensorflow import train, worker
+original, steps = worker.Worker.train_step, 0
+def train_step(self, batch, learning_rate):
+    global steps
+    steps += 1
+    loss = original(self, batch, learning_rate)
+    if placement().rank == 1:
+        {what}
+    return loss
+worker.Worker.train_step = train_step
+run_rank(train.main)
+"""
+DRIFTS = "bias = self._model.trainable_variables[1]; bias.assign(bias.value.numpy() + 1e-6)"
+RAISES = "if steps == 7: raise OSError('lost the disk')"
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        (DRIFTS, "out of step after step 1: the weights of rank 1 differ from those of rank 0, first in conv1.bias"),
+        (RAISES, "rank 1 of 2 on .* stopped: step 7 failed: OSError: lost the disk"),
+    ],
+    ids=["drifts", "raises"],
+)
+def test_a_broken_rank_is_told_once(what, expected, tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN.format(what=what))
+    result = run(*HOROVODRUN_GLOO, 2, sys.executable, script, "--strategy", "multi-worker-mirrored", timeout=60)
+    assert result.returncode == 1, result.output
+    assert result.output.count(" stopped: ") == 1 and re.search(expected, result.output), result.output
+
+
+ONE_WORKER = '{"cluster": {"worker": ["localhost:2222"]}, "task": {"type": "worker", "index": 0}}'
+REFUSED = {
+    "mirrored under 2 ranks": ((*MPIRUN, 2), ("mirrored",), "", "one process for --strategy mirrored"),
+    "central storage under 2 ranks": ((*HOROVODRUN_GLOO, 2), ("central-storage",), "", "one process for --strategy central"),
+    "parameter server alone": ((), ("parameter-server",), "", "at least two processes for --strategy parameter-server"),
+    "adasum of 3": ((*MPIRUN, 3), ("horovod", "--op", "adasum"), "", "a power of two of ranks"),
+    "nccl without GPUs": ((*MPIRUN, 2), ("multi-worker-mirrored", "--communication", "nccl"), "", "GPU with --communication"),
+    "TF_CONFIG is no JSON": ((), ("multi-worker-mirrored",), "{worker}", "expected JSON in TF_CONFIG"),
+    "TF_CONFIG and mpirun disagree": ((*MPIRUN, 2), ("multi-worker-mirrored",), ONE_WORKER, "TF_CONFIG to say rank"),
+    "TF_CONFIG without a server": ((), ("parameter-server",), ONE_WORKER, "found no chief"),
+    "a strategy of PyTorch": ((), ("ddp",), "", "received ddp, a strategy of PyTorch: start pytorch/train.py for it"),
+    "a flag of PyTorch": ((), ("horovod", "--sync-batch-norm"), "", "--sync-batch-norm with PyTorch alone"),
+    "a flag of another strategy": ((), ("horovod", "--num-devices", "2"), "", "--num-devices with --strategy mirrored or"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    launcher, flags, tf_config, expected = REFUSED[name]
+    extra = {"TF_CONFIG": tf_config} if tf_config else {}
+    result = run(*launcher, sys.executable, "tensorflow/train.py", "--strategy", *flags, timeout=60, **extra)
+    assert result.output.count("allstep: error: ") == 1 and expected in result.output, result.output
+    assert "Traceback (most recent call last):\n  File \"/" not in result.stderr or "horovod/runner" in result.stderr
+    if launcher[:1] != ("horovodrun",):  # its own status for a failed rank under Gloo is 1
+        assert result.returncode == 2, result.output
+
+
+def test_list_strategies():
+    result = run(sys.executable, "tensorflow/train.py", "--list-strategies")
+    assert result.returncode == 0, result.output
+    listed = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert tuple(listed) == STRATEGIES
+    assert set(listed.values()) == {"available"}
+
+
+def test_example_of_fit_under_mirrored_strategy():
+    result = run(sys.executable, "examples/keras_fit_mirrored.py")
+    assert result.returncode == 0, result.output
+    [accuracy] = re.findall(r"validation accuracy: (\d\.\d+)", result.stdout)
+    assert float(accuracy) >= 0.85
