@@ -28,8 +28,8 @@ def check_in_step(parameters: Iterable[tuple[str, np.ndarray]], collectives: Col
     """
     names, digests = [], []
     for name, copies in itertools.groupby(parameters, key=lambda parameter: parameter[0]):
-        _, first = next(copies)
-        if any(first.tobytes() != other.tobytes() for _, other in copies):
+        first, *others = (array for _, array in copies)
+        if any(first.tobytes() != other.tobytes() for other in others):
             raise Fault(f"out of step {moment}: the devices of rank {collectives.rank} differ in {name}")
         if collectives.world_size > 1:
             names.append(name)

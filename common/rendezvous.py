@@ -104,8 +104,8 @@ def _through_mpi(text: str, place: Placement) -> list[str]:
     world = MPI.COMM_WORLD
     if world.size != place.world_size:
         raise Fault(
-            f"{place.launcher} says {place.world_size} ranks, MPI sees {world.size}; start the job by horovodrun, or by "
-            "the mpirun of this environment"
+            f"{place.launcher} says {place.world_size} ranks, MPI sees {world.size}; start the job by horovodrun, "
+            "or by the mpirun of this environment"
         )
     texts = world.allgather(text)
     MPI.Finalize()  # nothing else is said through it, and a rank that leaves later owes MPI nothing

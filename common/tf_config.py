@@ -31,11 +31,7 @@ class TFConfig:
     @property
     def members(self) -> list[tuple[str, int, str]]:
         """Role, index and host:port of all processes."""
-        return [
-            (role, index, address)
-            for role in _ORDER
-            for index, address in enumerate(self.cluster.get(role, ()))
-        ]
+        return [(role, index, address) for role in _ORDER for index, address in enumerate(self.cluster.get(role, ()))]
 
     def to_json(self) -> str:
         """The value of the environment variable TF_CONFIG."""
@@ -48,7 +44,7 @@ def of_workers(addresses: Sequence[str], rank: int) -> TFConfig:
 
 
 def of_parameter_server(addresses: Sequence[str], server: str, rank: int) -> TFConfig:
-    """A cluster for ParameterServerStrategy: rank 0 is the chief and has the parameter `server` too, the rest compute."""
+    """A cluster for ParameterServerStrategy: rank 0 is the chief and has the parameters in `server`."""
     cluster = {"chief": (addresses[0],), "ps": (server,), "worker": tuple(addresses[1:])}
     return TFConfig(cluster, *(("worker", rank - 1) if rank else ("chief", 0)))
 
@@ -61,7 +57,9 @@ def parse(text: str, roles: Collection[str]) -> TFConfig:
     """
 
     def wrong(expected: str, received: object) -> UserError:
-        return UserError(f"expected {expected} in TF_CONFIG, received {received}; correct it, or unset it and use a launcher")
+        return UserError(
+            f"expected {expected} in TF_CONFIG, received {received}; correct it, or unset it and use a launcher"
+        )
 
     try:
         content = json.loads(text)
@@ -112,7 +110,8 @@ def placement(config: TFConfig, launched: Placement) -> Placement:
     if (rank, len(members)) != (launched.rank, launched.world_size):
         raise UserError(
             f"expected TF_CONFIG to say rank {launched.rank} of {launched.world_size} as {launched.launcher} does, "
-            f"received {config.role} {config.index}, process {rank} of {len(members)}; unset TF_CONFIG and it is made for you"
+            f"received {config.role} {config.index}, process {rank} of {len(members)}; unset TF_CONFIG, and it is made "
+            "for you"
         )
     return launched
 

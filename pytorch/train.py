@@ -18,7 +18,7 @@ from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
 from allstep.common.spawn import spawn
 from allstep.common.strategies import print_strategies
-from allstep.pytorch.strategies import STRATEGIES, availability, create, num_ranks_to_spawn
+from allstep.pytorch.strategies import STRATEGIES, availability, check, create, num_ranks_to_spawn
 
 
 def main() -> None:
@@ -26,6 +26,7 @@ def main() -> None:
     config = parse(STRATEGIES, place)
     if config.list_strategies:
         return print_strategies(STRATEGIES, availability, place)
+    check(config, place)
     if num_ranks := num_ranks_to_spawn(config, place):
         sys.exit(spawn(num_ranks))
 

@@ -41,29 +41,49 @@ _FLAGS = {
 }
 
 
-def create(config: TrainConfig, place: Placement) -> Single:
-    """The configured strategy; its libraries are imported now and no earlier."""
-    module, name = _CLASSES[config.strategy]
-    return getattr(importlib.import_module(f"allstep.pytorch.strategies.{module}"), name)(place, config.parallel)
-
-
-def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
-    """How many ranks this process has to start on this host; 0 where it is a rank itself.
+def check(config: TrainConfig, place: Placement) -> None:
+    """Refuse what the chosen strategy cannot do, before any rank has spent time on importing PyTorch.
 
     Raises:
-        UserError: a flag was given that the strategy does not look at, or both a launcher and a number of ranks.
+        UserError: the launcher does not serve the strategy, or a flag was given that it would not look at.
     """
     check_flags(config, _FLAGS, "PyTorch", "TensorFlow")
-    flags = config.parallel
-    if place.launcher is None:
-        wanted = {"ddp": flags.num_gpus, "fsdp": flags.num_gpus, "model-parallel": flags.stages}.get(config.strategy)
-        return wanted if wanted and wanted > 1 else 0
-    if flags.num_gpus and place.launcher != "allstep":
+    name, flags = config.strategy, config.parallel
+    if name in ("single", "data-parallel") and place.world_size > 1:
+        raise UserError(
+            f"expected one process for --strategy {name}, received {place.world_size} from {place.launcher}; they "
+            f"would train {place.world_size} times independently: use --strategy horovod or ddp, or start one process"
+        )
+    if name == "horovod" and place.launcher == "torchrun":
+        raise UserError(
+            "expected horovodrun, mpirun or srun for --strategy horovod, received torchrun; start it by "
+            f"horovodrun -np {place.world_size}, or give --strategy ddp"
+        )
+    if name == "model-parallel" and place.launcher and flags.stages != place.world_size:
+        raise UserError(
+            f"expected as many processes as --stages, {flags.stages}, received {place.world_size} from "
+            f"{place.launcher}; start {flags.stages} or give --stages {place.world_size}"
+        )
+    if flags.num_gpus and place.launcher not in (None, "allstep"):
         raise UserError(
             f"expected --num-gpus without a launcher, received {flags.num_gpus} under {place.launcher}, which starts "
             "the ranks itself; leave one of them out"
         )
-    return 0
+
+
+def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
+    """How many ranks this process has to start on this host; 0 where it is a rank itself."""
+    if place.launcher:
+        return 0
+    flags = config.parallel
+    wanted = {"ddp": flags.num_gpus, "fsdp": flags.num_gpus, "model-parallel": flags.stages}.get(config.strategy)
+    return wanted if wanted and wanted > 1 else 0
+
+
+def create(config: TrainConfig, place: Placement) -> Single:
+    """The configured strategy; its libraries are imported now and no earlier."""
+    module, name = _CLASSES[config.strategy]
+    return getattr(importlib.import_module(f"allstep.pytorch.strategies.{module}"), name)(place, config.parallel)
 
 
 def availability(name: str) -> str | None:

@@ -13,8 +13,6 @@ from allstep.pytorch.strategies.single import Single
 class DataParallel(Single):
     """The five steps in one process; DDP is faster on the same GPUs."""
 
-    name = "data-parallel"
-
     def pin_device(self) -> torch.device:
         self._num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 1
         if self.flags.num_gpus:

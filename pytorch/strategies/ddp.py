@@ -19,8 +19,6 @@ _POWERSGD_FIRST_STEP = 2
 class DDP(ProcessGroup):
     """The five steps in DDP; `ProcessGroup` has the first, `Single` the second."""
 
-    name = "ddp"
-
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

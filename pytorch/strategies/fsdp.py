@@ -21,8 +21,6 @@ from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_fro
 class FSDP(ProcessGroup):
     """The five steps in FSDP; `ProcessGroup` has the first, `Single` the second."""
 
-    name = "fsdp"
-
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -20,8 +20,6 @@ from allstep.pytorch.strategies.single import Single
 class Horovod(Single):
     """The five steps in Horovod."""
 
-    name = "horovod"
-
     def __init__(self, place: Placement, flags: StrategyConfig) -> None:
         super().__init__(place, flags)
         if place.launcher is None:
@@ -30,11 +28,6 @@ class Horovod(Single):
             os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
 
     def init(self) -> None:
-        if self.place.launcher == "torchrun":
-            raise UserError(
-                "expected horovodrun, mpirun or srun for --strategy horovod, received torchrun; start it by "
-                f"horovodrun -np {self.place.world_size}, or give --strategy ddp"
-            )
         hvd.init()
         if hvd.size() != self.place.world_size:
             raise Fault(

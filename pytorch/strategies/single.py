@@ -17,25 +17,13 @@ from allstep.common.launcher import Placement, threads_per_rank
 class Single:
     """The five steps without other ranks. The other strategies override what they do differently."""
 
-    name = "single"
-
     def __init__(self, place: Placement, flags: StrategyConfig) -> None:
         self.place, self.flags = place, flags
         self.rank = place.rank
         self.world_size = place.world_size
 
     def init(self) -> None:
-        """1. Learn who the others are.
-
-        Raises:
-            UserError: there are others.
-        """
-        if self.place.world_size > 1:
-            raise UserError(
-                f"expected one process for --strategy {self.name}, received {self.place.world_size} from "
-                f"{self.place.launcher}; they would train {self.place.world_size} times independently: "
-                "use --strategy horovod or ddp, or start one process"
-            )
+        """1. Learn who the others are."""
 
     def pin_device(self) -> torch.device:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""

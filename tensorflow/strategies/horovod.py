@@ -32,8 +32,8 @@ class Horovod(Single):
         hvd.init()
         if hvd.size() != self.place.world_size:
             raise Fault(
-                f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, Horovod sees {hvd.size()}; "
-                "they would train independently: start the job by horovodrun, or by the mpirun of this environment"
+                f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, Horovod sees {hvd.size()}"
+                "; they would train independently: start the job by horovodrun, or by the mpirun of this environment"
             )
         if self.flags.op == "adasum" and (not hvd.mpi_enabled() or hvd.size() & (hvd.size() - 1)):
             raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 
 import keras
@@ -36,9 +37,12 @@ class MultiWorkerMirrored(Distributed):
         implementation = tf.distribute.experimental.CommunicationImplementation[self.flags.communication.upper()]
         if self.flags.communication == "nccl" and "GPU" not in device:
             raise UserError("expected a GPU with --communication nccl, received none; use ring or auto on CPUs")
+        handler = signal.getsignal(signal.SIGTERM)
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(implementation=implementation)
         )
+        # TensorFlow catches SIGTERM to tell a preemption handler; without one, launchers could not end a rank by it.
+        signal.signal(signal.SIGTERM, handler)
         if self.strategy.num_replicas_in_sync != self.world_size:
             raise Fault(
                 f"{self.place.launcher or 'no launcher'} says {self.world_size} ranks, "

@@ -59,7 +59,9 @@ class ParameterServer(Distributed):
         config = tf_config.parse(given, roles=("chief", "ps", "worker"))
         missing = [role for role in ("chief", "ps", "worker") if role not in config.cluster]
         if missing:
-            raise UserError(f"expected chief, ps and worker in TF_CONFIG for --strategy {self.name}, found no {missing[0]}")
+            raise UserError(
+                f"expected chief, ps and worker in TF_CONFIG for --strategy {self.name}, found no {missing[0]}; add it"
+            )
         self.place = tf_config.placement(config, self.place)
         return config
 
@@ -142,8 +144,8 @@ class ParameterServer(Distributed):
         rank = index + (1 if role == "ps" else world_size - num_workers)
         leave(
             EXIT_FAULT,
-            f"allstep: rank 0 of {world_size} stopped: rank {rank} ({role} {index} at {address}) is gone; it was killed, "
-            "or its host cannot be reached",
+            f"allstep: rank 0 of {world_size} stopped: rank {rank} ({role} {index} at {address}) is gone; "
+            "it was killed, or its host cannot be reached",
         )
 
 

@@ -20,9 +20,9 @@ class Single:
 
     name = "single"
     loss_scale = 1.0
-    """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where they are added."""
+    """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
     steps_in_flight = 1
-    """Steps that may be under way while the engine looks at none of their losses."""
+    """Steps that may be under way before the engine looks at the loss of the first."""
 
     def __init__(self, place: Placement, flags: StrategyConfig) -> None:
         self.place, self.flags = place, flags
@@ -48,8 +48,10 @@ class Single:
         if not gpus:
             return "/CPU:0"
         if self.place.local_size > len(gpus):
-            raise UserError(f"expected at most one rank per GPU, received {self.place.local_size} ranks for "
-                            f"{len(gpus)} GPUs; start fewer ranks or set CUDA_VISIBLE_DEVICES= for CPUs")
+            raise UserError(
+                f"expected at most one rank per GPU, received {self.place.local_size} ranks for "
+                f"{len(gpus)} GPUs; start fewer ranks or set CUDA_VISIBLE_DEVICES= for CPUs"
+            )
         gpu = gpus[self.place.local_rank]
         tf.config.experimental.set_memory_growth(gpu, True)
         tf.config.set_visible_devices(gpu, "GPU")

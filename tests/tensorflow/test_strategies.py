@@ -223,16 +223,16 @@ def test_a_broken_rank_is_told_once(what, expected, tmp_path):
 ONE_WORKER = '{"cluster": {"worker": ["localhost:2222"]}, "task": {"type": "worker", "index": 0}}'
 REFUSED = {
     "mirrored under 2 ranks": ((*MPIRUN, 2), ("mirrored",), "", "one process for --strategy mirrored"),
-    "central storage under 2 ranks": ((*HOROVODRUN_GLOO, 2), ("central-storage",), "", "one process for --strategy central"),
+    "central storage under 2 ranks": ((*HOROVODRUN_GLOO, 2), ("central-storage",), "", "one process for --strategy"),
     "parameter server alone": ((), ("parameter-server",), "", "at least two processes for --strategy parameter-server"),
     "adasum of 3": ((*MPIRUN, 3), ("horovod", "--op", "adasum"), "", "a power of two of ranks"),
-    "nccl without GPUs": ((*MPIRUN, 2), ("multi-worker-mirrored", "--communication", "nccl"), "", "GPU with --communication"),
+    "nccl without GPUs": ((*MPIRUN, 2), ("multi-worker-mirrored", "--communication", "nccl"), "", "expected a GPU"),
     "TF_CONFIG is no JSON": ((), ("multi-worker-mirrored",), "{worker}", "expected JSON in TF_CONFIG"),
     "TF_CONFIG and mpirun disagree": ((*MPIRUN, 2), ("multi-worker-mirrored",), ONE_WORKER, "TF_CONFIG to say rank"),
     "TF_CONFIG without a server": ((), ("parameter-server",), ONE_WORKER, "found no chief"),
     "a strategy of PyTorch": ((), ("ddp",), "", "received ddp, a strategy of PyTorch: start pytorch/train.py for it"),
     "a flag of PyTorch": ((), ("horovod", "--sync-batch-norm"), "", "--sync-batch-norm with PyTorch alone"),
-    "a flag of another strategy": ((), ("horovod", "--num-devices", "2"), "", "--num-devices with --strategy mirrored or"),
+    "a flag of another strategy": ((), ("horovod", "--num-devices", "2"), "", "--num-devices with --strategy"),
 }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def test_refused(name):
     extra = {"TF_CONFIG": tf_config} if tf_config else {}
     result = run(*launcher, sys.executable, "tensorflow/train.py", "--strategy", *flags, timeout=60, **extra)
     assert result.output.count("allstep: error: ") == 1 and expected in result.output, result.output
-    assert "Traceback (most recent call last):\n  File \"/" not in result.stderr or "horovod/runner" in result.stderr
+    assert 'Traceback (most recent call last):\n  File "/' not in result.stderr or "horovod/runner" in result.stderr
     if launcher[:1] != ("horovodrun",):  # its own status for a failed rank under Gloo is 1
         assert result.returncode == 2, result.output
 

@@ -16,6 +16,7 @@ from allstep.common.errors import Fault
 from allstep.common.instep import check_in_step
 from allstep.common.launcher import ALONE
 from allstep.common.loader import Batch
+from allstep.common.sharding import Position
 from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 from allstep.tensorflow.optimizers import build_optimizer
@@ -50,7 +51,14 @@ def batches() -> list[Batch]:
     """Sizes that three devices and two passes do not divide, and one with fewer samples than devices."""
     random = np.random.default_rng(5)
     return [
-        Batch(random.integers(0, 256, (size, 8, 8, 1), np.uint8), random.integers(0, 10, size), size, size, 1 / size, None)
+        Batch(
+            images=random.integers(0, 256, (size, 8, 8, 1), np.uint8),
+            labels=random.integers(0, 10, size),
+            num_samples=size,
+            num_global=size,
+            loss_weight=1 / size,
+            position=Position(0, 0),
+        )
         for size in (32, 31, 64, 7, 2)
     ]
 
