@@ -239,7 +239,8 @@ def print_table(optimizer: str, columns: Mapping[str, Mapping[int, Difference]],
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("step", title=f"{optimizer}: largest relative differences", title_justify="left", box=SIMPLE_HEAD)
+    title = f"{optimizer}: largest relative differences"
+    table = Table("step", title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     for column in columns:
         for what in ("loss", "weights"):
             table.add_column("\n".join([*column.split(), what]), justify="right")

@@ -11,8 +11,7 @@ from ranks import LAUNCHERS, events, last, launch, run, train
 FRAMEWORKS = ["pytorch", "tensorflow"]
 EPOCH_LINE = re.compile(
     r"Epoch = [ \d]\d: Cumulative Time = \d+\.\d{3}, Epoch Time = \d+\.\d{3}, Images/sec = \d+\.\d, "
-    r"Validation Loss = \d+\.\d{3}, Validation Accuracy = \d\.\d{3}$",
-    re.MULTILINE,
+    r"Validation Loss = \d+\.\d{3}, Validation Accuracy = \d\.\d{3}"
 )
 
 

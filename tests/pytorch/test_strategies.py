@@ -22,8 +22,8 @@ from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE, placement
 from allstep.pytorch.strategies import STRATEGIES, check, num_ranks_to_spawn
 
-# 2 epochs of 26 steps: no number of ranks divides the batches, and an epoch's last one has a single sample.
-FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 1426, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 57,
+# 2 epochs of 26 steps. Slices are uneven, and the last batch of training and that of validation have a single sample.
+FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 226, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 9,
          "--epochs", 2, "--log-every", 1)  # fmt: skip
 MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe", "-np")
 HOROVODRUN_GLOO = ("horovodrun", "--gloo", "--disable-cache", "-np")
