@@ -1,4 +1,4 @@
-"""Keep a library's chatter at import off the terminal."""
+"""Keep from a library's import what nobody needs: its chatter, and other libraries that it would import."""
 
 from __future__ import annotations
 
@@ -30,3 +30,19 @@ def stderr_held_back() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(terminal, 2)
             os.close(terminal)
+
+
+@contextmanager
+def hidden(module: str) -> Iterator[None]:
+    """Make `import MODULE` fail as if it were not installed, for libraries that only look whether it is there.
+
+    Keras imports scikit-learn, and SciPy with it, for a wrapper that the trainer does not use.
+    """
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # what importlib takes for "not to be had"
+    try:
+        yield
+    finally:
+        del sys.modules[module]

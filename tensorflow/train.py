@@ -14,7 +14,7 @@ import os
 from allstep.common.config import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
-from allstep.common.quiet import stderr_held_back
+from allstep.common.quiet import hidden, stderr_held_back
 from allstep.common.strategies import print_strategies
 from allstep.tensorflow.strategies import STRATEGIES, availability, create
 
@@ -28,7 +28,7 @@ def main() -> None:
     # Imported only now: --help and a mistake in the flags are answered without waiting for the framework.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with stderr_held_back():
+    with stderr_held_back(), hidden("sklearn"):
         from allstep.common import run
         from allstep.common.weights import initial_weights
         from allstep.tensorflow.models import build_model, export_weights, import_weights
