@@ -100,9 +100,7 @@ def line(name: str, measure: Callable[[int, int], Cost], num_samples: int, world
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-samples", type=int, nargs="+", default=[10**7, 10**8, 10**9])
     parser.add_argument("--world-size", type=int, default=1)
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """The console script `allstep`: the commands beside the trainers, each a module that is imported when it is asked for.
 
-    allstep --help
-    allstep parity --optimizers momentum,adam
+allstep --help
+allstep parity --optimizers momentum,adam
 """
 
 from __future__ import annotations

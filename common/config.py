@@ -232,7 +232,14 @@ def _with_config_file(argv: list[str]) -> list[str]:
         if not path:
             raise UserError("expected a YAML file after --config, received nothing; name one as in --config run.yaml")
         from_file += _flags_from_yaml(Path(path))
+    given = {argument.partition("=")[0] for argument in rest}
+    if given & {"--batch-size", "--global-batch-size"}:  # two ways to say one thing: the file's gives way
+        from_file = _without(from_file, {"--batch-size", "--global-batch-size"})
     return from_file + rest
+
+
+def _without(flags: list[str], names: set[str]) -> list[str]:
+    return [flag for i, flag in enumerate(flags) if flag not in names and (i == 0 or flags[i - 1] not in names)]
 
 
 def _flags_from_yaml(path: Path) -> list[str]:

@@ -113,9 +113,7 @@ def global_batch_size(schedule: Schedule, samples_seen: int) -> int:
     of the learning rate by the same factors would (Smith et al. 2018, "Don't Decay the Learning Rate,
     Increase the Batch Size"). With "linear" or "sqrt" the learning rate grows along with the batch.
     """
-    factors = [
-        factor for epoch, factor in schedule.batch_ramp if samples_seen >= epoch * schedule.samples_per_epoch
-    ]
+    factors = [factor for epoch, factor in schedule.batch_ramp if samples_seen >= epoch * schedule.samples_per_epoch]
     return schedule.global_batch_size * (factors[-1] if factors else 1)
 
 

@@ -55,9 +55,7 @@ def check(num_samples: int, global_batch_size: int, *, world_size: int = 1, drop
     if global_batch_size < 1:
         raise UserError(f"expected a global batch size of at least 1, received {global_batch_size}: raise it")
     if world_size > num_samples:
-        raise UserError(
-            f"expected at most {num_samples} ranks, one a sample, received {world_size}: start fewer ranks"
-        )
+        raise UserError(f"expected at most {num_samples} ranks, one a sample, received {world_size}: start fewer ranks")
     if drop_last and global_batch_size > num_samples:
         raise UserError(
             f"expected a global batch size of at most {num_samples}, all samples, as incomplete batches are "

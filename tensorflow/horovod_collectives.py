@@ -58,9 +58,7 @@ def allreduce(
     )
 
 
-def allgather(
-    value: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set
-) -> tf.Tensor:
+def allgather(value: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> tf.Tensor:
     """Concatenate the ranks' values along dimension 0, the only one in which they may differ."""
     return hvd.allgather(_tensor(value), name=name, process_set=process_set)
 

@@ -42,7 +42,9 @@ def _cnn(image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     """The convolutional network of the MNIST examples, without dropout; 1.2 million parameters at 28 x 28 x 1."""
     height, width, _ = image_shape
     if min(height, width) < 6:
-        raise UserError(f"expected images of 6 x 6 pixels or more for --model cnn, received {height} x {width}; use mlp")
+        raise UserError(
+            f"expected images of 6 x 6 pixels or more for --model cnn, received {height} x {width}; use mlp"
+        )
     return keras.Sequential(
         [
             layers.Input(image_shape),

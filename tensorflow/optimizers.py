@@ -26,8 +26,9 @@ def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:
 class SGD(keras.Optimizer):
     """m = momentum * m + g; w = w - lr * m, with g + momentum * m for m under Nesterov (Sutskever et al. 2013)."""
 
-    def __init__(self, learning_rate: float = 0.0, momentum: float = 0.0, nesterov: bool = False, l2: float = 0.0,
-                 **kwargs) -> None:
+    def __init__(
+        self, learning_rate: float = 0.0, momentum: float = 0.0, nesterov: bool = False, l2: float = 0.0, **kwargs
+    ) -> None:
         """`l2` times the weight is added to the gradient before anything else."""
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.momentum, self.nesterov, self.l2 = momentum, nesterov, l2

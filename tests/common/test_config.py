@@ -49,6 +49,12 @@ def test_flags_win_over_the_file_wherever_they_stand(spelling, flag_first, tmp_p
     assert config.optimizer.momentum == 0.9  # neither's
 
 
+def test_a_batch_size_flag_replaces_the_files_of_either_kind(tmp_path):
+    path = file_with(tmp_path, global_batch_size=100, epochs=3)
+    schedule = parsed("--config", path, "--batch-size", "7").schedule
+    assert (schedule.batch_size, schedule.global_batch_size, schedule.epochs) == (7, None, 3)
+
+
 def test_keys_with_hyphens_lists_and_nothing(tmp_path):
     path = file_with(tmp_path, **{"synthetic-shape": [9, 7, 3], "warmup-epochs": 1, "batch_size": None})
     config = parsed("--config", path)

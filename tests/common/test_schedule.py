@@ -167,9 +167,7 @@ def walk(plan: Schedule, seen: int, until: int) -> list[tuple[int, int, float]]:
     """(samples seen, batch size, learning rate) of each step up to an epoch's or the walk's end."""
     steps = []
     while seen < until:
-        batch_size = min(
-            global_batch_size(plan, seen), plan.samples_per_epoch - seen % plan.samples_per_epoch
-        )
+        batch_size = min(global_batch_size(plan, seen), plan.samples_per_epoch - seen % plan.samples_per_epoch)
         steps.append((seen, batch_size, learning_rate(plan, seen)))
         seen += batch_size
     return steps
@@ -195,12 +193,8 @@ def test_batch_ramp():
 
 def test_scaling_follows_the_ramp():
     """Oracle: the same schedule without a ramp, at the batch size of that moment."""
-    ramp = schedule(
-        scaling="linear", decay="cosine", warmup_epochs=4, reference_batch_size=16, batch_ramp=((3.0, 2),)
-    )
-    large = schedule(
-        scaling="linear", decay="cosine", warmup_epochs=4, reference_batch_size=16, global_batch_size=128
-    )
+    ramp = schedule(scaling="linear", decay="cosine", warmup_epochs=4, reference_batch_size=16, batch_ramp=((3.0, 2),))
+    large = schedule(scaling="linear", decay="cosine", warmup_epochs=4, reference_batch_size=16, global_batch_size=128)
     for epoch in (3, 3.5, 4, 6.25):
         assert learning_rate(ramp, int(epoch * 1280)) == learning_rate(large, int(epoch * 1280))
 

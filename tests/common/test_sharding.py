@@ -63,13 +63,9 @@ def test_each_sample_once_an_epoch(run):
         world_size = run["world_sizes"][step % len(run["world_sizes"])]
         for rank in range(world_size):
             begin, end = rank_slice(*bounds, rank=rank, world_size=world_size)
-            seen.append(
-                sample_order(np.arange(begin, end), num_samples, seed=run["seed"], epoch=position.epoch)
-            )
+            seen.append(sample_order(np.arange(begin, end), num_samples, seed=run["seed"], epoch=position.epoch))
         position, step = Position(position.epoch, bounds[1]), step + 1
-    assert np.array_equal(
-        np.concatenate(seen), whole_order(num_samples, seed=run["seed"], epoch=run["epoch"])
-    )
+    assert np.array_equal(np.concatenate(seen), whole_order(num_samples, seed=run["seed"], epoch=run["epoch"]))
     assert np.array_equal(np.sort(np.concatenate(seen)), np.arange(num_samples))
 
 
@@ -200,9 +196,7 @@ def assert_chance(p_value: float) -> None:
 def test_all_permutations_are_equally_likely(num_samples):
     """Oracle: chi-square over the factorial of num_samples classes, odd and even permutations among them."""
     classes = {order: number for number, order in enumerate(permutations(range(num_samples)))}
-    orders = [
-        classes[tuple(whole_order(num_samples, epoch=epoch).tolist())] for epoch in range(100 * len(classes))
-    ]
+    orders = [classes[tuple(whole_order(num_samples, epoch=epoch).tolist())] for epoch in range(100 * len(classes))]
     assert_chance(stats.chisquare(np.bincount(orders, minlength=len(classes))).pvalue)
 
 
@@ -211,9 +205,7 @@ def test_all_permutations_are_equally_likely(num_samples):
 def test_every_sample_is_everywhere_equally_often(num_samples, vary):
     """Oracle: chi-square of the table of samples by positions."""
     orders = np.stack([whole_order(num_samples, **{vary: number}) for number in range(2000)])
-    assert_chance(
-        uniformity_of_cells(np.broadcast_to(np.arange(num_samples), orders.shape), orders, num_samples)
-    )
+    assert_chance(uniformity_of_cells(np.broadcast_to(np.arange(num_samples), orders.shape), orders, num_samples))
 
 
 def uniformity_of_cells(rows: np.ndarray, columns: np.ndarray, num_bins: int) -> float:
@@ -224,9 +216,7 @@ def uniformity_of_cells(rows: np.ndarray, columns: np.ndarray, num_bins: int) ->
     Consumer Preference Studies").
     """
     num_samples = rows.shape[1]
-    cells = np.bincount(
-        (rows * num_bins // num_samples * num_bins + columns * num_bins // num_samples).ravel()
-    )
+    cells = np.bincount((rows * num_bins // num_samples * num_bins + columns * num_bins // num_samples).ravel())
     expected = rows.size / num_bins**2
     statistic = ((cells - expected) ** 2 / expected).sum() * (num_samples - 1) / num_samples
     return stats.chi2.sf(statistic, (num_bins - 1) ** 2)
