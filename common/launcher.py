@@ -156,8 +156,8 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
         cross_rank, cross_size = _cross_by_slot(rank, world_size, local_rank, local_size)
     if not (rank < world_size and local_rank < local_size <= world_size):
         raise UserError(
-            f"expected a rank below the number of ranks from {variables.launcher}, received "
-            f"rank {rank} of {world_size}, local rank {local_rank} of {local_size}; unset {variables.marker} or start anew"
+            f"expected a rank below the number of ranks from {variables.launcher}, received rank "
+            f"{rank} of {world_size}, local rank {local_rank} of {local_size}; unset {variables.marker} or start anew"
         )
     hosts = text(variables.hosts)
     return Placement(
