@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from allstep.common.config import StrategyConfig, TrainConfig
-from allstep.common.errors import UserError
+from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
 
 
@@ -43,3 +43,25 @@ def print_strategies(names: Sequence[str], availability: Callable[[str], str | N
     for name in names:
         reason = availability(name)
         print(f"{name:{width}}  {'available' if reason is None else f'not available: {reason}'}")
+
+
+def check_horovod(place: Placement, op: str, *, size: int, mpi_enabled: bool) -> None:
+    """Refuse an initialised Horovod that does not fit the job.
+
+    Args:
+        size, mpi_enabled: what Horovod says of itself.
+
+    Raises:
+        Fault: the launcher started another number of ranks than Horovod sees.
+        UserError: adasum on this number of ranks, or without MPI.
+    """
+    if size != place.world_size:
+        raise Fault(
+            f"{place.launcher or 'no launcher'} says {place.world_size} ranks, Horovod sees {size}; they would train "
+            "independently: start the job by horovodrun, or by the mpirun of this environment"
+        )
+    if op == "adasum" and (not mpi_enabled or size & (size - 1)):
+        raise UserError(
+            f"expected a power of two of ranks under MPI for --op adasum, received {size} under "
+            f"{'MPI' if mpi_enabled else 'Gloo'}; use horovodrun --mpi with 2, 4, 8... ranks"
+        )

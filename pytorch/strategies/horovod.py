@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from allstep.common.config import StrategyConfig
-from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
+from allstep.common.strategies import check_horovod
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.single import Single
 
@@ -29,17 +29,7 @@ class Horovod(Single):
 
     def init(self) -> None:
         hvd.init()
-        if hvd.size() != self.place.world_size:
-            raise Fault(
-                f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, Horovod sees "
-                f"{hvd.size()}; they would train independently: start the job by horovodrun, or by the mpirun of this "
-                "environment"
-            )
-        if self.flags.op == "adasum" and (not hvd.mpi_enabled() or hvd.size() & (hvd.size() - 1)):
-            raise UserError(
-                f"expected a power of two of ranks under MPI for --op adasum, received {hvd.size()} under "
-                f"{'MPI' if hvd.mpi_enabled() else 'Gloo'}; use horovodrun --mpi with 2, 4, 8... ranks"
-            )
+        check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.rank = hvd.rank()
 
     def wrap(
