@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from allstep.common.config import StrategyConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement, threads_per_rank
+from allstep.common.memory import keep_freed_memory
 
 
 class Single:
@@ -28,6 +29,7 @@ class Single:
     def pin_device(self) -> torch.device:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
         torch.set_num_threads(threads_per_rank(self.place))
+        keep_freed_memory()
         if not torch.cuda.is_available():
             return torch.device("cpu")
         if self.place.local_size > torch.cuda.device_count():

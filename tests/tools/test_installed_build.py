@@ -11,20 +11,21 @@ import pytest
 
 BIN = Path(sys.prefix, "bin")
 
+# Each rank writes its line at once: the launcher passes pieces on as they come, mixed with the other rank's.
 ALL_REDUCE = {
     "torch": """
-import horovod.torch as hvd, torch
+import sys, horovod.torch as hvd, torch
 hvd.init()
 total = hvd.allreduce(torch.full((3,), hvd.rank() + 1.0), op=hvd.Sum).tolist()
 assert total == [sum(range(1, hvd.size() + 1))] * 3
-print("size", hvd.size(), "mpi", hvd.mpi_enabled())
+sys.stdout.write(f"size {hvd.size()} mpi {hvd.mpi_enabled()}\n")
 """,
     "tensorflow": """
-import horovod.tensorflow as hvd, tensorflow as tf
+import sys, horovod.tensorflow as hvd, tensorflow as tf
 hvd.init()
 total = hvd.allreduce(tf.fill((3,), hvd.rank() + 1.0), op=hvd.Sum).numpy().tolist()
 assert total == [sum(range(1, hvd.size() + 1))] * 3
-print("size", hvd.size(), "mpi", hvd.mpi_enabled())
+sys.stdout.write(f"size {hvd.size()} mpi {hvd.mpi_enabled()}\n")
 """,
 }
 
