@@ -49,11 +49,15 @@ class Figure:
 
 
 def interleaved(measurements: Mapping[str, Callable[[], float]], num_rounds: int) -> dict[str, list[float]]:
-    """Take each measurement once a round, in the same order in every round; samples by name, in the order of rounds."""
+    """Take each measurement once a round, in the same order in every round; samples by name, in the order of rounds.
+
+    Each is told on stderr when it is there.
+    """
     samples: dict[str, list[float]] = {name: [] for name in measurements}
-    for _ in range(num_rounds):
+    for number in range(num_rounds):
         for name, measure in measurements.items():
             samples[name].append(measure())
+            print(f"round {number + 1} of {num_rounds}: {name} {samples[name][-1]:.5g}", file=sys.stderr, flush=True)
     return samples
 
 

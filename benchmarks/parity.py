@@ -1,12 +1,14 @@
 """Whether the same training gives the same curve in both frameworks and on any number of ranks.
 
     allstep parity [--optimizers momentum,adam] [--frameworks pytorch,tensorflow] [--ranks 1,2,4] [--seed 0]
+    allstep parity --strategies all
 
-Trains the CNN on digits in float32 with one global batch, once alone and once under Horovod for each number of
-ranks, and prints of every optimizer the largest differences of loss and of weights at each step:
+Trains the CNN on digits in float32 with one global batch, once alone and once by each strategy (Horovod, unless
+others are named; all are the synchronous ones) on each number of ranks that it can have, and prints of every
+optimizer the largest differences of loss and of weights at each step:
 
-    ranks        of each framework's runs on any number of ranks from its run alone
-    frameworks   between the frameworks, both alone and on the same number of ranks
+    runs         of each framework's runs by any strategy on any number of ranks from its run alone
+    frameworks   between the frameworks, both alone and by the same strategy on the same number of ranks
 
 The difference of two losses a and b is |a - b| / |a|. That of two sets of weights is max |a - b| / max |a| over the
 elements of a tensor, the largest over all tensors. The exit status is 0 where all are within the bounds, 1 else.
@@ -34,13 +36,13 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.benchmarks.measure import BenchmarkFailed, job, run
+from allstep.benchmarks.launching import FRAMEWORKS, STARTS, strategies, train_command
+from allstep.benchmarks.measure import BenchmarkFailed, run
 from allstep.common.checkpoint import TrainState, load
 from allstep.common.cli import Parser, at_least, listed
 from allstep.common.errors import Fault
 
-FRAMEWORKS = ("pytorch", "tensorflow")
-STRATEGIES = ("single", "horovod")
+STRATEGIES = strategies(synchronous=True)
 # 1,437 samples make 24 batches and one of 21: neither divides by 2 or 4, so ranks have slices of unequal sizes.
 DATA_FLAGS = ("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59)
 STEPS_PER_EPOCH = 25
@@ -50,7 +52,7 @@ STEPS_PER_EPOCH = 25
 class Bounds:
     """The largest differences that pass, of losses and of weights alike."""
 
-    ranks: float = 1e-5
+    runs: float = 1e-5
     frameworks: float = 1e-4
 
 
@@ -98,22 +100,24 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("parity", __doc__)
     parser.add_argument("--optimizers", type=listed(str, tuple(SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
     parser.add_argument("--frameworks", type=listed(str, FRAMEWORKS), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--strategies", type=listed(str, STRATEGIES), default=STRATEGIES, metavar="NAME,...")
+    parser.add_argument(
+        "--strategies", type=listed(str, (*STRATEGIES, "all")), default=("single", "horovod"), metavar="NAME,..."
+    )
     parser.add_argument("--ranks", type=listed(at_least(1)), default=(1, 2, 4), metavar="N,...")
     parser.add_argument("--steps", type=at_least(1), default=50, metavar="N")
     parser.add_argument("--every", type=at_least(1), default=5, metavar="N", help="compare weights at every N-th step")
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N")
     flags = parser.parse_args(arguments)
-    places = runs(flags.strategies, flags.ranks)
-    if len(places) * len(flags.frameworks) < 2:
-        parser.error("expected at least two runs to compare, received one; name more ranks or frameworks")
+    names = STRATEGIES if "all" in flags.strategies else flags.strategies
+    places = [(framework, place) for framework in flags.frameworks for place in runs(framework, names, flags.ranks)]
+    if len(places) < 2:
+        parser.error(f"expected at least two runs to compare, received {len(places)}; name more ranks or frameworks")
 
     within = True
     for name in flags.optimizers:
         curves = {
             (framework, place): train(name, framework, place, num_steps=flags.steps, every=flags.every, seed=flags.seed)
-            for framework in flags.frameworks
-            for place in places
+            for framework, place in places
         }
         columns = compare(curves)
         print_table(name, columns, SETTINGS[name].bounds)
@@ -127,10 +131,15 @@ Place = tuple[str, int]
 """Strategy and number of ranks."""
 
 
-def runs(strategies: Sequence[str], ranks: Sequence[int]) -> list[Place]:
-    """Where a framework trains; `single` has one rank and comes first, as what the others have to equal."""
-    alone = [("single", 1)] if "single" in strategies else []
-    return alone + [(strategy, num) for strategy in strategies if strategy != "single" for num in ranks]
+def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[Place]:
+    """Where a framework trains by the strategies that it has of `names`; `single` comes first if it is one of them."""
+    starts = {name: start for name, start in STARTS[framework].items() if name in names}
+    return [
+        (name, num_ranks)
+        for name, start in sorted(starts.items(), key=lambda item: item[0] != "single")
+        for num_ranks in ((1,) if not start.can_have(2) else ranks)
+        if start.can_have(num_ranks)
+    ]
 
 
 def train(optimizer: str, framework: str, place: Place, *, num_steps: int, every: int, seed: int) -> Curve:
@@ -142,15 +151,13 @@ def train(optimizer: str, framework: str, place: Place, *, num_steps: int, every
     strategy, num_ranks = place
     print(f"{optimizer}: {framework}, {strategy}, {num_ranks} ranks", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as output_dir:
-        command = job(
-            f"allstep.{framework}.train",
-            *("--strategy", strategy, *DATA_FLAGS, *SETTINGS[optimizer].flags, "--seed", seed),
+        flags = (
+            *(*DATA_FLAGS, *SETTINGS[optimizer].flags, "--seed", seed),
             *("--epochs", math.ceil(num_steps / STEPS_PER_EPOCH), "--output-dir", output_dir, "--log-every", 1),
             *("--checkpoint-every", every, "--keep-checkpoints", num_steps + STEPS_PER_EPOCH),
-            num_ranks=None if strategy == "single" else num_ranks,
         )
         try:
-            run(command)
+            run(train_command(framework, strategy, num_ranks, flags))
         except BenchmarkFailed as error:
             raise Fault(str(error)) from None
         return read_curve(Path(output_dir), num_steps)
@@ -174,16 +181,18 @@ def weights_of(state: TrainState) -> dict[str, np.ndarray]:
 
 def compare(curves: Mapping[tuple[str, Place], Curve]) -> dict[str, dict[int, Difference]]:
     """Columns of the table: of each framework how far its runs differ from its first one, and between frameworks."""
-    frameworks = list(dict.fromkeys(framework for framework, _ in curves))
-    places = list(dict.fromkeys(place for _, place in curves))
+    of_framework: dict[str, dict[Place, Curve]] = {}
+    for (framework, place), curve in curves.items():
+        of_framework.setdefault(framework, {})[place] = curve
     columns = {}
-    if len(places) > 1:
-        for framework in frameworks:
-            reference = curves[framework, places[0]]
-            columns[f"{framework} ranks"] = largest([apart(reference, curves[framework, one]) for one in places[1:]])
-    if len(frameworks) > 1:
-        pairs = [[curves[framework, place] for framework in frameworks] for place in places]
-        columns["frameworks"] = largest([apart(*pair) for pair in pairs])
+    for framework, runs in of_framework.items():
+        reference, *others = runs.values()
+        if others:
+            columns[f"{framework} runs"] = largest([apart(reference, other) for other in others])
+    if len(of_framework) == 2:
+        one, other = of_framework.values()
+        if common := [place for place in one if place in other]:
+            columns["frameworks"] = largest([apart(one[place], other[place]) for place in common])
     return columns
 
 
@@ -229,7 +238,7 @@ def _largest_of(differences: Iterable[Difference]) -> Difference:
 
 def bound_of(bounds: Bounds, column: str) -> float:
     """The bound of a column of `compare`."""
-    return bounds.frameworks if column == "frameworks" else bounds.ranks
+    return bounds.frameworks if column == "frameworks" else bounds.runs
 
 
 def passes(differences: Mapping[int, Difference], bounds: Bounds, column: str) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from allstep.common.errors import UserError
 
@@ -179,38 +180,62 @@ def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int)
     return (rank - local_rank) // local_size, world_size // local_size
 
 
+# More than any cluster has. A list that says more is a mistake, or meant to fill the memory.
+_MOST_HOSTS = 2**16
+
+
 def tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's tasks-per-node list: `4(x2),3` is [4, 4, 3]."""
+    """Expand Slurm's tasks-per-node list: `4(x2),3` is [4, 4, 3].
+
+    Raises:
+        UserError: it is none.
+    """
     counts: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not match:
+        match = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,5})\))?", part, re.ASCII)
+        if not match or len(counts) > _MOST_HOSTS:
             raise UserError(
-                f"expected Slurm's tasks per node as in 4(x2),3, received {text!r}; check SLURM_TASKS_PER_NODE"
+                f"expected Slurm's tasks per node as in 4(x2),3, received {text[:60]!r}; check SLURM_TASKS_PER_NODE"
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
 def expand_nodelist(text: str) -> list[str]:
-    """Expand Slurm's compact host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login."""
+    """Expand Slurm's compact host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login.
+
+    Raises:
+        UserError: it is none, or has more hosts than any cluster.
+    """
+
+    def wrong(received: str) -> UserError:
+        return UserError(
+            f"expected a list of hosts as in gpu[01-03,7],login, received {received}; check the launcher's host list"
+        )
+
+    part = r"(?:[^\s,\[\]]|\[[^\s\[\]]+\])+"
+    if not re.fullmatch(f"{part}(?:,{part})*", text):
+        raise wrong(ascii(text[:60]))
     hosts: list[str] = []
-    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
+    for name in re.findall(part, text):
         expanded = [""]
-        for literal, ranges in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", part):
-            numbers = [number for span in ranges.split(",") for number in _span(span)] if ranges else [""]
+        for literal, ranges in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", name):
+            spans = map(_span, ranges.split(",")) if ranges else [[""]]
+            numbers = list(islice(chain.from_iterable(spans), _MOST_HOSTS + 1))
+            if len(hosts) + len(expanded) * len(numbers) > _MOST_HOSTS:
+                raise wrong(f"more than {_MOST_HOSTS} of them")
             expanded = [head + literal + number for head in expanded for number in numbers]
         hosts += expanded
     return hosts
 
 
-def _span(span: str) -> list[str]:
-    first, _, last = span.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal()):
+def _span(span: str) -> Iterator[str]:
+    match = re.fullmatch(r"(\d{1,250})(?:-(\d{1,250}))?", span, re.ASCII)
+    if not match or int(match[2] or match[1]) < int(match[1]):
         raise UserError(
-            f"expected a span of host numbers as in 01-03, received {span!r}; check the launcher's host list"
+            f"expected a span of host numbers as in 01-03, received {ascii(span[:60])}; check the launcher's host list"
         )
-    return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return (str(number).zfill(len(match[1])) for number in range(int(match[1]), int(match[2] or match[1]) + 1))
 
 
 def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:

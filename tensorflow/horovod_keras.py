@@ -8,6 +8,7 @@ without an error: the methods it overrides are no longer called.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Any
 
@@ -69,6 +70,7 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
 )
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 
+import tensorflow as tf
 from allstep.common.launcher import placement
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
 from allstep.tensorflow.horovod_collectives import (  # noqa: F401
@@ -139,8 +141,11 @@ def broadcast_global_variables(root_rank: int) -> None:
         if model.built and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     variables = [v for model in models for v in [*model.weights, *model.optimizer.variables]]
-    shapes = allgather_object([tuple(v.shape) for v in variables], name="broadcast_global_variables")
-    if not models or not all(model.built for model in models) or any(other != shapes[0] for other in shapes):
+    shapes = repr([tuple(v.shape) for v in variables]).encode()
+    digests = horovod.tensorflow.allgather(
+        tf.constant(list(hashlib.sha256(shapes).digest()))[None], name="broadcast_global_variables"
+    )
+    if not models or not all(model.built for model in models) or tf.reduce_any(digests != digests[0]):
         raise RuntimeError(
             "broadcast_global_variables() needs the same built models, compiled with a DistributedOptimizer, on "
             "every rank. Use callbacks.BroadcastGlobalVariablesCallback(root_rank), or name the variables: "

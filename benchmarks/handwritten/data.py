@@ -1,9 +1,10 @@
-"""What both hand-written loops start from: the trainer's samples in the trainer's order, and a place for results."""
+"""What the hand-written loops start from: the trainer's samples in the trainer's order, and a place for results."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,12 @@ LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 
 
-def arguments() -> argparse.Namespace:
-    """The flags that the loops share."""
+def arguments(strategies: Iterable[str] = ()) -> argparse.Namespace:
+    """The flags that the loops share; the strategy comes first where there is a choice."""
     parser = argparse.ArgumentParser()
+    if strategies:
+        parser.add_argument("strategy", choices=tuple(strategies))
+        parser.add_argument("--num-devices", type=int, default=1, help="logical CPU devices of this process")
     parser.add_argument("output", type=Path, help="JSON file that rank 0 writes")
     parser.add_argument("--num-samples", type=int, required=True, help="of the synthetic data set; an epoch's length")
     parser.add_argument("--batch-size", type=int, required=True, help="samples per rank and step")

@@ -54,7 +54,7 @@ def test_weights_that_are_no_numbers_or_of_other_tensors_are_not_close():
 
 @pytest.mark.parametrize(("change", "within"), [(0.0, True), (9e-6, True), (2e-5, False), (math.nan, False)])
 def test_passes_within_the_bound_alone(change, within):
-    assert parity.passes(parity.apart(made(), made(change)), Bounds(), "pytorch ranks") == within
+    assert parity.passes(parity.apart(made(), made(change)), Bounds(), "pytorch runs") == within
 
 
 def test_columns_compare_ranks_with_the_first_and_frameworks_at_the_same_place():
@@ -66,9 +66,19 @@ def test_columns_compare_ranks_with_the_first_and_frameworks_at_the_same_place()
         ("tensorflow", two): made(1e-3),
     }
     columns = parity.compare(curves)
-    assert list(columns) == ["pytorch ranks", "tensorflow ranks", "frameworks"]
+    assert list(columns) == ["pytorch runs", "tensorflow runs", "frameworks"]
     largest = [column[3].loss for column in columns.values()]
     assert largest == pytest.approx([1e-6, 0, 1e-3], rel=1e-2)
+
+
+def test_all_strategies_are_those_that_can_have_the_ranks():
+    assert parity.runs("pytorch", parity.STRATEGIES, (1, 2)) == [
+        *(("single", 1), ("horovod", 1), ("horovod", 2), ("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)),
+        *(("data-parallel", 1), ("model-parallel", 2)),
+    ]
+    assert {name for name, _ in parity.runs("tensorflow", parity.STRATEGIES, (2,))} == {
+        *("single", "horovod", "mirrored", "multi-worker-mirrored", "central-storage")
+    }
 
 
 @pytest.mark.parametrize(("change", "status"), [(1e-6, None), (1e-2, 1)])
