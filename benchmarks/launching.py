@@ -56,8 +56,15 @@ def strategies(*, synchronous: bool = False) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, start in starts if start.synchronous or not synchronous))
 
 
-def train_command(framework: str, strategy: str, num_ranks: int, flags: Sequence[object]) -> list[str]:
-    """The command that trains by a strategy of STARTS[framework] on so many ranks, or on one rank's devices."""
+def train_command(
+    framework: str, strategy: str, num_ranks: int, flags: Sequence[object], *, module: str | None = None
+) -> list[str]:
+    """The command that trains by a strategy of STARTS[framework] on so many ranks, or on one rank's devices.
+
+    Args:
+        module: what to run in place of the framework's trainer, with the trainer's flags.
+    """
     start = STARTS[framework][strategy]
     program, own_flags = ([part.format(ranks=num_ranks) for part in parts] for parts in (start.program, start.flags))
-    return [*program, "-m", f"allstep.{framework}.train", "--strategy", strategy, *own_flags, *map(str, flags)]
+    module = module or f"allstep.{framework}.train"
+    return [*program, "-m", module, "--strategy", strategy, *own_flags, *map(str, flags)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -100,8 +101,11 @@ def job(module: str, *arguments: object, num_ranks: int | None = 2) -> list[str]
 
 
 @contextmanager
-def running(command: Sequence[str]) -> Iterator[subprocess.Popen]:
+def running(command: Sequence[str], printed: list[str] | None = None) -> Iterator[subprocess.Popen]:
     """A job that has been started; at the end of the block it is waited for, or killed if the block raises.
+
+    Args:
+        printed: gets what the job printed, when it has ended.
 
     Raises:
         BenchmarkFailed: it failed, or took longer than JOB_SECONDS.
@@ -126,13 +130,17 @@ def running(command: Sequence[str]) -> Iterator[subprocess.Popen]:
         raise
     if process.returncode:
         raise BenchmarkFailed(f"{' '.join(command)} ended with status {process.returncode}:\n{output}")
+    if printed is not None:
+        printed.append(output)
 
 
-def run(*commands: Sequence[str]) -> None:
-    """Run jobs at the same time, to their ends."""
+def run(*commands: Sequence[str]) -> list[str]:
+    """Run jobs at the same time, to their ends; what each printed."""
+    printed: list[str] = []
     with ExitStack() as jobs:
         for command in commands:
-            jobs.enter_context(running(command))
+            jobs.enter_context(running(command, printed))
+    return printed[::-1]  # the stack leaves the last one first
 
 
 def seconds_until(command: Sequence[str], happened: Callable[[], bool]) -> float:
@@ -179,6 +187,11 @@ def events(output_dir: Path, name: str) -> list[dict]:
     """The events of that name in a run's metrics.jsonl, in order."""
     lines = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
     return [event for event in lines if event["event"] == name]
+
+
+def printed_rates(printed: str, *, num_warmup: int = 1) -> list[float]:
+    """Images per second from the epoch lines of a run that wrote no files, so that nothing but training is measured."""
+    return [float(rate) for rate in re.findall(r"Images/sec = ([\d.]+)", printed)][num_warmup:]
 
 
 def epoch_rates(output_dir: Path, *, num_warmup: int = 1) -> list[float]:

@@ -29,7 +29,6 @@ from pathlib import Path
 from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM
 from allstep.benchmarks.measure import (
     Figure,
-    epoch_rates,
     events,
     interleaved,
     job,
@@ -37,6 +36,7 @@ from allstep.benchmarks.measure import (
     median_difference,
     median_ratio,
     print_table,
+    printed_rates,
     run,
     save,
     seconds_until,
@@ -75,9 +75,8 @@ class Bench:
 
     def throughput(self) -> float:
         """Images per second of the trainer, the median of its epochs."""
-        output = self._new_output()
-        run(job(f"allstep.{self.framework}.train", *self._flags(output)))
-        return statistics.median(epoch_rates(output))
+        [printed] = run(job(f"allstep.{self.framework}.train", *self._flags()))
+        return statistics.median(printed_rates(printed))
 
     def handwritten_throughput(self) -> float:
         """Images per second of the hand-written loop, the median of its epochs."""
@@ -85,14 +84,13 @@ class Bench:
 
     def independent_throughput(self) -> float:
         """Images per second of two single processes at the same time, together."""
-        outputs = [self._new_output() for _ in range(NUM_RANKS)]
-        run(*(job(f"allstep.{self.framework}.train", *self._flags(output), num_ranks=None) for output in outputs))
-        return sum(statistics.median(epoch_rates(output)) for output in outputs)
+        alone = job(f"allstep.{self.framework}.train", *self._flags(), num_ranks=None)
+        return sum(statistics.median(printed_rates(printed)) for printed in run(*[alone] * NUM_RANKS))
 
     def loss_difference(self) -> Figure:
         """Whether the trainer and the hand-written loop train the same thing."""
         output = self._new_output()
-        run(job(f"allstep.{self.framework}.train", *self._flags(output, epochs=1), "--log-every", 1))
+        run(job(f"allstep.{self.framework}.train", *self._flags(epochs=1), "--output-dir", output, "--log-every", 1))
         ours = [event["loss"] for event in events(output, "step")]
         reference = self._handwritten(1)["losses"]
         return Figure(
@@ -108,7 +106,9 @@ class Bench:
         output = self._new_output()
         metrics = output / "metrics.jsonl"
         command = job(
-            f"allstep.{self.framework}.train", *self._flags(output, epochs=1, num_samples=NUM_RANKS), "--log-every", 1
+            f"allstep.{self.framework}.train",
+            *self._flags(epochs=1, num_samples=NUM_RANKS),
+            *("--output-dir", output, "--log-every", 1),
         )
         return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())
 
@@ -119,9 +119,9 @@ class Bench:
 
     def check_cost(self) -> Figure:
         """The in-step check after an epoch, beside 100 steps of the same run."""
-        output, checks = self._new_output(), self._new_output()
-        run(job("allstep.benchmarks.timed_check", self.framework, checks, *self._flags(output)))
-        step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in epoch_rates(output))
+        checks = self._new_output()
+        [printed] = run(job("allstep.benchmarks.timed_check", self.framework, checks, *self._flags()))
+        step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
         after_epochs = json.loads(checks.read_text())[2:]
         check_seconds = statistics.median(after_epochs[1:])
         return Figure(
@@ -148,7 +148,7 @@ class Bench:
         )
         return json.loads(output.read_text())
 
-    def _flags(self, output: Path, *, epochs: int | None = None, num_samples: int | None = None) -> Sequence[object]:
+    def _flags(self, *, epochs: int | None = None, num_samples: int | None = None) -> Sequence[object]:
         return (
             "--dataset",
             "synthetic",
@@ -166,8 +166,6 @@ class Bench:
             LEARNING_RATE,
             "--momentum",
             MOMENTUM,
-            "--output-dir",
-            output,
         )
 
     def _new_output(self) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM
 from allstep.benchmarks.launching import FRAMEWORKS, STARTS, strategies, train_command
-from allstep.benchmarks.measure import Figure, epoch_rates, interleaved, median_ratio, print_table, run, save
+from allstep.benchmarks.measure import Figure, interleaved, median_ratio, print_table, printed_rates, run, save
 from allstep.common.cli import Parser, at_least, listed
 from allstep.common.rendezvous import free_ports
 
@@ -80,13 +80,12 @@ class Bench:
 
     def ours(self, strategy: str) -> float:
         """Images per second of the trainer, the median of its epochs after the first."""
-        output = self._new_output()
         num_ranks = _num_ranks(self._framework, strategy)
         flags = ("--dataset", "synthetic", "--synthetic-samples", _NUM_SAMPLES, "--model", "cnn", "--epochs",
                  NUM_EPOCHS, "--global-batch-size", _global_batch_size(self._framework, strategy), "--optimizer",
-                 "sgd", "--base-lr", LEARNING_RATE, "--momentum", MOMENTUM, "--output-dir", output)  # fmt: skip
-        run(train_command(self._framework, strategy, num_ranks, flags))
-        return statistics.median(epoch_rates(output))
+                 "sgd", "--base-lr", LEARNING_RATE, "--momentum", MOMENTUM)  # fmt: skip
+        [printed] = run(train_command(self._framework, strategy, num_ranks, flags))
+        return statistics.median(printed_rates(printed))
 
     def by_hand(self, strategy: str) -> float:
         """Images per second of the script written for the strategy."""

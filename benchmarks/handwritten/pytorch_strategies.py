@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -127,6 +128,7 @@ def main() -> None:
         write(flags.output, images_per_second=rates, losses=losses.tolist())
     if world_size > 1:
         dist.destroy_process_group()
+        os._exit(0)  # a thread of Gloo's may abort a process that takes Python apart (torch 2.14)
 
 
 if __name__ == "__main__":
