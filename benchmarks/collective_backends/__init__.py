@@ -1,0 +1,53 @@
+"""What `allstep collectives` measures: one file a library, each with the collectives that it has.
+
+A backend has `rank` and `size` and, for each collective of COLLECTIVES that its library offers, a method of that name
+with `_` for `-`. It takes this rank's input, a float32 array, and returns an operation: `run` moves the data once and
+blocks until the result is there, `result` is the result of the last run as an array.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+COLLECTIVES = ("all-reduce", "all-gather", "broadcast", "reduce-scatter", "all-to-all")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective on one buffer, to be run many times."""
+
+    run: Callable[[], object]
+    result: Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Library:
+    """Where a backend is, and how its ranks are started."""
+
+    module: str
+    name: str
+    launcher: tuple[str, ...]
+
+
+_MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe", "-np", "{ranks}", "python")
+_HOROVODRUN = ("horovodrun", "--mpi", "-np", "{ranks}", "python")
+
+BACKENDS = {
+    "memcpy": Library("memcpy", "Memcpy", _MPIRUN),
+    "mpi4py": Library("mpi", "Mpi", _MPIRUN),
+    "horovod-torch": Library("horovod_torch", "HorovodTorch", _HOROVODRUN),
+    "horovod-tensorflow": Library("horovod_tensorflow", "HorovodTensorFlow", _HOROVODRUN),
+    "torch-gloo": Library("torch_gloo", "TorchGloo", ("torchrun", "--nproc-per-node", "{ranks}")),
+    "tf-distribute": Library("tf_distribute", "TfDistribute", _HOROVODRUN),
+}
+
+
+def create(name: str) -> Any:
+    """The backend of that name, with its ranks met; its library is imported now and no earlier."""
+    library = BACKENDS[name]
+    return getattr(importlib.import_module(f"allstep.benchmarks.collective_backends.{library.module}"), library.name)()

@@ -1,0 +1,51 @@
+"""tf.distribute.MultiWorkerMirroredStrategy, whose replica context has all-reduce and all-gather and no others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from allstep.benchmarks.collective_backends import Operation
+from allstep.common.config import StrategyConfig
+from allstep.common.launcher import placement
+from allstep.common.quiet import stderr_held_back
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+with stderr_held_back():
+    import tensorflow as tf
+    from allstep.tensorflow.strategies.multi_worker_mirrored import MultiWorkerMirrored
+
+
+class TfDistribute:
+    """Collectives in a replica context, in a graph, met as the trainers' multi-worker-mirrored meets."""
+
+    def __init__(self) -> None:
+        met = MultiWorkerMirrored(placement(), StrategyConfig())
+        met.init()
+        met.pin_device()
+        self._strategy = met.strategy
+        self.rank, self.size = met.rank, met.world_size
+
+    def all_reduce(self, array: np.ndarray) -> Operation:
+        return self._compiled(array, lambda context, buffer: context.all_reduce(tf.distribute.ReduceOp.SUM, buffer))
+
+    def all_gather(self, array: np.ndarray) -> Operation:
+        return self._compiled(array, lambda context, buffer: context.all_gather(buffer, axis=0))
+
+    def _compiled(self, array: np.ndarray, call: Callable) -> Operation:
+        buffer, last = tf.constant(array), []
+
+        def on_device(value: tf.Tensor) -> tf.Tensor:
+            # TensorFlow asks a value for its device, which only what was made in the replica has.
+            return call(tf.distribute.get_replica_context(), tf.identity(value))
+
+        @tf.function
+        def compiled(value: tf.Tensor) -> tf.Tensor:
+            return self._strategy.run(on_device, (value,))
+
+        def run() -> None:
+            last[:] = [compiled(buffer)]
+
+        return Operation(run, lambda: last[0].numpy())

@@ -1,0 +1,43 @@
+"""torch.distributed between CPUs: Gloo."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from allstep.benchmarks.collective_backends import Operation
+from allstep.common.config import StrategyConfig
+from allstep.common.launcher import placement
+from allstep.common.memory import keep_freed_memory
+from allstep.pytorch.strategies.process_group import ProcessGroup
+
+
+class TorchGloo:
+    """Collectives of torch's default process group, met as the trainers' DDP meets."""
+
+    def __init__(self) -> None:
+        keep_freed_memory()
+        group = ProcessGroup(placement(), StrategyConfig())
+        group.init()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def all_reduce(self, array: np.ndarray) -> Operation:
+        buffer = torch.from_numpy(array.copy())
+        return Operation(lambda: dist.all_reduce(buffer), buffer.numpy)
+
+    def broadcast(self, array: np.ndarray) -> Operation:
+        buffer = torch.from_numpy(array.copy())
+        return Operation(lambda: dist.broadcast(buffer, 0), buffer.numpy)
+
+    def all_gather(self, array: np.ndarray) -> Operation:
+        buffer, received = torch.from_numpy(array), torch.empty(self.size * len(array))
+        return Operation(lambda: dist.all_gather_into_tensor(received, buffer), received.numpy)
+
+    def reduce_scatter(self, array: np.ndarray) -> Operation:
+        buffer, received = torch.from_numpy(array), torch.empty(len(array) // self.size)
+        return Operation(lambda: dist.reduce_scatter_tensor(received, buffer), received.numpy)
+
+    def all_to_all(self, array: np.ndarray) -> Operation:
+        buffer, received = torch.from_numpy(array), torch.empty(len(array))
+        return Operation(lambda: dist.all_to_all_single(received, buffer), received.numpy)

@@ -1,0 +1,89 @@
+"""One rank of `allstep collectives`: runs each collective at each size, checks it, times it, and writes what it saw.
+
+mpirun -np 2 python -m allstep.benchmarks.collective_backends.worker mpi4py all-reduce 8,1048576 DIRECTORY
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from allstep.benchmarks.collective_backends import Operation, create
+from allstep.common.ending import run_rank
+
+_PERIOD = 13
+"""Inputs repeat after so many elements: prime, so that a displaced block is noticed."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write rank-R.json to the directory: a list of rows, and of collectives that the library lacks."""
+    name, collectives, sizes, directory = arguments
+    backend = create(name)
+    rows, missing = [], []
+    for collective in collectives.split(","):
+        make = getattr(backend, collective.replace("-", "_"), None)
+        if make is None:
+            missing.append(collective)
+            continue
+        for size in map(int, sizes.split(",")):
+            count = num_elements(size, backend.size)
+            operation = make(given(collective, count, backend.rank, backend.size))
+            operation.run()
+            is_right = np.array_equal(operation.result(), expected(collective, count, backend.rank, backend.size))
+            seconds = _time(operation, num_runs(size))
+            rows.append({"collective": collective, "bytes": 4 * count, "right": bool(is_right), "seconds": seconds})
+    Path(directory, f"rank-{backend.rank}.json").write_text(json.dumps({"rows": rows, "missing": missing}))
+
+
+def num_elements(num_bytes: int, num_ranks: int) -> int:
+    """Elements of a message of about that many bytes that divide evenly among the ranks."""
+    return max(1, num_bytes // 4 // num_ranks) * num_ranks
+
+
+def num_runs(num_bytes: int) -> int:
+    """Timed runs of a size: the same on all ranks, since they take part in each."""
+    return 40 if num_bytes <= 2**16 else 20 if num_bytes <= 2**22 else 6
+
+
+def given(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarray:
+    """A rank's input for a message of `count` elements: whole numbers, so that sums are exact in any order."""
+    return _values(rank, count // num_ranks if collective == "all-gather" else count)
+
+
+def expected(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarray:
+    """What a rank must have in the end."""
+    part = count // num_ranks
+    everybody = [given(collective, count, other, num_ranks) for other in range(num_ranks)]
+    if collective in ("all-reduce", "reduce-scatter"):
+        total = np.sum(everybody, axis=0, dtype=np.float32)
+        return total if collective == "all-reduce" else total[rank * part : (rank + 1) * part]
+    if collective == "all-to-all":
+        return np.concatenate([array[rank * part : (rank + 1) * part] for array in everybody])
+    return {"all-gather": np.concatenate(everybody), "broadcast": everybody[0], "copy": everybody[rank]}[collective]
+
+
+def _values(rank: int, count: int) -> np.ndarray:
+    return (np.arange(count) % _PERIOD + _PERIOD * rank + 1).astype(np.float32)
+
+
+def _time(operation: Operation, runs: int) -> float:
+    """Seconds of one run: the median of several in a row, after some that do not count.
+
+    nccl-tests takes their mean; the median drops the runs during which something else had the core.
+    """
+    seconds = []
+    for _ in range(max(2, runs // 5) + runs):
+        started = time.perf_counter()
+        operation.run()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[-runs:])
+
+
+if __name__ == "__main__":
+    run_rank(lambda: main(sys.argv[1:]))

@@ -1,0 +1,225 @@
+"""Measure collectives in MPI, Horovod, torch.distributed and tf.distribute, and what Horovod should be set to.
+
+    allstep collectives --ranks 2
+    allstep collectives --backends mpi4py,horovod-torch --collectives all-reduce --sizes 1048576,67108864
+    HOROVOD_CYCLE_TIME=0.1 allstep collectives --backends mpi4py,horovod-torch
+    allstep collectives --tune
+
+Starts the ranks by each library's launcher, in interleaved rounds, checks every result, and prints size, time,
+algorithm bandwidth and bus bandwidth as nccl-tests define them (doc/PERFORMANCE.md there): S/t, and that times 2(n-1)/n
+for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1 for broadcast. S is all-gather's output and
+everybody else's input; a rank's time is the median of several runs, and of the ranks' times the minimum, average and
+maximum are shown. `memcpy` copies the buffer on every rank at once: the limit. `mpi4py` is MPI without a framework.
+
+From Horovod's own times it recommends HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME for a network; --tune trains with
+and without them and prints the ratio. The exit status is 1 where a result was wrong or a library failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from allstep.benchmarks import horovod_settings
+from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES
+from allstep.benchmarks.measure import BenchmarkFailed, environment, running
+from allstep.common.cli import Parser, at_least, listed
+from allstep.common.errors import UserError
+
+FORMAT, VERSION = "allstep-collectives", 1
+_BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
+_VARIABLES = ("HOROVOD_", "OMPI_", "OMP_NUM_THREADS")
+SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
+"""8 B to 128 MiB by factors of 8, and 256 MiB."""
+
+
+def algorithm_bandwidth(num_bytes: int, seconds: float) -> float:
+    """Bytes per second as the user sees them."""
+    return num_bytes / seconds
+
+
+def bus_bandwidth(collective: str, num_bytes: int, seconds: float, num_ranks: int) -> float:
+    """Bytes per second that a rank's link must have carried at least: comparable over collectives and ranks."""
+    moved = _BUS_FACTORS[collective] * (num_ranks - 1) / num_ranks if collective in _BUS_FACTORS else 1
+    return algorithm_bandwidth(num_bytes, seconds) * moved
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print, keep; end with status 1 where a result was wrong or a library failed."""
+    flags = _flags(arguments)
+    samples: dict[str, list[list[dict]]] = {name: [] for name in flags.backends}
+    missing: dict[str, list[str]] = {}
+    failures: dict[str, str] = {}
+    for _ in range(flags.rounds):
+        for name in flags.backends:
+            if name in failures:
+                continue
+            try:
+                ranks = launch(name, flags.collectives, flags.sizes, flags.ranks)
+            except (BenchmarkFailed, OSError, ValueError) as error:
+                failures[name] = _reason(error)
+                print(f"{name}: failed: {failures[name]}", file=sys.stderr, flush=True)
+                continue
+            missing[name] = ranks[0]["missing"]
+            samples[name].append([rank["rows"] for rank in ranks])
+    rows = [row for name in flags.backends if samples[name] for row in summed_up(name, samples[name])]
+    _print(rows, missing)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["allstep", "collectives", *arguments]),
+        "ranks": flags.ranks,
+        "rounds": flags.rounds,
+        "load_average": os.getloadavg(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "variables": {name: value for name, value in environment().items() if name.startswith(_VARIABLES)},
+        "rows": rows,
+        "missing": missing,
+        "failures": failures,
+    }
+    if ratios := horovod_over_mpi(samples, rows):
+        content["horovod_over_mpi"] = ratios
+        for row in ratios:
+            print(f"{row['backend']} / mpi4py, all-reduce of {size_name(row['bytes'])}: {row['ratio']:.2f}")
+    costs = horovod_settings.costs_of(rows, flags.ranks)
+    if costs:
+        content["recommendation"] = horovod_settings.recommend(costs, flags.network, flags.step_ms)
+        print(horovod_settings.told(content["recommendation"]))
+        if flags.tune:
+            content["tuning"] = horovod_settings.try_out(content["recommendation"], flags.ranks, flags.rounds)
+    _save(flags.output, content)
+    if failures or not all(row["right"] for row in rows):
+        sys.exit(1)
+
+
+def _flags(arguments: Sequence[str]) -> Namespace:
+    parser = Parser("collectives", __doc__)
+    parser.add_argument("--ranks", type=at_least(2), default=2, metavar="N")
+    parser.add_argument("--backends", type=listed(str, tuple(BACKENDS)), default=tuple(BACKENDS), metavar="NAME,...")
+    parser.add_argument("--collectives", type=listed(str, COLLECTIVES), default=COLLECTIVES, metavar="NAME,...")
+    parser.add_argument("--sizes", type=listed(at_least(1)), default=SIZES, metavar="BYTES,...")
+    parser.add_argument("--rounds", type=at_least(1), default=3, metavar="N", help="launches of each library")
+    parser.add_argument("--network", default="cnn", metavar="NAME", help="to recommend for; see allstep predict --help")
+    parser.add_argument("--step-ms", type=at_least(1), default=40, metavar="MS", help="its step time on one rank")
+    parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
+    parser.add_argument("--output", type=Path, default=Path("runs/collectives.json"), metavar="FILE")
+    return parser.parse_args(arguments)
+
+
+def launch(name: str, collectives: Sequence[str], sizes: Sequence[int], num_ranks: int) -> list[dict]:
+    """Measure one library once; what each rank wrote, by rank.
+
+    Raises:
+        BenchmarkFailed: the job failed, or hung and was killed.
+        OSError, ValueError: its launcher is not installed; a rank wrote nothing, or half.
+    """
+    launcher = [part.format(ranks=num_ranks) for part in BACKENDS[name].launcher]
+    wanted = ["copy"] if name == "memcpy" else collectives
+    with tempfile.TemporaryDirectory(prefix="allstep-collectives-") as directory:
+        worker = "allstep.benchmarks.collective_backends.worker"
+        texts = (",".join(wanted), ",".join(map(str, sizes)))
+        with running([*launcher, "-m", worker, name, *texts, directory]):
+            pass
+        return [json.loads(Path(directory, f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def summed_up(name: str, rounds: Sequence[Sequence[Sequence[dict]]]) -> list[dict]:
+    """The rows of one library: of each round the times over ranks, and of those the median over rounds.
+
+    Args:
+        rounds: by round and rank, the rows that the rank wrote.
+    """
+    num_ranks, found = len(rounds[0]), []
+    for number, row in enumerate(rounds[0][0]):
+        of_rounds = [[rank[number] for rank in ranks] for ranks in rounds]
+        choices = {"minimum": min, "average": statistics.fmean, "maximum": max}
+        seconds = {
+            key: statistics.median(choose([rank["seconds"] for rank in ranks]) for ranks in of_rounds)
+            for key, choose in choices.items()
+        }
+        size, collective = row["bytes"], row["collective"]
+        found.append(
+            {
+                "backend": name,
+                "collective": collective,
+                "bytes": size,
+                "seconds": seconds,
+                "algorithm_bandwidth": algorithm_bandwidth(size, seconds["average"]),
+                "bus_bandwidth": bus_bandwidth(collective, size, seconds["average"], num_ranks),
+                "right": all(rank["right"] for ranks in of_rounds for rank in ranks),
+            }
+        )
+    return found
+
+
+def horovod_over_mpi(samples: dict[str, list], rows: Sequence[dict]) -> list[dict]:
+    """Horovod's all-reduce bandwidth over mpi4py's at each size, the median of the rounds' ratios."""
+
+    def times(name: str) -> dict[int, list[float]]:
+        """By size, the average over ranks of each round."""
+        found: dict[int, list[float]] = {}
+        for ranks in samples.get(name, []):
+            for of_ranks in zip(*ranks, strict=True):
+                if of_ranks[0]["collective"] == "all-reduce":
+                    average = statistics.fmean(row["seconds"] for row in of_ranks)
+                    found.setdefault(of_ranks[0]["bytes"], []).append(average)
+        return found
+
+    reference = times("mpi4py")
+    return [
+        {
+            "backend": name,
+            "bytes": size,
+            # A library that failed in a later round has fewer of them.
+            "ratio": statistics.median(other / own for other, own in zip(reference[size], seconds, strict=False)),
+        }
+        for name in ("horovod-torch", "horovod-tensorflow")
+        for size, seconds in times(name).items()
+        if size in reference
+    ]
+
+
+def size_name(num_bytes: int) -> str:
+    """As in 8 B, 64 KiB, 256 MiB."""
+    for unit, length in (("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= length:
+            return f"{num_bytes / length:g} {unit}"
+    return f"{num_bytes} B"
+
+
+def _print(rows: Sequence[dict], missing: dict[str, list[str]]) -> None:
+    print(f"{'':34} {'size':>8} {'min us':>9} {'avg us':>9} {'max us':>9} {'alg GB/s':>9} {'bus GB/s':>9}  result")
+    for row in rows:
+        micro = [f"{1e6 * row['seconds'][key]:>9.1f}" for key in ("minimum", "average", "maximum")]
+        bandwidths = [f"{row[key] / 1e9:>9.3f}" for key in ("algorithm_bandwidth", "bus_bandwidth")]
+        print(
+            f"{row['backend']:19}{row['collective']:15} {size_name(row['bytes']):>8} {' '.join(micro + bandwidths)}  "
+            f"{'right' if row['right'] else 'WRONG'}"
+        )
+    for name, lacking in missing.items():
+        if lacking:
+            print(f"{name} has no {', '.join(lacking)}")
+
+
+def _reason(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip(" -")] or [type(error).__name__]
+    told = [line[line.index("allstep: ") :] for line in lines if "allstep: " in line]
+    return " ".join((told or lines[:1])[0].split())[:300]
+
+
+def _save(path: Path, content: dict) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.tmp")
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"expected a file to write for --output, received {path}: {error}") from None

@@ -1,0 +1,230 @@
+"""Forecast step time, efficiency and time to accuracy on 1 to 100,000 ranks, before the machine is bought.
+
+    allstep predict --network resnet50 --batch-size 32 --step-ms 200 --ranks-per-node 8 --inter-gbit 100
+    allstep predict --run runs/one-rank --ranks 1,2,4,8
+    allstep predict --validate [--measured DIR --collectives FILE]
+    allstep predict --loss-of-parameters 175e9
+
+Needed: the step time of one rank, the parameters per layer, and latency and bandwidth of the links in a node and
+between nodes (`allstep collectives` measures them). Every rank has the same batch on any number of ranks. A row tells
+what costs most at that size, and the one change that would help most. `closed` is the step time without overlap and
+fusion: computing, then one all-reduce of everything, 2(N-1)/N S/B and latency for a ring.
+
+`--validate` forecasts published tables and, if named, your own compare results, and prints the errors; its exit status
+is 1 where an efficiency is off by more than 5 points.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from allstep.benchmarks.prediction import own_runs
+from allstep.benchmarks.prediction.accuracy import epochs_needed, loss_by_parameters
+from allstep.benchmarks.prediction.allreduce import ALGORITHMS
+from allstep.benchmarks.prediction.forecast import BEST, Machine, Workload, bottleneck, forecast, what_helps
+from allstep.benchmarks.prediction.links import Cluster, Link
+from allstep.benchmarks.prediction.networks import Network, known_networks, read_network, uniform
+from allstep.benchmarks.prediction.simulation import MIB, Fusion
+from allstep.benchmarks.prediction.validation import LARGEST_ERROR, PUBLISHED, Checked, check
+from allstep.common.cli import Parser, at_least, listed
+from allstep.common.errors import UserError
+
+GIGABIT = 1e9 / 8
+NUM_LAYERS = 50
+"""Into which a network is cut of which nothing but the number of parameters is known."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the forecast, the validation or the scaling law."""
+    flags = _parser().parse_args(arguments)
+    if flags.loss_of_parameters:
+        print(f"loss {loss_by_parameters(flags.loss_of_parameters):.4f} nats a token (Kaplan et al. 2020)")
+    elif flags.validate:
+        _validate(flags)
+    else:
+        _forecast(flags)
+
+
+def number(least: float, *, above: bool = False, most: float = sys.float_info.max) -> Callable[[str], float]:
+    """A flag's type: a number of at least `least`, or above it, and of at most `most`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (value > least if above else value >= least) or value > most:
+            bounds = f"{'above' if above else 'of at least'} {least:g}" + (
+                f" and at most {most:g}" if most == 1 else ""
+            )
+            raise ArgumentTypeError(f"expected a number {bounds}, received {text!r}")
+        return value
+
+    return parse
+
+
+def _parser() -> Parser:
+    some, positive, part = number(0), number(0, above=True), number(0, most=1)
+    parser = Parser("predict", __doc__)
+    what = parser.add_argument_group("what one rank does")
+    what.add_argument("--network", default="resnet50", metavar="NAME", help="a known one, or a YAML file of its layers")
+    what.add_argument("--parameters", type=at_least(1), metavar="N", help="instead: that many, in even layers")
+    what.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="samples a rank and step")
+    what.add_argument("--step-ms", type=positive, metavar="MS", help="step time of one rank alone")
+    what.add_argument("--run", type=Path, metavar="DIR", help="instead: a training run on one rank that was measured")
+    what.add_argument("--backward-share", type=part, default=2 / 3, metavar="X", help="backward's share of it")
+    what.add_argument("--jitter", type=some, default=0.02, metavar="X", help="deviation of its step time over mean")
+    where = parser.add_argument_group("the machine")
+    where.add_argument("--ranks-per-node", type=at_least(1), default=8, metavar="N")
+    where.add_argument("--intra-us", type=some, default=3.4, metavar="US", help="latency of a hop in a node")
+    where.add_argument("--intra-gbit", type=positive, default=800.0, metavar="GBIT/S", help="bandwidth that is reached")
+    where.add_argument("--inter-us", type=some, default=14.0, metavar="US", help="latency of a hop between nodes")
+    where.add_argument("--inter-gbit", type=positive, default=90.0, metavar="GBIT/S", help="shared by a node's ranks")
+    where.add_argument("--collectives", type=Path, metavar="FILE", help="instead: links of a node that were measured")
+    where.add_argument("--contention", type=part, default=0.0, metavar="X", help="of its speed backward then loses")
+    where.add_argument(
+        "--crowding", type=number(1), default=1.0, metavar="X", help="step time in a full node, over alone"
+    )
+    where.add_argument("--node-input", type=positive, default=math.inf, metavar="N", help="samples/s of a node")
+    where.add_argument("--storage-input", type=positive, default=math.inf, metavar="N", help="samples/s for all nodes")
+    how = parser.add_argument_group("how gradients meet")
+    how.add_argument("--algorithm", choices=[*ALGORITHMS, BEST], default=BEST)
+    how.add_argument("--fusion-mib", type=some, default=128.0, metavar="MIB", help="fusion threshold, or bucket")
+    how.add_argument("--cycle-ms", type=some, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME")
+    how.add_argument("--buckets", action="store_true", help="buckets of --fusion-mib as in DDP")
+    how.add_argument("--request-us", type=some, default=0.0, metavar="US", help="of rank 0, a rank and gradient")
+    how.add_argument("--compression", choices=["none", "fp16"], default="none")
+    parser.add_argument(
+        "--ranks", type=listed(at_least(1)), default=(1, 2, 4, 8, 64, 512, 4096, 10_000, 100_000), metavar="N,..."
+    )
+    goal = parser.add_argument_group("time to accuracy")
+    goal.add_argument("--samples", type=at_least(1), metavar="N", help="in an epoch")
+    goal.add_argument("--epochs", type=positive, default=90.0, metavar="X", help="that it takes, small batches")
+    goal.add_argument("--critical-batch", type=positive, default=math.inf, metavar="N", help="that takes twice as many")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="keep the forecast as JSON")
+    parser.add_argument("--validate", action="store_true", help="forecast published tables, and print the errors")
+    parser.add_argument("--measured", type=Path, metavar="DIR", help="with --validate: own results, too")
+    parser.add_argument("--loss-of-parameters", type=positive, metavar="N", help="print L(N) of a language model")
+    return parser
+
+
+def _forecast(flags: Namespace) -> None:
+    workload, machine = _workload(flags), _machine(flags)
+    rows = []
+    print(
+        f"{workload.network.name}: {workload.network.num_parameters:,} parameters, "
+        f"{workload.batch_size} samples a rank, {1000 * workload.step_seconds:.4g} ms on one rank\n"
+    )
+    width = 14
+    accuracy = f" {'to accuracy':>12}" if flags.samples else ""
+    head = f"{'ranks':>7} {'step ms':>9} {'closed ms':>9} {'efficiency':>10} {'samples/s':>11}{accuracy}"
+    print(f"{head}  costs most; helps most")
+    for num_ranks in flags.ranks:
+        found = forecast(workload, machine, num_ranks)
+        cost, share = bottleneck(workload, machine, num_ranks)
+        helps = what_helps(workload, machine, num_ranks)
+        seconds = None
+        if flags.samples:
+            epochs = epochs_needed(flags.epochs, num_ranks * workload.batch_size, flags.critical_batch)
+            seconds = epochs * flags.samples / found.images_per_second
+        advice = f"; {helps[0]}: {helps[1]:.1%}" if helps else ""
+        print(
+            f"{num_ranks:>7} {1000 * found.total:>9.4g} {1000 * found.closed_form:>9.4g} {found.efficiency:>10.1%} "
+            f"{found.images_per_second:>11,.0f}{f' {_duration(seconds):>12}' if seconds else ''}  "
+            f"{f'{cost} {share:.0%}' if share else cost:{width}}{advice}"
+        )
+        limits = {"bottleneck": cost, "bottleneck_share": share, "helps": helps}
+        rows.append({**asdict(found), **limits, "seconds_to_accuracy": seconds})
+    if flags.output:
+        flags.output.parent.mkdir(parents=True, exist_ok=True)
+        content = {"format": "allstep-predict", "version": 1, "command": _command(), "forecasts": rows}
+        flags.output.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _workload(flags: Namespace) -> Workload:
+    step_seconds, batch_size = flags.step_ms and flags.step_ms / 1000, flags.batch_size
+    if flags.run:
+        step_seconds, batch_size, num_parameters = own_runs.read_run(flags.run)
+    if not step_seconds:
+        raise UserError("expected the step time of one rank, received none; give --step-ms, or --run of a measured run")
+    if flags.parameters:
+        network = uniform(flags.parameters, NUM_LAYERS)
+    elif flags.run and flags.network == "resnet50":
+        known = [network for network in known_networks().values() if network.num_parameters == num_parameters]
+        network = known[0] if known else uniform(num_parameters, NUM_LAYERS)
+    else:
+        network = _network(flags.network)
+    return Workload(network, batch_size, step_seconds, flags.backward_share, flags.jitter)
+
+
+def _network(name: str) -> Network:
+    known = known_networks()
+    if name in known:
+        return known[name]
+    if not name.endswith((".yaml", ".yml")):
+        raise UserError(f"expected --network to be one of {', '.join(known)} or a YAML file of layers, received {name}")
+    return read_network(Path(name))
+
+
+def _machine(flags: Namespace) -> Machine:
+    intra = Link(flags.intra_us / 1e6, flags.intra_gbit * GIGABIT)
+    if flags.collectives:
+        intra = own_runs.read_link(flags.collectives)
+    return Machine(
+        Cluster(flags.ranks_per_node, intra, Link(flags.inter_us / 1e6, flags.inter_gbit * GIGABIT)),
+        algorithm=flags.algorithm,
+        fusion=Fusion(flags.fusion_mib * MIB, flags.cycle_ms / 1000, flags.buckets),
+        wire_bytes=2 if flags.compression == "fp16" else 4,
+        contention=flags.contention,
+        request=flags.request_us / 1e6,
+        crowding=flags.crowding,
+        node_input=flags.node_input,
+        storage_input=flags.storage_input,
+    )
+
+
+def _validate(flags: Namespace) -> None:
+    rows = [row for path in sorted(PUBLISHED.glob("*.yaml")) for row in check(path)]
+    if flags.measured:
+        if not flags.collectives:
+            raise UserError("expected --collectives with --measured, received none; run allstep collectives")
+        rows += own_runs.check_compare(flags.measured, own_runs.read_link(flags.collectives))
+    print(f"{'':28} {'network':16} {'ranks':>6} {'measured':>8} {'forecast':>8} {'error':>7}  within 5 points")
+    for row in rows:
+        print(_line(row))
+    missed = [row for row in rows if not row.within]
+    true = [row for row in rows if not row.estimated]
+    largest = max(abs(row.error) for row in true)
+    print(
+        f"\n{len(rows) - len(missed)} of {len(rows)} within {100 * LARGEST_ERROR:g} points; largest error of the "
+        f"{len(true)} rows from which nothing was estimated: {100 * largest:.1f} points"
+    )
+    if missed:
+        sys.exit(1)
+
+
+def _line(row: Checked) -> str:
+    verdict = "yes" if row.within else "NO"
+    note = f" ({row.estimated} estimated here)" if row.estimated else ""
+    baseline = f"/{row.baseline_ranks}" if row.baseline_ranks > 1 else ""
+    return (
+        f"{row.title.partition(' (')[0][:20]:20} {row.system[:7]:7} {row.network:16} {f'{row.num_ranks}{baseline}':>6} "
+        f"{row.measured:>8.1%} {row.forecast:>8.1%} {100 * row.error:>+7.1f}  {verdict}{note}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _command() -> str:
+    return " ".join(["allstep", *sys.argv[1:]])

@@ -1,0 +1,81 @@
+"""Networks as a forecast sees them: per layer the parameters, and the share of the computing that it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.common.errors import UserError
+
+BYTES_PER_PARAMETER = 4
+_FILE = Path(__file__).parent / "networks.yaml"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with the parameters that its backward pass makes ready at once."""
+
+    name: str
+    num_parameters: int
+    multiplications: float
+    """Per sample, forward: what decides which share of the time the layer takes. Any unit."""
+    num_tensors: int = 2
+    """Gradients in it: a weight and a bias, or with batch norm a weight and two of the norm."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers in forward order."""
+
+    name: str
+    layers: tuple[Layer, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(layer.num_parameters for layer in self.layers)
+
+
+@functools.cache
+def known_networks() -> dict[str, Network]:
+    """The networks of networks.yaml, by name."""
+    import yaml
+
+    content = yaml.safe_load(_FILE.read_text())
+    return {name: _network(name, rows) for name, rows in content["networks"].items()}
+
+
+def read_network(path: Path) -> Network:
+    """A network from a YAML file: a list of `[name, parameters, multiplications, tensors]`, the last two optional.
+
+    Raises:
+        UserError: the file is no such list.
+    """
+    import yaml
+
+    try:
+        return _network(path.stem, yaml.safe_load(path.read_text()))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"expected a YAML list of [name, parameters, multiplications, tensors] a layer, received {path}: {reason}"
+        ) from None
+
+
+def uniform(num_parameters: int, num_layers: int) -> Network:
+    """A network whose layers are all alike, where nothing but the number of parameters is known."""
+    per_layer = [num_parameters * (i + 1) // num_layers - num_parameters * i // num_layers for i in range(num_layers)]
+    return Network("uniform", tuple(Layer(f"layer{i}", count, 1.0) for i, count in enumerate(per_layer)))
+
+
+def _network(name: str, rows: Sequence[Sequence]) -> Network:
+    layers = tuple(
+        Layer(str(row[0]), int(row[1]), float(row[2]) if len(row) > 2 else 1.0, int(row[3]) if len(row) > 3 else 2)
+        for row in rows
+    )
+    if any(layer.num_parameters < 0 or layer.multiplications < 0 for layer in layers):
+        raise ValueError("a negative number")
+    if not sum(layer.multiplications for layer in layers):
+        raise ValueError("no layer that multiplies")
+    return Network(name, layers)

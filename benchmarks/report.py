@@ -1,0 +1,98 @@
+"""Write report.html and report.md from what allstep's commands and trainers have left in directories.
+
+    allstep report DIR...
+
+Takes results of `allstep compare`, `allstep collectives` and `allstep predict --output`, kept benchmarks, and training
+runs (metrics.jsonl and config.yaml), wherever in the directories they are. Both files go to the first directory.
+report.html is one file that needs no network: it can be mailed, read on a phone and printed. What cannot be read is
+named in one line, on the terminal and in the report, and the rest goes on; the exit status is 2 where there is no rest.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from allstep.benchmarks.reporting import compare_sections, other_sections
+from allstep.benchmarks.reporting.document import Section
+from allstep.benchmarks.reporting.sources import Sources, read
+from allstep.common.cli import Parser
+from allstep.common.errors import UserError
+
+_TEMPLATES = Path(__file__).parent / "reporting" / "templates"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write both files and say where they are.
+
+    Raises:
+        UserError: there is nothing to report, or no place to write to.
+    """
+    parser = Parser("report", __doc__)
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR")
+    parser.add_argument("--title", default="allstep: measurements", metavar="TEXT")
+    flags = parser.parse_args(arguments)
+    sources = read(flags.directories)
+    sections = build(sources)
+    for problem in sources.problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    if not sections:
+        raise UserError(
+            f"expected results of allstep compare, collectives, predict or a training run, received none in "
+            f"{', '.join(map(str, flags.directories))}; name their --output-dir"
+        )
+    for name in ("report.html", "report.md"):
+        path = flags.directories[0] / name
+        try:
+            path.write_text(render(name, flags.title, sections, sources.problems), encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"expected to write {path}, received: {error}; name a directory that may be written first"
+            ) from None
+        print(path)
+
+
+def build(sources: Sources) -> list[Section]:
+    """The sections of a report; a source that lacks what its section needs becomes a problem instead."""
+    parts: list[tuple[Path, Callable[[], list[Section]]]] = []
+    for path, content in sources.compares:
+        parts.append((path, lambda content=content: compare_sections.sections(content)))
+    for path, content in sources.collectives:
+        parts.append((path, lambda content=content: [other_sections.collectives(content)]))
+    for path, content in sources.forecasts:
+        parts.append((path, lambda content=content: [other_sections.forecast(content)]))
+    for path, content in sources.benchmarks:
+        parts.append((path, lambda path=path, content=content: [other_sections.benchmark(path, content)]))
+    if sources.runs:
+        parts.append((sources.runs[0][0], lambda: [other_sections.runs(sources.runs)]))
+    sections: list[Section] = []
+    for path, make in parts:
+        try:
+            sections += make()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            sources.problems.append(f"{path}: not as expected: {type(error).__name__} {' '.join(str(error).split())}")
+    return sections
+
+
+def render(template: str, title: str, sections: Sequence[Section], problems: Sequence[str]) -> str:
+    """The report in the form of one of the templates."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=template.endswith(".html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"plain": plain, "code": lambda text: str(text).replace("`", "'")}
+    written = f"Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by allstep report."
+    return environment.get_template(template).render(title=title, written=written, sections=sections, problems=problems)
+
+
+def plain(text: object) -> str:
+    """Text that stands for itself in Markdown, in a table as elsewhere."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(str(text).split()))

@@ -1,0 +1,220 @@
+"""The sections of a result of `allstep compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from allstep.benchmarks.reporting.document import (
+    NOTHING,
+    Section,
+    Table,
+    amount,
+    facts,
+    mebibytes,
+    median,
+    share,
+)
+from allstep.benchmarks.reporting.figures import Figure, Line, bars, lines
+
+INDEPENDENT = "independent"
+_WORKLOADS = {
+    "synthetic-weak": "Computing and communication alone (synthetic input, weak scaling)",
+    "synthetic-strong": "A fixed global batch (synthetic input, strong scaling)",
+    "real-weak": "With the input pipeline (real data, weak scaling)",
+    "real-strong": "With the input pipeline and a fixed global batch (real data, strong scaling)",
+}
+Cell = dict[str, Any]
+
+
+def sections(content: dict[str, Any]) -> list[Section]:
+    """Overview, one section a workload, what failed, rules and environment."""
+    cells: list[Cell] = content["cells"]
+    found = [_overview(content)]
+    for workload, title in _WORKLOADS.items():
+        of_workload = [cell for cell in cells if cell["workload"] == workload and cell["images_per_second"]]
+        if of_workload:
+            found.append(_workload(title, of_workload))
+    missed = [cell for cell in cells if cell["status"] not in ("ok", "pending")]
+    apart = [cell for cell in cells if cell["gate"]["status"] == "failed"]
+    if missed or apart:
+        rows = [[cell["id"], cell["status"], cell["reason"] or NOTHING] for cell in missed]
+        rows += [[cell["id"], "not comparable", cell["gate"]["reason"] or NOTHING] for cell in apart]
+        found.append(Section("What failed or may not be compared", tables=[Table("", ["cell", "status", "why"], rows)]))
+    found.append(Section("Rules of the comparison", items=list(content["rules"])))
+    pairs = [list(pair) for pair in facts(content["environment"])]
+    found.append(Section("Environment", tables=[Table("", ["", ""], pairs)]))
+    return found
+
+
+def _overview(content: dict[str, Any]) -> Section:
+    cells = content["cells"]
+    counts = {status: sum(cell["status"] == status for cell in cells) for status in ("ok", "partial", "pending")}
+    text = [
+        f"{counts['ok']} of {len(cells)} cells measured in full, {counts['partial']} in part. {content['updated']}."
+    ]
+    if not content["finished"]:
+        text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
+    for cell in _fastest(cells):
+        rate = f"{amount(median(cell['images_per_second']))} images/s"
+        text.append(f"Fastest of {cell['workload']}, {cell['model']}, {_ranks(cell)}: {_name(cell)}, {rate}.")
+    return Section("Overview", text=text, commands=[content["command"]])
+
+
+def _fastest(cells: Sequence[Cell]) -> list[Cell]:
+    """The fastest comparable cell of each workload and model on its largest number of ranks."""
+    found: dict[tuple, Cell] = {}
+    most: dict[tuple, int] = {}
+    for cell in cells:
+        if cell["comparable"] and cell["images_per_second"] and cell["strategy"] != INDEPENDENT:
+            key = cell["workload"], cell["model"], cell["batch_size"], cell["precision"]
+            most[key] = max(most.get(key, 0), cell["ranks"])
+    for key, ranks in most.items():
+        rivals = [
+            cell
+            for cell in cells
+            if (cell["workload"], cell["model"], cell["batch_size"], cell["precision"], cell["ranks"]) == (*key, ranks)
+            and cell["comparable"]
+            and cell["images_per_second"]
+            and cell["strategy"] != INDEPENDENT
+        ]
+        found[key] = max(rivals, key=lambda cell: cell["images_per_second"]["median"])
+    return list(found.values())
+
+
+def _workload(title: str, cells: Sequence[Cell]) -> Section:
+    section = Section(title)
+    groups: dict[tuple[str, str, int, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell["framework"], cell["model"], cell["batch_size"], cell["precision"]), []).append(cell)
+    for (framework, model, batch_size, precision), group in groups.items():
+        what = f"{framework}, {model}, batch {batch_size}, {precision}"
+        section.figures += _scaling(what, group)
+    section.figures += _curves(cells)
+    section.figures += [
+        figure
+        for figure in (
+            _bars(
+                "Seconds of training to the target accuracy", cells, lambda cell: median(cell["seconds_to_target"]), "s"
+            ),
+            _bars("Peak memory of the rank that took most", cells, _memory, "MiB"),
+            _bars("Lost to communication, of the rate of as many independent processes", cells, _lost, "%"),
+            _bars(
+                "From the launch to the end of the first step", cells, lambda cell: median(cell["startup_seconds"]), "s"
+            ),
+        )
+        if figure
+    ]
+    section.tables.append(_table(cells))
+    section.commands = [cell["command"] for cell in cells]
+    return section
+
+
+def _scaling(what: str, cells: Sequence[Cell]) -> list[Figure]:
+    """Throughput and efficiency against ranks, with the ideal and the machine's limit."""
+    strategies = list(dict.fromkeys(cell["strategy"] for cell in cells))
+    ranks = sorted({cell["ranks"] for cell in cells})
+    rates, efficiencies = [], []
+    for strategy in strategies:
+        own = sorted((cell for cell in cells if cell["strategy"] == strategy), key=lambda cell: cell["ranks"])
+        statistics = [cell["images_per_second"] for cell in own]
+        is_limit = strategy == INDEPENDENT
+        label = "limit: independent processes" if is_limit else strategy
+        x, y = [cell["ranks"] for cell in own], [one["median"] for one in statistics]
+        low, high = ([] if is_limit else [one[end] for one in statistics] for end in ("low", "high"))
+        rates.append(Line(label, x, y, low, high, reference=is_limit))
+        shown = [(cell["ranks"], _efficiency(cell, "single_process")) for cell in own]
+        shown = [(num_ranks, value) for num_ranks, value in shown if value is not None]
+        if shown:
+            efficiencies.append(Line(label, *map(list, zip(*shown, strict=True)), reference=is_limit))
+    alone = next((cell for cell in cells if cell["strategy"] == INDEPENDENT and cell["ranks"] == 1), None)
+    if alone and len(ranks) > 1:
+        one = alone["images_per_second"]["median"]
+        rates.append(Line("ideal", ranks, [one * num_ranks for num_ranks in ranks], reference=True))
+    figures = [
+        lines(f"Images per second: {what}", rates, x_label="ranks", y_label="images/s", x_ticks=ranks, from_zero=True)
+    ]
+    if efficiencies and len(ranks) > 1:
+        efficiencies.append(Line("ideal", ranks, [1.0] * len(ranks), reference=True))
+        caption = f"Efficiency against one plain process: {what}"
+        figures.append(lines(caption, efficiencies, x_label="ranks", y_label="", x_ticks=ranks, percent=True))
+    return figures
+
+
+def _curves(cells: Sequence[Cell]) -> list[Figure]:
+    """Curves of all cells over each other."""
+    trained = [cell for cell in cells if cell["curve"]]
+    if not trained:
+        return []
+
+    def of(x: str, y: str) -> list[Line]:
+        return [
+            Line(f"{_name(cell)}, {_ranks(cell)}", [e[x] for e in cell["curve"]], [e[y] for e in cell["curve"]])
+            for cell in trained
+        ]
+
+    return [
+        lines("Training loss, curves over each other", of("epoch", "train_loss"), x_label="epoch", y_label="loss"),
+        lines(
+            "Validation accuracy against training time",
+            of("seconds", "validation_accuracy"),
+            x_label="seconds",
+            y_label="accuracy",
+        ),
+    ]
+
+
+def _bars(caption: str, cells: Sequence[Cell], value, unit: str) -> Figure | None:
+    shown = [(f"{_name(cell)}, {_ranks(cell)}", value(cell)) for cell in cells]
+    shown = [(label, number) for label, number in shown if number is not None]
+    return bars(caption, *zip(*shown, strict=True), x_label=unit) if shown else None
+
+
+def _memory(cell: Cell) -> float | None:
+    return max(cell["peak_memory_bytes_by_rank"]) / 2**20 if cell["peak_memory_bytes_by_rank"] else None
+
+
+def _lost(cell: Cell) -> float | None:
+    """Percent of the limit that communication takes, waiting for each other included."""
+    kept = _efficiency(cell, "independent")
+    return None if kept is None or cell["ranks"] == 1 or cell["strategy"] == INDEPENDENT else 100 * max(0.0, 1 - kept)
+
+
+def _table(cells: Sequence[Cell]) -> Table:
+    header = ["", "ranks", "images/s", "mean, 95%", "spread", "of the same on 1", "of plain", "of the limit", "MiB"]
+    header += ["start-up s", "to target s", "accuracy", "same curve"]
+    rows = []
+    for cell in cells:
+        rate = cell["images_per_second"]
+        half = (rate["high"] - rate["low"]) / 2
+        efficiencies = [
+            share(_efficiency(cell, name)) for name in ("same_strategy_one_rank", "single_process", "independent")
+        ]
+        rows.append(
+            [
+                f"{_name(cell)} {cell['model']} {cell['batch_size']}",
+                str(cell["ranks"]),
+                amount(rate["median"]),
+                f"{amount(rate['mean'])} ± {half:,.3g}",
+                amount(rate["stdev"]),
+                *efficiencies,
+                mebibytes(max(cell["peak_memory_bytes_by_rank"] or [0]) or None),
+                amount(median(cell["startup_seconds"])),
+                amount(median(cell["seconds_to_target"])),
+                share(cell["final_accuracy"]),
+                cell["gate"]["status"],
+            ]
+        )
+    return Table("Medians over repetitions; spread is the standard deviation of single ones.", header, rows)
+
+
+def _efficiency(cell: Cell, name: str) -> float | None:
+    return median((cell["efficiency"] or {}).get(name))
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell['framework']} {cell['strategy']}"
+
+
+def _ranks(cell: Cell) -> str:
+    return f"{cell['ranks']} rank{'s' if cell['ranks'] > 1 else ''}"

@@ -1,0 +1,176 @@
+"""Say where the time of a Horovod timeline went: negotiation, queue, copies, reduction, and overlap with backward.
+
+    horovodrun -np 2 python pytorch/train.py --timeline runs/timeline.json
+    allstep timeline runs/timeline.json
+
+A gradient's way begins when rank 0 has it and ends when its sum is back. Negotiation lasts until all ranks have it;
+then it waits in the queue for its turn and its data, is copied into the fusion buffer, reduced, and copied out.
+Backward itself is not in the timeline, but its gradients are: reduction before the last gradient of a step is there
+overlaps with backward.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from allstep.common.cli import Parser
+from allstep.common.errors import UserError
+
+Interval = tuple[float, float]
+
+STAGES = ("negotiation", "queue", "copy", "reduction")
+_KIND = "ALLREDUCE"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One gradient's way in one step; intervals in microseconds since the start of the run."""
+
+    start: float
+    end: float
+    stages: dict[str, list[Interval]]
+    """Where it was when. What is left of the way is the queue."""
+
+    def seconds(self, stage: str) -> float:
+        """Time in a stage, in seconds."""
+        if stage == "queue":
+            return (self.end - self.start) / 1e6 - sum(map(self.seconds, ("negotiation", "copy", "reduction")))
+        return sum(end - start for start, end in self.stages[stage]) / 1e6
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the steps of a timeline have in common: medians over them."""
+
+    num_steps: int
+    num_gradients: int
+    """In a step."""
+    shares: dict[str, float]
+    """Of the gradients' ways, by stage; they add up to 1."""
+    reduction_seconds: float
+    """Of a step during which at least one gradient was being reduced."""
+    overlap: float
+    """Share of that time before the step's last gradient was there."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the summary of a timeline."""
+    parser = Parser("timeline", __doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="that --timeline named")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    flags = parser.parse_args(arguments)
+    found = summary(read_ways(flags.file))
+    if flags.json:
+        print(json.dumps(asdict(found), indent=1))
+        return
+    print(f"{found.num_steps} steps of {found.num_gradients} gradients")
+    for stage, share in found.shares.items():
+        print(f"{stage:12} {share:6.1%} of a gradient's way")
+    print(f"{'reduction':12} {1000 * found.reduction_seconds:.3f} ms a step, {found.overlap:.0%} of it during backward")
+
+
+def read_ways(path: Path) -> dict[str, list[Way]]:
+    """The ways of all-reduced tensors, by name, in order.
+
+    Raises:
+        UserError: the file is no timeline, or has no all-reduce.
+    """
+    names: dict[int, str] = {}
+    open_since: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    stages: dict[int, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+    starts: dict[int, float] = {}
+    ways: dict[str, list[Way]] = defaultdict(list)
+    for event in _events(path):
+        pid, phase = event.get("pid"), event.get("ph")
+        if phase == "M" and "name" in event.get("args", {}):
+            names[pid] = event["args"]["name"]
+        elif phase == "B":
+            open_since[pid].append((event["name"], event["ts"]))
+            starts.setdefault(pid, event["ts"])
+        elif phase == "E" and open_since[pid]:
+            name, since = open_since[pid].pop()
+            if stage := _stage(name):
+                stages[pid][stage].append((since, event["ts"]))
+            elif name == _KIND:
+                ways[names[pid]].append(Way(starts.pop(pid), event["ts"], stages.pop(pid, defaultdict(list))))
+            elif not open_since[pid]:  # some other collective's way
+                starts.pop(pid, None)
+                stages.pop(pid, None)
+    if not ways:
+        raise UserError(f"expected a Horovod timeline with all-reduces, received {path} without any")
+    return ways
+
+
+def _events(path: Path) -> Iterable[dict]:
+    """The timeline's events; those until the break where the run was killed."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"expected a readable timeline, received {path}: {error}") from None
+    for candidate in (text, text[: text.rfind("}") + 1] + "]", text[: text.rfind("},") + 1] + "]"):
+        try:
+            content = json.loads(candidate)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(content, list) and all(isinstance(event, dict) for event in content):
+            return content
+        break
+    raise UserError(f"expected a Horovod timeline, received {path}, which is none; write one with --timeline")
+
+
+def _stage(activity: str) -> str | None:
+    """The stage to which a timeline's activity belongs; None for what is none or is the queue."""
+    if activity.startswith("NEGOTIATE_"):
+        return "negotiation"
+    if activity.startswith("MEMCPY_"):
+        return "copy"
+    return "reduction" if activity.endswith(f"_{_KIND}") else None
+
+
+def summary(ways: dict[str, list[Way]]) -> Summary:
+    """Sum up the tensors that are reduced in every step: the gradients."""
+    most = max(map(len, ways.values()))
+    # A run that was killed may have left a part of its last step.
+    gradients = [of_tensor for of_tensor in ways.values() if len(of_tensor) >= most - 1]
+    num_steps = min(map(len, gradients))
+    gradients = [of_tensor[:num_steps] for of_tensor in gradients]
+    steps = list(zip(*gradients, strict=True))
+    # The first step makes the gradients known to all ranks and allocates buffers.
+    later = steps[1:] or steps
+    shares = {stage: statistics.median(_share(step, stage) for step in later) for stage in STAGES}
+    total = sum(shares.values())
+    reductions = [_union(interval for way in step for interval in way.stages["reduction"]) for step in later]
+    seconds = [sum(end - start for start, end in reduction) / 1e6 for reduction in reductions]
+    overlaps = [
+        sum(max(0.0, min(end, last) - start) for start, end in reduction) / 1e6 / length if length else 0.0
+        for reduction, length, last in zip(
+            reductions, seconds, (max(way.start for way in step) for step in later), strict=True
+        )
+    ]
+    return Summary(
+        num_steps,
+        len(gradients),
+        {stage: share / total for stage, share in shares.items()},
+        statistics.median(seconds),
+        statistics.median(overlaps),
+    )
+
+
+def _share(step: Sequence[Way], stage: str) -> float:
+    return sum(way.seconds(stage) for way in step) / sum((way.end - way.start) / 1e6 for way in step)
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time as disjoint intervals: gradients that are fused are reduced at once."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined

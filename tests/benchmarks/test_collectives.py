@@ -1,0 +1,176 @@
+"""Collectives and timelines. Oracles: nccl-tests' formulas, MPI's standard, a timeline by hand, and real ranks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from ranks import launch, run
+
+from allstep.benchmarks import collectives, horovod_settings, timeline
+from allstep.benchmarks.collective_backends import COLLECTIVES, worker
+from allstep.benchmarks.horovod_settings import Costs
+from allstep.common.errors import UserError
+
+
+def test_bandwidths_are_those_of_nccl_tests():
+    """Oracle: doc/PERFORMANCE.md of nccl-tests, for 1 GB in 0.1 s on 4 ranks."""
+    assert collectives.algorithm_bandwidth(10**9, 0.1) == 1e10
+    for collective, factor in zip(COLLECTIVES, (1.5, 0.75, 1, 0.75, 0.75), strict=True):
+        assert collectives.bus_bandwidth(collective, 10**9, 0.1, 4) == pytest.approx(factor * 1e10), collective
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_expected_results(collective):
+    """Oracle: what MPI's standard says of each, spelled out for 3 ranks of 6 elements."""
+    given = [worker.given(collective, 6, rank, 3) for rank in range(3)]
+    total = given[0] + given[1] + given[2] if collective in ("all-reduce", "reduce-scatter") else None
+    for rank in range(3):
+        wanted = {
+            "all-reduce": total,
+            "reduce-scatter": total[2 * rank : 2 * rank + 2] if total is not None else None,
+            "all-gather": np.concatenate(given),
+            "broadcast": given[0],
+            "all-to-all": np.concatenate([array[2 * rank : 2 * rank + 2] for array in given]),
+        }[collective]
+        np.testing.assert_array_equal(worker.expected(collective, 6, rank, 3), wanted)
+        # A rank that kept its own, or another's, is noticed.
+        assert collective == "broadcast" or not np.array_equal(given[rank], wanted)
+
+
+def test_every_library_on_real_ranks(tmp_path):
+    """Each is started by its own launcher; all results are right, and what a library lacks is said."""
+    output = tmp_path / "out" / "collectives.json"
+    result = run("allstep", "collectives", "--rounds", "1", "--sizes", "8,4096", "--output", output, timeout=280)
+    assert result.returncode == 0, result.output
+    content = json.loads(output.read_text())
+    measured = {(row["backend"], row["collective"]) for row in content["rows"]}
+    libraries = ("mpi4py", "horovod-torch", "horovod-tensorflow", "torch-gloo", "tf-distribute")
+    assert {name for name, _ in measured} == {"memcpy", *libraries}
+    for library in libraries:
+        has = {collective for name, collective in measured if name == library}
+        assert has | set(content["missing"][library]) == set(COLLECTIVES)
+    assert content["missing"]["tf-distribute"] == ["broadcast", "reduce-scatter", "all-to-all"]
+    for row in content["rows"]:
+        assert row["right"] and 0 < row["seconds"]["minimum"] <= row["seconds"]["average"] <= row["seconds"]["maximum"]
+        bandwidth = collectives.bus_bandwidth(row["collective"], row["bytes"], row["seconds"]["average"], 2)
+        assert row["bus_bandwidth"] == pytest.approx(bandwidth)
+    assert {row["bytes"] for row in content["horovod_over_mpi"]} == {8, 4096}
+    assert "HOROVOD_FUSION_THRESHOLD=" in result.stdout and "right" in result.stdout
+
+
+WRONG = """
+import numpy as np
+from allstep.benchmarks.collective_backends import mpi, worker
+plain = mpi.Mpi.all_reduce
+def all_reduce(self, array):
+    operation = plain(self, array)
+    def result():
+        found = operation.result()
+        if self.rank == 1:
+            found[-1] += 1
+        return found
+    return type(operation)(operation.run, result)
+mpi.Mpi.all_reduce = all_reduce
+worker.main(__import__("sys").argv[1:])
+"""
+
+
+def test_a_wrong_result_is_noticed(tmp_path):
+    """One element on one rank is off by one."""
+    script = tmp_path / "wrong.py"
+    script.write_text(WRONG)
+    result = launch("mpirun", 2, script, "mpi4py", "all-reduce,broadcast", "4096", tmp_path)
+    assert result.returncode == 0, result.output
+    rounds = [[json.loads((tmp_path / f"rank-{rank}.json").read_text())["rows"] for rank in range(2)]]
+    rows = collectives.summed_up("mpi4py", rounds)
+    assert [(row["collective"], row["right"]) for row in rows] == [("all-reduce", False), ("broadcast", True)]
+
+
+def test_a_library_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+    """A launcher that is not installed."""
+    broken = collectives.BACKENDS["mpi4py"].__class__("mpi", "Mpi", ("no-such-launcher",))
+    monkeypatch.setitem(collectives.BACKENDS, "mpi4py", broken)
+    output = tmp_path / "collectives.json"
+    with pytest.raises(SystemExit):
+        collectives.main(["--backends", "memcpy,mpi4py", "--sizes", "8", "--rounds", "1", "--output", str(output)])
+    content = json.loads(output.read_text())
+    assert "no-such-launcher" in content["failures"]["mpi4py"] and content["rows"][0]["backend"] == "memcpy"
+    assert "mpi4py: failed" in capsys.readouterr().err
+
+
+def test_times_over_ranks_and_rounds():
+    def rows(seconds: float) -> list[dict]:
+        return [{"collective": "all-reduce", "bytes": 1000, "right": True, "seconds": seconds}]
+
+    rounds = [[rows(1.0), rows(3.0)], [rows(10.0), rows(30.0)], [rows(2.0), rows(4.0)]]
+    [row] = collectives.summed_up("mpi4py", rounds)
+    assert row["seconds"] == {"minimum": 2.0, "average": 3.0, "maximum": 4.0} and row["bus_bandwidth"] == 1000 / 3
+    samples = {"mpi4py": [[rows(1.0)], [rows(1.0)]], "horovod-torch": [[rows(2.0)], [rows(4.0)]]}
+    [ratio] = collectives.horovod_over_mpi(samples, [])
+    assert ratio == {"backend": "horovod-torch", "bytes": 1000, "ratio": 0.375}
+
+
+def test_recommendations_follow_the_costs():
+    """Dear messages and cheap copies call for fusion, cheap messages and dear copies for none."""
+    fused = horovod_settings.recommend(Costs(latency=1e-2, bandwidth=1e12, copy_bandwidth=1e12, num_ranks=2), "cnn", 40)
+    assert fused["threshold"] >= 2**20 and fused["simulated_seconds"] < fused["simulated_seconds_without_fusion"]
+    slow_copies = Costs(latency=0.0, bandwidth=1e12, copy_bandwidth=1e6, num_ranks=2)
+    assert horovod_settings.recommend(slow_copies, "resnet50", 40)["threshold"] == 0
+    with pytest.raises(UserError, match="resnet50"):
+        horovod_settings.recommend(slow_copies, "nosuch", 40)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--backends", "nosuch"], ["--sizes", "0"], ["--ranks", "x"], ["--collectives", "sum"]]
+)
+def test_mistakes(flags):
+    with pytest.raises(UserError, match="expected"):
+        collectives.main(flags)
+
+
+def written_timeline() -> list[dict]:
+    """Two steps of two gradients: b is ready at 100, a at 300; reduced at 200 to 400 and 400 to 500."""
+    events = [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in ((1, "a"), (2, "b"))
+    ]
+    for base in (0, 1000):
+        for pid, ready, turn, begins, ends in ((2, 100, 150, 200, 400), (1, 300, 350, 400, 500)):
+            for phase, name, at in (
+                ("B", "NEGOTIATE_ALLREDUCE", ready), ("E", "", turn), ("B", "ALLREDUCE", turn),
+                ("B", "MPI_ALLREDUCE", begins), ("E", "", ends), ("E", "", ends),
+            ):  # fmt: skip
+                events.append({"ph": phase, "name": name, "pid": pid, "ts": base + at})
+    return events
+
+
+def test_a_timeline_by_hand(tmp_path, capsys):
+    """Ways of 300 and 200 us: 100 negotiating, 100 queueing, 300 reducing, of which 100 before the last is ready."""
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(written_timeline()))
+    found = timeline.summary(timeline.read_ways(path))
+    assert (found.num_steps, found.num_gradients) == (2, 2)
+    assert found.shares == pytest.approx({"negotiation": 0.2, "queue": 0.2, "copy": 0.0, "reduction": 0.6})
+    assert found.reduction_seconds == pytest.approx(300e-6) and found.overlap == pytest.approx(1 / 3)
+    text = path.read_text()
+    path.write_text(text[: text.rindex("{") - 2] + ", {")  # as a killed run leaves it
+    cut = timeline.summary(timeline.read_ways(path))
+    assert (cut.num_steps, cut.num_gradients, cut.overlap) == (1, 2, pytest.approx(1 / 3))
+    timeline.main([str(path)])
+    assert "33% of it during backward" in capsys.readouterr().out
+    for wrong in ("", "{}", "[]", "[1]"):
+        path.write_text(wrong)
+        with pytest.raises(UserError, match="timeline"):
+            timeline.read_ways(path)
+
+
+def test_timeline_and_autotune_of_a_trainer(tmp_path):
+    """Horovod writes the timeline of a real training; every gradient is reduced once a step."""
+    path = tmp_path / "new" / "timeline.json"
+    flags = ("--epochs", "1", "--model", "mlp", "--batch-size", "64", "--timeline", path, "--autotune")
+    result = launch("mpirun", 2, "pytorch/train.py", *flags)
+    assert result.returncode == 0, result.output
+    found = timeline.summary(timeline.read_ways(path))
+    assert (found.num_steps, found.num_gradients) == (12, 6)  # 1437 digits in batches of 128; 3 weights, 3 biases
+    assert sum(found.shares.values()) == pytest.approx(1) and 0 <= found.overlap <= 1

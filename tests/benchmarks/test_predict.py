@@ -1,0 +1,252 @@
+"""Forecasts. Oracles: closed forms, order statistics by drawing, published measurements, torchvision's own modules."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from allstep.benchmarks import predict
+from allstep.benchmarks.prediction import own_runs
+from allstep.benchmarks.prediction.accuracy import epochs_needed, loss_by_parameters, parameters_for_loss
+from allstep.benchmarks.prediction.allreduce import hierarchical, ring, tree
+from allstep.benchmarks.prediction.forecast import Machine, Workload, bottleneck, forecast, gradients, what_helps
+from allstep.benchmarks.prediction.links import Cluster, Link
+from allstep.benchmarks.prediction.networks import known_networks, read_network, uniform
+from allstep.benchmarks.prediction.simulation import Fusion, Gradient, simulate
+from allstep.benchmarks.prediction.stragglers import expected_largest
+from allstep.benchmarks.prediction.validation import PUBLISHED, check
+from allstep.common.errors import UserError
+
+ALPHA, BETA = 1e-5, 1e9
+ONE_NODE = Cluster(1024, Link(ALPHA, BETA), Link(math.nan, math.nan))
+FLAT = Cluster(1, Link(0.0, math.inf), Link(ALPHA, BETA))
+IN_MEMORY = Fusion(threshold=1e12, cycle=0.0)
+
+
+@pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*.yaml")), ids=lambda path: path.stem)
+def test_published_efficiencies_within_5_points(path):
+    """Oracle: what Horovod's, Goyal et al.'s and DDP's authors measured."""
+    for row in check(path):
+        assert row.within, row
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8, 512, 100_000])
+def test_ring_is_the_textbooks_formula(num_ranks):
+    seconds = 2 * (num_ranks - 1) * ALPHA + 2 * (num_ranks - 1) / num_ranks * 1e8 / BETA
+    assert ring(1e8, num_ranks, FLAT) == pytest.approx(seconds)
+    if num_ranks <= ONE_NODE.ranks_per_node:
+        assert ring(1e8, num_ranks, ONE_NODE) == pytest.approx(seconds)
+
+
+def test_hops_and_crossings_of_the_other_algorithms():
+    cluster = Cluster(8, Link(1e-6, 100e9), Link(1e-5, 10e9))
+    # 32 nodes: 5 levels; in a node a chain of 7 hops; everything crosses the nodes' link twice.
+    assert tree(0, 256, cluster) == pytest.approx(2 * (5 * 1e-5 + 7 * 1e-6))
+    assert tree(1e9, 256, cluster) - tree(0, 256, cluster) == pytest.approx(2 * 1e9 / 10e9)
+    assert hierarchical(0, 256, cluster) == pytest.approx(2 * 7 * 1e-6 + 2 * 5 * 1e-5)
+    sent = 2 * 7 / 8 * 1e9 / 100e9 + 2 * 31 / 32 * 1e9 / 10e9
+    assert hierarchical(1e9, 256, cluster) - hierarchical(0, 256, cluster) == pytest.approx(sent)
+    assert tree(1e9, 1, cluster) == hierarchical(1e9, 1, cluster) == 0
+
+
+@pytest.mark.parametrize("contention", [0.0, 1.0])
+def test_simulation_without_overlap_is_the_closed_form(contention):
+    """All gradients at the end of backward and in one message: nothing can overlap, whatever contention is."""
+    step = simulate(1.0, [Gradient(2.0, 5e8), Gradient(2.0, 5e8)], lambda size: size / BETA, fusion=IN_MEMORY)
+    assert (step.total, step.exposed, step.num_collectives) == (4.0, 1.0, 1)
+    workload = Workload(uniform(25_000_000, 1), 32, 0.2, backward_share=1.0)
+    found = forecast(workload, Machine(FLAT, fusion=IN_MEMORY, contention=contention), 64)
+    assert found.total == pytest.approx(found.closed_form)
+    assert found.closed_form == pytest.approx(0.2 + ring(1e8, 64, FLAT))
+
+
+def test_simulation_with_overlap_by_hand():
+    """Two gradients at 1 s and 2 s of backward, 0.5 s each on the wire: the first hides, the second does not."""
+    two = [Gradient(1.0, 1.0), Gradient(2.0, 1.0)]
+    alone = Fusion(threshold=0, cycle=0.0)
+    step = simulate(1.0, two, lambda _: 0.5, fusion=alone)
+    assert (step.total, step.compute, step.communication, step.num_collectives) == (3.5, 3.0, 1.0, 2)
+    # Backward stands still meanwhile: as if nothing had overlapped.
+    assert simulate(1.0, two, lambda _: 0.5, fusion=alone, contention=1.0).total == 4.0
+    # At half speed it gets 0.25 s done in the 0.5 s.
+    assert simulate(1.0, two, lambda _: 0.5, fusion=alone, contention=0.5).total == 3.75
+    # The first is under way for 3 s; the second waits for it.
+    assert simulate(1.0, two, lambda _: 3.0, fusion=alone).total == 8.0
+    # Looks at 1, 1.7, 2.4, 3.1: the first is seen at 2.4, the second at 3.1.
+    assert simulate(1.0, two, lambda _: 0.5, fusion=Fusion(0, 0.7)).total == pytest.approx(3.6)
+    # The coordinator takes 0.8 s for each.
+    assert simulate(1.0, two, lambda _: 0.5, fusion=alone, request=0.8).total == pytest.approx(4.3)
+
+
+def test_fusion_packs_what_is_ready_up_to_the_threshold():
+    ready_at_once = [Gradient(1.0, 10.0)] * 5
+    for threshold, num_collectives in ((0, 5), (20, 3), (29, 3), (30, 2), (50, 1)):
+        step = simulate(0.0, ready_at_once, lambda size: 1.0, fusion=Fusion(threshold, 0.0))
+        assert (step.num_collectives, step.total) == (num_collectives, 1.0 + num_collectives)
+
+
+def test_buckets_are_sent_when_full():
+    """DDP's first bucket holds 1 MiB, the others what the flag says; the last is sent with what there is."""
+    mib = 2**20
+    gradients_ = [Gradient(float(i), mib) for i in range(1, 7)]
+    step = simulate(0.0, gradients_, lambda size: 0.1, fusion=Fusion(2 * mib, 0.0, buckets=True))
+    assert (step.num_collectives, step.total) == (4, pytest.approx(6.1))
+
+
+def test_gradients_come_in_backward_order_and_take_their_share():
+    network = known_networks()["vgg16"]
+    found = gradients(network, 1.0, 2)
+    sizes = [2 * layer.num_parameters for layer in reversed(network.layers)]
+    assert [gradient.num_bytes for gradient in found] == sizes
+    assert found[0].ready < 0.01 and found[-1].ready == 1.0  # fully connected layers compute little, and come first
+
+
+@pytest.mark.parametrize("number", [2, 8, 64])
+def test_the_slowest_of_many(number):
+    """Oracle: drawing."""
+    chance = random.Random(0)
+    drawn = statistics.fmean(max(chance.gauss() for _ in range(number)) for _ in range(4000))
+    assert expected_largest(number) == pytest.approx(drawn, abs=0.05)
+    assert expected_largest(1) == 0
+
+
+def test_what_limits_and_what_helps():
+    slow_link = Machine(Cluster(8, Link(1e-6, 100e9), Link(1e-6, 1e8)))
+    workload = Workload(known_networks()["vgg16"], 32, 0.2)
+    assert bottleneck(workload, slow_link, 64)[0] == "bandwidth"
+    starved = Machine(Cluster(8, Link(1e-6, 100e9), Link(1e-6, 100e9)), storage_input=1000.0)
+    found = forecast(workload, starved, 64)
+    assert found.images_per_second == pytest.approx(1000) and bottleneck(workload, starved, 64)[0] == "input"
+    assert what_helps(workload, starved, 64) == ("twice the input rate", pytest.approx(2 * found.efficiency))
+    far = Machine(Cluster(1, Link(0, 1e12), Link(1e-4, 1e12)))
+    assert bottleneck(workload, far, 4096)[0] == "latency" and "all-reduce" in what_helps(workload, far, 4096)[0]
+    jittery = Workload(workload.network, 32, 0.2, jitter=0.1)
+    assert bottleneck(jittery, Machine(Cluster(8, Link(0, 1e12), Link(0, 1e12))), 64)[0] == "stragglers"
+
+
+def test_accuracy_helpers():
+    # Kaplan et al. 2020: 8.8e13 parameters would reach 1 nat; a hundredth of them 100^0.076 = 1.419.
+    assert loss_by_parameters(8.8e13) == 1 and loss_by_parameters(8.8e11) == pytest.approx(1.419, abs=1e-3)
+    assert parameters_for_loss(loss_by_parameters(1e9)) == pytest.approx(1e9)
+    assert epochs_needed(90, 8192) == 90 and epochs_needed(90, 20_000, 20_000) == 180
+
+
+def test_networks_are_torchvisions():
+    """Oracle: torchvision's modules, whose parameters are counted tensor by tensor."""
+    torch = pytest.importorskip("torch")
+    models = pytest.importorskip("torchvision.models")
+    for name in ("resnet50", "vgg16"):
+        with torch.device("meta"):
+            theirs = [parameter.numel() for parameter in getattr(models, name)().parameters()]
+        layers = iter(known_networks()[name].layers)
+        assert sum(theirs) == known_networks()[name].num_parameters
+        while theirs:
+            layer = next(layers)
+            of_layer, theirs = theirs[: layer.num_tensors], theirs[layer.num_tensors :]
+            assert name == "resnet50" or sum(of_layer) == layer.num_parameters, layer
+
+
+def test_the_command(tmp_path, capsys):
+    output = tmp_path / "out" / "forecast.json"
+    flags = ["--network", "resnet50", "--step-ms", "200", "--ranks", "1,64,100000", "--samples", "1000000"]
+    predict.main([*flags, "--output", str(output)])
+    content = json.loads(output.read_text())
+    assert [row["num_ranks"] for row in content["forecasts"]] == [1, 64, 100000]
+    assert content["forecasts"][0]["efficiency"] == 1
+    printed = capsys.readouterr().out
+    assert printed.count("%") >= 3 and "to accuracy" in printed
+    predict.main(["--validate"])
+    assert "NO" not in capsys.readouterr().out
+    predict.main(["--loss-of-parameters", "8.8e13"])
+    assert "1.0000" in capsys.readouterr().out
+
+
+def own_results(directory: Path, rate: float) -> tuple[Path, Path]:
+    """Compare results in which 2 independent processes are as fast as 2 times one, and Horovod has `rate`."""
+
+    def cell(strategy: str, ranks: int, images_per_second: float) -> dict:
+        return {
+            "workload": "synthetic-weak", "framework": "pytorch", "strategy": strategy, "ranks": ranks, "model": "cnn",
+            "batch_size": 64, "samples": [], "images_per_second": {"median": images_per_second},
+        }  # fmt: skip
+
+    cells = [cell("independent", 1, 1000.0), cell("independent", 2, 2000.0), cell("horovod", 2, rate)]
+    (directory / "compare.json").write_text(json.dumps({"format": "allstep-compare", "version": 1, "cells": cells}))
+    row = {"backend": "mpi4py", "collective": "all-reduce"}
+    rows = [
+        {**row, "bytes": 8, "seconds": {"average": 1e-5}, "bus_bandwidth": 1.0},
+        {**row, "bytes": 2**24, "seconds": {"average": 0.01}, "bus_bandwidth": 1e9},
+    ]
+    links = directory / "collectives.json"
+    links.write_text(json.dumps({"format": "allstep-collectives", "version": 1, "ranks": 2, "rows": rows}))
+    return directory, links
+
+
+def test_own_runs_beside_forecasts(tmp_path, capsys):
+    """4.8 MB at 1 GB/s of bus bandwidth take 4.8 ms of a 64 ms step, none of it hidden on CPUs: 93%."""
+    directory, links = own_results(tmp_path, 1860.0)
+    [row] = own_runs.check_compare(directory, own_runs.read_link(links))
+    assert row.measured == pytest.approx(0.93) and row.forecast == pytest.approx(64 / 68.8, abs=0.01)
+    predict.main(["--validate", "--measured", str(directory), "--collectives", str(links)])
+    assert "own runs" in capsys.readouterr().out
+    own_results(tmp_path, 1500.0)
+    with pytest.raises(SystemExit):
+        predict.main(["--validate", "--measured", str(directory), "--collectives", str(links)])
+    assert "NO" in capsys.readouterr().out
+
+
+def test_a_measured_run(tmp_path):
+    run = tmp_path / "metrics.jsonl"
+    start = {"event": "start", "world_size": 1, "global_batch_size": 64, "parameter_count": 1_199_882}
+    epochs = [{"event": "epoch", "images_per_second": rate} for rate in (100.0, 640.0, 640.0)]
+    run.write_text("".join(json.dumps(event) + "\n" for event in [start, *epochs]))
+    assert own_runs.read_run(tmp_path) == (pytest.approx(0.1), 64, 1_199_882)
+    run.write_text(json.dumps({**start, "world_size": 2}) + "\n")
+    with pytest.raises(UserError, match="one rank"):
+        own_runs.read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("", "readable"), ('{"format": "allstep-compare", "version": 2}', "version 2"), ("[1]", "received None")],
+)
+def test_results_of_another_version_or_half_written(tmp_path, content, expected):
+    (tmp_path / "compare.json").write_text(content)
+    with pytest.raises(UserError, match=expected):
+        own_runs.read_json(tmp_path / "compare.json", "allstep-compare")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "--step-ms"),
+        (["--step-ms", "-1"], "above 0"),
+        (["--step-ms", "nan"], "above 0"),
+        (["--step-ms", "inf"], "above 0"),
+        (["--step-ms", "1", "--backward-share", "2"], "at most 1"),
+        (["--step-ms", "1", "--network", "nosuch"], "resnet50"),
+        (["--step-ms", "1", "--ranks", "0"], "at least 1"),
+        (["--run", "/nosuch"], "metrics.jsonl"),
+        (["--step-ms", "1", "--collectives", "/nosuch"], "readable"),
+        (["--validate", "--measured", "."], "--collectives"),
+    ],
+)
+def test_mistakes(flags, expected):
+    with pytest.raises(UserError, match=expected) as caught:
+        predict.main(flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_layers(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("- [fc1, 1000]\n- [fc2, 10, 5.0, 1]\n")
+    assert read_network(path).num_parameters == 1010
+    for wrong in ("- 3", "[]", "- [fc1, -1]", "{"):
+        path.write_text(wrong)
+        with pytest.raises(UserError, match="YAML list"):
+            read_network(path)
