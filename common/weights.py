@@ -1,7 +1,8 @@
 """Weights in one canonical form, so that both frameworks start from, compare and exchange the same arrays.
 
 Canonical are PyTorch's names and layouts: `conv1.weight` is (out, in, height, width), `fc1.weight` is (out, in)
-and, after a flatten, its inputs are ordered (channels, height, width).
+and, after a flatten, its inputs are ordered (channels, height, width). A batch norm has `weight`, `bias`,
+`running_mean` and `running_var`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ def initial_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[st
     """Initial float32 weights for canonical names and shapes; they depend on `seed` and the names alone.
 
     Weights with two or more axes are uniform in +-sqrt(6 / fan_in) (He et al. 2015, equation 10, in its uniform
-    form); biases are zero.
+    form). Of the others, the scales and variances of batch norms are one; biases and means are zero.
     """
     return {name: _initial(name, shape, seed) for name, shape in shapes.items()}
 
 
 def _initial(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     if len(shape) < 2:
-        return np.zeros(shape, np.float32)
+        return np.full(shape, name.endswith((".weight", ".running_var")), np.float32)
     key = hashlib.sha256(f"{seed} {name}".encode()).digest()[:16]
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
     bound = math.sqrt(6 / math.prod(shape[1:]))

@@ -14,12 +14,16 @@ def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int) 
     """A network that maps normalised images, float32 (n, channels, height, width), to logits (n, num_classes).
 
     Args:
-        name: mlp or cnn.
+        name: mlp, cnn, resnet18 or resnet50.
         image_shape: height, width, channels.
 
     Raises:
         UserError: the images are too small for the network.
     """
+    if name.startswith("resnet"):
+        from allstep.pytorch.resnet import resnet  # it imports torchvision, which takes a second
+
+        return resnet(name, image_shape, num_classes)
     return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)
 
 
@@ -67,4 +71,6 @@ def export_weights(model: nn.Module) -> dict:
 
 def import_weights(model: nn.Module, arrays: dict) -> None:
     """Set all weights from canonical arrays."""
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
+    # load_state_dict would look for a count of batches beside each batch norm.
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(torch.from_numpy(arrays[name]))

@@ -10,18 +10,21 @@ import numpy as np
 from keras import layers
 
 from allstep.common.errors import UserError
+from allstep.tensorflow.resnet import BatchNorm, resnet
 
 
 def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     """A network that maps normalised images, float32 (n, height, width, channels), to logits (n, num_classes).
 
     Args:
-        name: mlp or cnn.
+        name: mlp, cnn, resnet18 or resnet50.
         image_shape: height, width, channels.
 
     Raises:
         UserError: the images are too small for the network.
     """
+    if name.startswith("resnet"):
+        return resnet(name, image_shape, num_classes)
     return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)
 
 
@@ -102,7 +105,13 @@ def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
             flattened = tuple(layer.input.shape[1:])
         elif isinstance(layer, layers.Conv2D):
             yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, tuple(layer.kernel.shape), (3, 2, 0, 1))
-            yield _vector(f"{layer.name}.bias", layer.bias)
+            if layer.use_bias:
+                yield _vector(f"{layer.name}.bias", layer.bias)
+        elif isinstance(layer, BatchNorm):
+            yield _vector(f"{layer.name}.weight", layer.gamma)
+            yield _vector(f"{layer.name}.bias", layer.beta)
+            yield _vector(f"{layer.name}.running_mean", layer.running_mean)
+            yield _vector(f"{layer.name}.running_var", layer.running_variance)
         elif isinstance(layer, layers.Dense):
             units = layer.kernel.shape[1]
             if len(flattened) == 3:

@@ -1,0 +1,111 @@
+"""Compare frameworks and strategies on this machine: images/s, scaling, time to accuracy, memory and start-up.
+
+    allstep compare
+    allstep compare --frameworks pytorch,tensorflow --strategies horovod,ddp --ranks 1,2 --output-dir DIR
+
+Every cell (framework x strategy x ranks x model x batch size) is launched by its real launcher several times, all
+cells in turn, after a gate that lets only those be compared which train the same curve. The output directory keeps
+every raw sample, the statistics and all rules of the comparison (compare.json); allstep report makes pages of it. The
+same command again goes on where it was interrupted, and measures again what had failed.
+
+The strategy `independent` is always there: single processes without communication, one for each rank. A strategy that
+one framework alone has is measured in that one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from allstep.benchmarks.comparison import results
+from allstep.benchmarks.comparison.cells import INDEPENDENT, WORKLOADS, Settings, matrix
+from allstep.benchmarks.comparison.session import Comparison
+from allstep.benchmarks.comparison.table import print_tables
+from allstep.benchmarks.launching import FRAMEWORKS, strategies
+from allstep.common.checkpoint import OutputDirectory
+from allstep.common.cli import Parser, at_least, listed
+from allstep.common.errors import Fault
+
+STRATEGIES = (INDEPENDENT, *(name for name in strategies() if name != "single"))
+DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
+MODELS = ("mlp", "cnn", "resnet18", "resnet50")
+LEAST_REPETITIONS = 5  # below that, neither a median nor an interval says much
+BUSY = 0.5  # load average
+# To see in a minute whether all works: the figures mean nothing.
+QUICK = {
+    "repetitions": 1,
+    **dict.fromkeys(("num_warmup_batches", "num_batches_per_iter", "num_iters"), 2),
+    **{"epochs": 2, "gate_steps": 3},
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure what is still to be measured, write the results and print the tables."""
+    parser = _parser()
+    flags = parser.parse_args(arguments)
+    if not 0 < flags.target_accuracy <= 1:
+        parser.error(f"expected --target-accuracy above 0 and up to 1, received {flags.target_accuracy:g}")
+    if flags.quick:
+        vars(flags).update(QUICK)
+    names = STRATEGIES if "all" in flags.strategies else flags.strategies
+    cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, flags.models, flags.batch_sizes)
+    fields = [item.name for item in dataclasses.fields(Settings)]
+    settings = Settings(**{name: getattr(flags, name) for name in fields})
+    # So that a job of its own session is ended with this process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        results.warn(f"this machine has other work (load {load:.1f}): figures suffer, and those of ranks most")
+    with OutputDirectory(flags.output_dir, warn=results.warn) as output:
+        comparison = Comparison(
+            output.path,
+            cells,
+            settings,
+            num_rounds=flags.repetitions,
+            time_limit=flags.time_limit,
+            command=shlex.join(["allstep", "compare", *arguments]),
+        )
+        comparison.run()
+        summary = comparison.write(finished=True)
+    print_tables(summary["cells"], summary["rules"])
+    print(f"written to {output.path}: allstep report {output.path} makes pages of it")
+    if not any(cell["images_per_second"] for cell in summary["cells"]):
+        raise Fault("no cell could be measured; the notes in the table say why")
+
+
+def _parser() -> Parser:
+    parser = Parser("compare", __doc__)
+    add = parser.add_argument
+    add("--frameworks", type=listed(str, FRAMEWORKS), default=FRAMEWORKS, metavar="NAME,...")
+    add(
+        "--strategies",
+        type=listed(str, (*STRATEGIES, "all")),
+        default=DEFAULT_STRATEGIES,
+        metavar="NAME,...",
+        help=f"default: {','.join(DEFAULT_STRATEGIES)}; all: every one that this machine can run",
+    )
+    num_cores = len(os.sched_getaffinity(0))
+    ranks = (1, 2) if num_cores > 1 else (1,)
+    add("--ranks", type=listed(at_least(1)), default=ranks, metavar="N,...", help="one rank is always measured")
+    add("--models", type=listed(str, MODELS), default=("cnn",), metavar="NAME,...")
+    add("--batch-sizes", type=listed(at_least(1)), default=(64,), metavar="N,...", help="samples a step on one rank")
+    add("--workloads", type=listed(str, WORKLOADS), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
+    add("--repetitions", type=at_least(LEAST_REPETITIONS), default=LEAST_REPETITIONS, metavar="N")
+    add("--num-warmup-batches", type=at_least(1), default=5, metavar="N")
+    add("--num-batches-per-iter", type=at_least(1), default=5, metavar="N")
+    add("--num-iters", type=at_least(1), default=5, metavar="N", help="timed blocks of batches in a launch")
+    add("--dataset", default="digits", metavar="NAME", help="of real input")
+    add("--data-dir", metavar="DIR")
+    add("--epochs", type=at_least(2), default=10, metavar="N", help="of real input; the first warms up")
+    add("--base-lr", type=float, default=0.02, metavar="RATE", help="of real input")
+    add("--target-accuracy", type=float, default=0.97, metavar="SHARE", help="of real input, in 0..1")
+    add("--gate-steps", type=at_least(1), default=10, metavar="N", help="steps over which curves are compared")
+    add("--threads-per-rank", type=at_least(1), default=1, metavar="N")
+    add("--time-limit", type=at_least(1), default=300, metavar="SECONDS", help="of one launch")
+    add("--quick", action="store_true", help="next to nothing, once: to see whether all works")
+    add("--output-dir", type=Path, default=Path("runs/compare"), metavar="DIR")
+    return parser

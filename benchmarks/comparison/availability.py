@@ -1,0 +1,38 @@
+"""Which cells this machine cannot run, and why."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from allstep.benchmarks.comparison.cells import Cell, start_of, trainers_name
+from allstep.benchmarks.measure import environment
+from allstep.common.errors import Fault
+
+
+def unavailable(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
+    """Ids of the cells that this machine cannot run, and why."""
+    num_cores, path = len(os.sched_getaffinity(0)), environment()["PATH"]
+    reasons = {framework: _reasons(framework) for framework in dict.fromkeys(cell.framework for cell in cells)}
+    for cell in cells:
+        start = start_of(cell)
+        if reason := reasons[cell.framework].get(trainers_name(cell.strategy)):
+            yield cell.id, reason
+        elif shutil.which(start.program[0], path=path) is None:
+            yield cell.id, f"expected {start.program[0]} on the path, received none; run make setup"
+        elif cell.ranks > num_cores:
+            yield cell.id, f"expected at most a rank for each of the {num_cores} cores, received {cell.ranks} ranks"
+
+
+def _reasons(framework: str) -> dict[str, str]:
+    """Why this machine cannot run strategies of a framework, as the framework's trainer tells it."""
+    command = [sys.executable, "-m", f"allstep.{framework}.train", "--list-strategies"]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    if result.returncode:
+        raise Fault(f"{shlex.join(command)} failed: {result.stderr.strip()}")
+    told = (line.partition("not available: ") for line in result.stdout.splitlines())
+    return {name.strip(): reason for name, separator, reason in told if separator}

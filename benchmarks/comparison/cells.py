@@ -1,0 +1,141 @@
+"""The cells of a comparison: what is trained, by whom, on how many ranks, and the commands that launch it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.benchmarks.launching import STARTS, Start, train_command
+
+INDEPENDENT = "independent"
+"""So many single processes at once, without communication: on one rank the plain program, on more the machine's own
+limit."""
+WORKLOADS = ("synthetic-weak", "synthetic-strong", "real-weak", "real-strong")
+PRECISION = "float32"  # the only one that the trainers have
+_SMALL = ("--synthetic-shape", "28", "28", "1", "--synthetic-classes", "10")
+_LARGE = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
+SYNTHETIC_IMAGES = {"mlp": _SMALL, "cnn": _SMALL, "resnet18": _LARGE, "resnet50": _LARGE}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cells have in common; a results directory holds cells of one setting alone."""
+
+    num_warmup_batches: int
+    """Synthetic input: steps before the clock."""
+    num_batches_per_iter: int
+    """Synthetic input: steps that are timed together."""
+    num_iters: int
+    """Synthetic input: timed blocks of one launch."""
+    dataset: str
+    """Real input."""
+    data_dir: str | None
+    epochs: int
+    """Real input: of one launch, the first included, which warms up."""
+    base_lr: float
+    target_accuracy: float
+    """Real input: validation accuracy, in 0..1, the time to which is told."""
+    gate_steps: int
+    """Steps over which curves are compared."""
+    threads_per_rank: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place in the table."""
+
+    workload: str
+    """Input (synthetic: compute only; real: a data set through the input pipeline) and scaling (weak: the same batch a
+    rank; strong: the same global batch)."""
+    framework: str
+    strategy: str
+    """One of the trainers', or INDEPENDENT."""
+    ranks: int
+    model: str
+    batch_size: int
+    """Samples a step on one rank."""
+
+    @property
+    def id(self) -> str:
+        parts = (self.workload, self.framework, self.strategy, self.ranks, self.model, self.batch_size, PRECISION)
+        return ".".join(map(str, parts))
+
+    @property
+    def input(self) -> str:
+        return self.workload.partition("-")[0]
+
+    @property
+    def scaling(self) -> str:
+        return self.workload.partition("-")[2]
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples a step over all ranks; where updates are asynchronous, of one update."""
+        many = self.scaling == "weak" and start_of(self).synchronous
+        return self.batch_size * (self.ranks if many else 1)
+
+
+def trainers_name(strategy: str) -> str:
+    """What the trainers call a strategy of ours."""
+    return "single" if strategy == INDEPENDENT else strategy
+
+
+def start_of(cell: Cell) -> Start:
+    """How the trainers start a cell's strategy."""
+    return STARTS[cell.framework][trainers_name(cell.strategy)]
+
+
+def matrix(
+    workloads: Sequence[str],
+    frameworks: Sequence[str],
+    strategies: Sequence[str],
+    ranks: Sequence[int],
+    models: Sequence[str],
+    batch_sizes: Sequence[int],
+) -> list[Cell]:
+    """All cells, in the order of the table, of the strategies that a framework has, on as many ranks as they can have.
+
+    INDEPENDENT is there in any case, since the others are compared with it, and so is one rank.
+    """
+    strategies = (INDEPENDENT, *(name for name in strategies if name != INDEPENDENT))
+    ranks = sorted({1, *ranks})
+    cells = []
+    for workload, model, batch_size in itertools.product(workloads, models, batch_sizes):
+        for framework, strategy, number in itertools.product(frameworks, strategies, ranks):
+            cell = Cell(workload, framework, strategy, number, model, batch_size)
+            if strategy == INDEPENDENT or (strategy in STARTS[framework] and start_of(cell).can_have(number)):
+                cells.append(cell)
+    return list(dict.fromkeys(cells))
+
+
+def commands(cell: Cell, settings: Settings, folder: Path) -> tuple[list[list[str]], list[Path]]:
+    """The commands of a cell's launch, to be run at once, and the files that they will write in `folder`."""
+    number = cell.ranks if cell.strategy == INDEPENDENT else 1
+    outputs = [folder / f"output-{process}.json" for process in range(number)]
+    batch = cell.global_batch_size // number
+    meeting = ("--meet", folder, number) if number > 1 else ()
+    flags = (*flags_of(cell.input, cell.model, settings), "--framework", cell.framework, "--global-batch-size", batch)
+    module = "allstep.benchmarks.synthetic" if cell.input == "synthetic" else "allstep.benchmarks.comparison.real"
+    strategy, ranks = trainers_name(cell.strategy), cell.ranks // number
+    return [
+        train_command(cell.framework, strategy, ranks, (*flags, *meeting, "--output", output), module=module)
+        for output in outputs
+    ], outputs
+
+
+def flags_of(kind: str, model: str, settings: Settings) -> tuple[object, ...]:
+    """What a rank is told of the model, the images and how long to train."""
+    if kind == "synthetic":
+        return (
+            *("--model", model, *SYNTHETIC_IMAGES[model]),
+            *("--num-warmup-batches", settings.num_warmup_batches),
+            *("--num-batches-per-iter", settings.num_batches_per_iter),
+            *("--num-iters", settings.num_iters),
+        )
+    data_dir = ("--data-dir", settings.data_dir) if settings.data_dir else ()
+    return (
+        *("--model", model, "--dataset", settings.dataset, *data_dir),
+        *("--epochs", settings.epochs, "--base-lr", settings.base_lr),
+    )

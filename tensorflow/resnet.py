@@ -1,0 +1,92 @@
+"""ResNet-18 and ResNet-50 (He et al. 2016) with torchvision's topology and names; `pytorch/resnet.py` has the same.
+
+The stride is in the 3x3 convolution of a bottleneck, which is known as version 1.5.
+"""
+
+from __future__ import annotations
+
+import keras
+from keras import layers
+
+import tensorflow as tf
+
+
+def resnet(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    """The network of that name for images of any size and number of channels."""
+    block, num_blocks = {"resnet18": (_basic_block, (2, 2, 2, 2)), "resnet50": (_bottleneck, (3, 4, 6, 3))}[name]
+    inputs = layers.Input(image_shape)
+    values = layers.ReLU()(_convolve(inputs, 64, 7, "conv1", "bn1", stride=2))
+    # What is padded with here never exceeds what a ReLU gives.
+    values = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(values))
+    for stage, number in enumerate(num_blocks):
+        for index in range(number):
+            stride = 2 if stage and not index else 1
+            values = block(values, 64 * 2**stage, f"layer{stage + 1}.{index}", stride=stride)
+    values = layers.GlobalAveragePooling2D()(values)
+    return keras.Model(inputs, layers.Dense(num_classes, name="fc")(values))
+
+
+def _basic_block(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
+    values = layers.ReLU()(_convolve(inputs, width, 3, f"{name}.conv1", f"{name}.bn1", stride=stride))
+    values = _convolve(values, width, 3, f"{name}.conv2", f"{name}.bn2")
+    return layers.ReLU()(values + _shortcut(inputs, width, name, stride=stride))
+
+
+def _bottleneck(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
+    values = layers.ReLU()(_convolve(inputs, width, 1, f"{name}.conv1", f"{name}.bn1"))
+    values = layers.ReLU()(_convolve(values, width, 3, f"{name}.conv2", f"{name}.bn2", stride=stride))
+    values = _convolve(values, 4 * width, 1, f"{name}.conv3", f"{name}.bn3")
+    return layers.ReLU()(values + _shortcut(inputs, 4 * width, name, stride=stride))
+
+
+def _shortcut(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
+    if stride == 1 and inputs.shape[-1] == width:
+        return inputs
+    return _convolve(inputs, width, 1, f"{name}.downsample.0", f"{name}.downsample.1", stride=stride)
+
+
+def _convolve(
+    inputs: keras.KerasTensor, width: int, size: int, name: str, norm_name: str, *, stride: int = 1
+) -> keras.KerasTensor:
+    """Convolution with PyTorch's padding, the same on both sides, and batch norm."""
+    if stride == 1:
+        padded, padding = inputs, "same"
+    else:  # where Keras' own padding would put more on one side
+        padded, padding = layers.ZeroPadding2D(size // 2)(inputs), "valid"
+    values = layers.Conv2D(width, size, stride, padding, use_bias=False, name=name)(padded)
+    return BatchNorm(name=norm_name)(values)
+
+
+class BatchNorm(layers.Layer):
+    """Batch norm as PyTorch has it, in one fused kernel.
+
+    Keras' own keeps the variance of the samples as the running one, without Bessel's correction, and takes several
+    passes over the values. Each device keeps the statistics of its own samples; those of the first are exported.
+    """
+
+    MOMENTUM, EPSILON = 0.1, 1e-5
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        def weight(name: str, initial: str, **kind) -> keras.Variable:
+            return self.add_weight(shape=input_shape[-1:], name=name, initializer=initial, autocast=False, **kind)
+
+        self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
+        # Only where all devices share one variable does TensorFlow have to be told whose value it takes.
+        central = isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy)
+        running = {"trainable": False, "aggregation": "only_first_replica" if central else "none"}
+        self.running_mean = weight("running_mean", "zeros", **running)
+        self.running_variance = weight("running_variance", "ones", **running)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return input_shape
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Normalise `inputs`, (samples, height, width, channels)."""
+        statistics = {} if training else {"mean": self.running_mean.value, "variance": self.running_variance.value}
+        values, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            inputs, self.gamma.value, self.beta.value, epsilon=self.EPSILON, is_training=training, **statistics
+        )
+        if training:
+            for running, of_batch in ((self.running_mean, mean), (self.running_variance, variance)):
+                running.assign(running.value * (1 - self.MOMENTUM) + of_batch * self.MOMENTUM)
+        return values
