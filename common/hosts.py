@@ -1,4 +1,4 @@
-"""`allstep hosts`: the hosts of a job, from any launcher's notation to any other, checked, with the lines that start it.
+"""`allstep hosts`: the hosts of a job, from any launcher's notation to any other, checked, and the lines to start it.
 
     allstep hosts hostfiles/two-servers                   the topology, and the launch line of each launcher
     allstep hosts -H server1:4,server2:4 --to hostfile    the same hosts as a hostfile of horovodrun and Open MPI
@@ -70,7 +70,7 @@ def read_hostfile(path: Path) -> list[Host]:
     """
     try:
         with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+            content = stream.read(MAX_BYTES)
     except OSError as error:
         raise UserError(f"expected a readable hostfile, received {path}: {error.strerror}; name another") from None
     if len(content) > MAX_BYTES:
@@ -218,16 +218,15 @@ def launch_lines(hosts: Sequence[Host]) -> dict[str, str]:
         # -x: the ranks on other hosts find the python that is first on the PATH here.
         "mpirun": ("mpirun", *on_hosts, "--bind-to", "none", "-x", "PATH", *trainer),
     }
+    ddp = ("--strategy", "ddp")
     if len({host.slots for host in hosts}) == 1:  # srun has one number of tasks for all hosts
         nodes = ("--nodelist", compress([host.name for host in hosts]), "--ntasks-per-node", str(hosts[0].slots))
-        lines["srun"] = ("srun", *nodes, "--ntasks", num_ranks, *trainer)
+        lines["srun"] = ("srun", *nodes, "--ntasks", num_ranks, *trainer, *ddp)
     for number, host in enumerate(hosts):
         meet = ("--master-addr", hosts[0].name, "--master-port", str(MASTER_PORT))
         nodes = ("--nnodes", str(len(hosts)), "--node-rank", str(number), *meet) if hosts[1:] else ("--standalone",)
-        lines[f"torchrun on {host.name}"] = (
-            *("torchrun", *nodes, "--nproc-per-node", str(host.slots)),
-            *("pytorch/train.py", "--strategy", "ddp"),
-        )
+        nodes = (*nodes, "--nproc-per-node", str(host.slots))
+        lines[f"torchrun on {host.name}"] = ("torchrun", *nodes, "pytorch/train.py", *ddp)
     return {launcher: shlex.join(words) for launcher, words in lines.items()}
 
 
@@ -263,8 +262,8 @@ def main(arguments: Sequence[str]) -> None:
 def _host(name: str, slots: int, where: str) -> Host:
     if not _NAME.fullmatch(name):
         raise UserError(
-            "expected a host name of letters, digits, dots, hyphens and underscores, a letter or a digit first and last, "
-            f"in {where}, received {_quoted(name)}; correct it"
+            f"expected a host name in {where} of letters, digits, dots, hyphens and underscores, and neither first nor "
+            f"last but a letter or a digit, received {_quoted(name)}; correct it"
         )
     if slots == 0:
         raise UserError(f"expected at least one slot for {name} in {where}, received 0; raise it or leave the host out")

@@ -9,17 +9,18 @@ import pytest
 
 
 def need(*programs: str, root: bool = False) -> None:
-    """Skip the calling test, or the whole module at its import, where this machine lacks something; says what.
-
-    Continuous integration sets ALLSTEP_NO_SKIP=1, which makes it a failure: nothing there goes untested unnoticed.
-    """
+    """Skip the calling test, or the whole module at its import, where this machine lacks something; says what."""
     # Daemons live where a user's PATH does not lead.
     path = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
     lacks = [program for program in programs if shutil.which(program, path=path) is None]
     if root and os.geteuid() != 0:
         lacks.append("the rights of root")
     if lacks:
-        reason = f"this machine lacks {', '.join(lacks)}"
-        if os.environ.get("ALLSTEP_NO_SKIP") == "1":
-            pytest.fail(f"{reason}, and ALLSTEP_NO_SKIP=1 forbids to skip", pytrace=False)
-        pytest.skip(reason, allow_module_level=True)
+        skip(f"this machine lacks {', '.join(lacks)}")
+
+
+def skip(reason: str) -> None:
+    """Skip, or fail where ALLSTEP_NO_SKIP=1: continuous integration sets it, so nothing goes untested unnoticed."""
+    if os.environ.get("ALLSTEP_NO_SKIP") == "1":
+        pytest.fail(f"{reason}, and ALLSTEP_NO_SKIP=1 forbids to skip", pytrace=False)
+    pytest.skip(reason, allow_module_level=True)

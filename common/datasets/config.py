@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,11 @@ DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-fold
 def default_data_dir() -> Path:
     """The user's cache (XDG Base Directory Specification), shared by every checkout and environment."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allstep" / "datasets"
+
+
+def without_secrets(url: str) -> str:
+    """`url` as it may be shown and kept: without user, password and query, where tokens stand."""
+    return re.sub(r"^(\w+://)?[^/?#]*@|[?#].*", lambda match: match[1] or "", url)
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,8 @@ class DataConfig:
     """Where data sets are kept, a folder each; for image-folder the folder that holds train/ and val/."""
 
     mirror: str | None = None
-    """URL of a folder that holds the data set's files, asked instead of the usual mirrors."""
+    """URL of a folder that holds the data set's files, asked instead of the usual mirrors. User and password in it, as
+    in https://USER:PASSWORD@HOST/, and its query are used, but neither printed nor written to config.yaml."""
 
     synthetic_samples: int = 60_000
     """synthetic: number of training samples. A sixth as many, at most 10,000, are validation samples."""

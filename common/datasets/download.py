@@ -10,16 +10,20 @@ downloaded or replaced.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
+import re
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.common.datasets.config import without_secrets
 from allstep.common.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums, write_atomically
 from allstep.common.errors import UserError
 
@@ -97,8 +101,9 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
     state = unvouched if path.exists() else "is missing"
     failures = []
     for mirror in mirrors:
-        url = f"{mirror.rstrip('/')}/{file.name}"
-        print(f"Downloading {url} ({file.num_bytes / 1e6:.1f} MB)", file=sys.stderr)
+        url = _url(mirror, file.name)
+        shown = without_secrets(url)
+        print(f"Downloading {shown} ({file.num_bytes / 1e6:.1f} MB)", file=sys.stderr)
         digest = hashlib.sha256()
         try:
             with write_atomically(path) as stream:
@@ -109,11 +114,27 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
                     raise _AnswerError(f"SHA-256 is {digest.hexdigest()}, expected {file.sha256}")
             return
         except _AnswerError as error:
-            failures.append(f"{url}: {error}")
+            failures.append(f"{shown}: {error}")
     raise UserError(
         f"{path} {state} and could not be downloaded ({'; '.join(failures)}): "
         f"put {file.name} into {path.parent}, or give a --mirror that has it"
     )
+
+
+def _url(mirror: str, name: str) -> str:
+    folder, mark, query = mirror.partition("?")
+    return f"{folder.rstrip('/')}/{name}{mark}{query}"
+
+
+def _request(url: str) -> urllib.request.Request:
+    """With user and password, where `url` has them, in the header that they belong in."""
+    match = re.fullmatch(r"(https?://)([^/?#]*)@(.*)", url)
+    if not match:
+        return urllib.request.Request(url)
+    request = urllib.request.Request(match[1] + match[3])
+    credentials = base64.b64encode(urllib.parse.unquote(match[2]).encode()).decode()
+    request.add_unredirected_header("Authorization", f"Basic {credentials}")  # for this host alone
+    return request
 
 
 def _chunks(url: str, num_bytes: int, timeout: float) -> Iterator[bytes]:
@@ -121,7 +142,7 @@ def _chunks(url: str, num_bytes: int, timeout: float) -> Iterator[bytes]:
     deadline = time.monotonic() + timeout + num_bytes / MIN_BYTES_PER_SECOND
     received = 0
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as answer:
+        with urllib.request.urlopen(_request(url), timeout=timeout) as answer:
             # read1 returns what has come, where read would wait for a whole chunk of a slow answer.
             while chunk := answer.read1(CHUNK_BYTES):
                 received += len(chunk)
@@ -135,7 +156,8 @@ def _chunks(url: str, num_bytes: int, timeout: float) -> Iterator[bytes]:
     except TimeoutError as error:
         raise _AnswerError(f"stalled for {timeout:g} s after {received} of {num_bytes} bytes") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        # It may quote the answer, line breaks and all.
-        raise _AnswerError(" ".join(str(getattr(error, "reason", error)).split())[:200]) from error
+        # It may quote the answer, line breaks and all, and the URL.
+        reason = str(getattr(error, "reason", error)).replace(url, without_secrets(url))
+        raise _AnswerError(" ".join(reason.split())[:200]) from error
     if received < num_bytes:
         raise _AnswerError(f"answer ended after {received} of {num_bytes} bytes")

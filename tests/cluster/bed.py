@@ -1,0 +1,95 @@
+"""Hosts of their own on this machine, by two_hosts.sh: a user on `launcher` who reaches server1 and server2 by ssh.
+
+Whoever imports this needs root and a few programs, else is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ranks
+from ranks import REPOSITORY, Result, environment
+from requirements import need, skip
+
+TWO_HOSTS = Path(__file__).with_name("two_hosts.sh")
+
+need("unshare", "nsenter", "ip", "ss", "ssh", "ssh-keygen", "sshd", root=True)
+_trial = subprocess.run([TWO_HOSTS, "1", "ssh", "server1", "true"], capture_output=True, text=True)
+if _trial.returncode:
+    skip(f"this machine gives no namespaces: {_trial.stderr.strip()}")
+
+
+def run(*command: str | Path, num_hosts: int = 2, timeout: float = 240, **extra: str) -> Result:
+    """Run a command on the launcher host, in the repository, until it ends; then all hosts are gone."""
+    return ranks.run(TWO_HOSTS, str(num_hosts), *command, timeout=timeout, **extra)
+
+
+@dataclass
+class Job:
+    """A command that runs on the launcher host."""
+
+    process: subprocess.Popen
+    output: Path
+    """What it has printed, standard error included."""
+
+    def first_process(self) -> str:
+        """The number of the launcher host's first process on this machine."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        self.wait_until(lambda: children.read_text() != "")
+        return children.read_text().split()[0]
+
+    def inside(self, *command: str | Path) -> str:
+        """Run another command on the launcher host meanwhile; returns what it prints."""
+        enter = ("nsenter", "-t", self.first_process(), "--net", "--mount", "--uts", "--ipc", "--pid")
+        words = [*enter, *map(str, command)]
+        return subprocess.run(words, check=True, capture_output=True, text=True, env=environment()).stdout
+
+    def commands_on(self, host: str) -> list[str]:
+        """The command line of each process on `host`."""
+        show = "for process in $(ip netns pids $0); do tr '\\0' ' ' </proc/$process/cmdline; echo; done 2>/dev/null"
+        return self.inside("bash", "-c", show, host).splitlines()
+
+    def listening(self) -> set[tuple[str, str]]:
+        """Address and program of each socket that waits for others on the launcher host."""
+        lines = [line.split(None, 6) for line in self.inside("ss", "-Hltunp").splitlines()]
+        return {(line[4].rpartition(":")[0], line[6].split('"')[1]) for line in lines}
+
+    def wait_until(self, happened: Callable[[], bool], timeout: float = 120) -> None:
+        """Wait for what the command is going to do; it must not end before."""
+        deadline = time.monotonic() + timeout
+        while not happened():
+            ended = self.process.poll() is not None
+            assert not ended and time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.02)
+
+
+@contextmanager
+def running(*command: str | Path, output: Path, num_hosts: int = 2, **extra: str) -> Iterator[Job]:
+    """A command that has been started on the launcher host; at the end of the block all hosts are gone.
+
+    Args:
+        output: file for what it prints.
+    """
+    with output.open("w") as stream:
+        process = subprocess.Popen(
+            [TWO_HOSTS, str(num_hosts), *map(str, command)],
+            cwd=REPOSITORY,
+            env=environment(**extra),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield Job(process, output)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,103 @@
+"""What a run must not do: unpickle what it reads or receives, and tell secrets.
+
+Oracle: the syntax trees of the sources; planted secrets, looked for in all that runs print and leave.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+from ranks import REPOSITORY, launch
+
+FRAMEWORKS = ["pytorch", "tensorflow"]
+# They unpickle, or compute what they are given.
+MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+FUNCTIONS = {"torch.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "eval", "exec", "os.system", "os.popen"}
+# Horovod and torch.distributed pickle the objects that these send.
+METHODS = {
+    *("broadcast_object", "allgather_object", "broadcast_object_fn", "broadcast_optimizer_state"),
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"),
+}
+KEYWORDS = {"allow_pickle", "shell"}
+
+
+def unsafe(source: str) -> Iterator[str]:
+    """What in a program could run code that came with data."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] in MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
+            yield node.module
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in FUNCTIONS or name.rsplit(".", 1)[-1] in METHODS:
+                yield name
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg in KEYWORDS)
+
+
+@pytest.mark.parametrize("folder", ["common", "pytorch", "tensorflow", "benchmarks", "examples", "tools"])
+def test_nothing_is_unpickled(folder):
+    paths = sorted((REPOSITORY / folder).rglob("*.py"))
+    assert paths
+    assert {str(path): found for path in paths if (found := list(unsafe(path.read_text())))} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from cloudpickle import loads",
+        "torch.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "yaml.load(text)",
+        "hvd.broadcast_object(state)",
+        "dist.all_gather_object(objects, mine)",
+        "subprocess.run(line, shell=True)",
+        "eval(text)",
+    ],
+)
+def test_the_search_finds(source):
+    assert list(unsafe(source))
+
+
+SECRET = "pl4nted-53cret"
+MIRROR = f"http://user:{SECRET}@127.0.0.1:9/{{}}?token={SECRET}"  # a port where nobody listens
+FAILING = """
+from allstep.common.ending import run_rank
+from allstep.pytorch import train, worker
+def failing(self, batch, learning_rate):
+    raise OSError("lost the disk")
+worker.Worker.train_step = failing
+run_rank(train.main)
+"""
+
+
+def told(tmp_path, command: list, *, status: int) -> bytes:
+    """All that a run with secrets in its environment and in its flags prints and writes."""
+    output = tmp_path / "run"
+    flags = ("--mirror", MIRROR, "--output-dir", output, "--epochs", "1", "--tensorboard")
+    result = launch("horovodrun-gloo", 2, *command, *flags, AWS_SECRET_ACCESS_KEY=SECRET)
+    assert result.returncode == status, result.output
+    written = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
+    assert status or len(written) >= 5  # config.yaml, metrics.jsonl, a checkpoint's three, TensorBoard's
+    return b"\n".join([result.output.encode(), *written])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_secrets_are_not_told(framework, tmp_path):
+    assert SECRET.encode() not in told(tmp_path, [f"{framework}/train.py"], status=0)
+
+
+def test_secrets_are_not_told_where_a_download_fails(tmp_path):
+    data = ("--dataset", "mnist", "--data-dir", tmp_path / "data")
+    text = told(tmp_path, ["pytorch/train.py", *data], status=2)
+    assert b"http://127.0.0.1:9/" in text and SECRET.encode() not in text
+
+
+def test_secrets_are_not_told_where_a_rank_raises(tmp_path):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    text = told(tmp_path, [script], status=1)
+    assert b"lost the disk" in text and SECRET.encode() not in text
