@@ -24,23 +24,20 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import random
-import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 from allstep.benchmarks import parity
-from allstep.benchmarks.measure import environment, job
+from allstep.benchmarks import training as trainings
+from allstep.benchmarks.faults import KINDS, STALL_SECONDS, Fault, Violation, check_ended
 from allstep.benchmarks.parity import Curve, weights_apart
+from allstep.benchmarks.training import LAUNCHERS, Training, last_step
 from allstep.common.checkpoint import load
 from allstep.common.cli import Parser, at_least, listed
 from allstep.common.errors import UserError
@@ -49,80 +46,68 @@ NUM_EPOCHS = 2
 NUM_STEPS = NUM_EPOCHS * parity.STEPS_PER_EPOCH
 FINAL_BOUND = 1e-6
 # On other numbers of ranks than the undisturbed run's: while they are small, weights differ more, relatively.
-BOUND_ON_THE_WAY = parity.Bounds.ranks
-MOST_KILLS_A_RUN = 4
+BOUND_ON_THE_WAY = parity.Bounds.runs
+MOST_A_RUN = 4
 START_UP_SHARE = 0.15
 """Of the kills, those before the first step."""
 START_UP_SECONDS = 3.0
-POLL_SECONDS = 0.002
 STEP_SECONDS = 0.05
 """The longest wait from the step at which a kill is due to the kill: a few steps, with their checkpoints."""
 JOB_SECONDS = 300
 
 
-class Violation(Exception):
-    """What must hold does not; the message says what and where."""
-
-
 @dataclass(frozen=True)
 class Case:
-    """How a run that will be killed is made."""
+    """How a run that will be disturbed is made."""
 
     framework: str
     ranks: tuple[int, ...]
     """Numbers of ranks to choose from at each start; one where it stays the same."""
+    launchers: tuple[str, ...] = ("horovodrun-mpi",)
+    """To choose from at each start."""
 
     @property
-    def reference_ranks(self) -> int:
-        """Number of ranks of the undisturbed run to compare with."""
-        return self.ranks[0]
+    def reference(self) -> tuple[str, int, str]:
+        """Framework, number of ranks and launcher of the undisturbed run to compare with."""
+        return self.framework, self.ranks[0], self.launchers[0]
 
     @property
     def exact(self) -> bool:
         """Whether every bit must be that of the undisturbed run."""
-        return self.framework == "pytorch" and len(self.ranks) == 1
+        # In which order the values of three ranks and more are added depends on the launcher's library.
+        same_sums = len(self.launchers) == 1 or self.ranks[0] <= 2
+        return self.framework == "pytorch" and len(self.ranks) == 1 and same_sums
 
     def __str__(self) -> str:
         return f"{self.framework}, {'mixed' if len(self.ranks) > 1 else self.ranks[0]} ranks"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Kill and resume until the kills are used up; end with status 1 where anything was violated."""
+    """Disturb and resume until kills and faults are used up; end with status 1 where anything was violated."""
     parser = Parser("soak", __doc__)
-    parser.add_argument("--kills", type=at_least(1), default=50, metavar="N")
+    parser.add_argument("--kills", type=at_least(0), default=50, metavar="N")
+    parser.add_argument("--faults", type=at_least(0), default=40, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all random choices but the exact moment")
     parser.add_argument(
         "--frameworks", type=listed(str, parity.FRAMEWORKS), default=parity.FRAMEWORKS, metavar="NAME,..."
     )
-    parser.add_argument("--ranks", type=listed(at_least(1)), default=(1, 2, 3), metavar="N,...")
+    parser.add_argument("--ranks", type=listed(at_least(1)), default=(1, 2, 3), metavar="N,...", help="of the kills")
     flags = parser.parse_args(arguments)
 
+    soak = Soak()
     chance = random.Random(flags.seed)
-    undisturbed: dict[tuple[str, int], Curve] = {}
-    kills: list[Kill] = []
-    violations = 0
-    for case in cases(flags.frameworks, flags.ranks, chance):
-        if len(kills) == flags.kills:
-            break
-        key = case.framework, case.reference_ranks
-        if key not in undisturbed:
-            undisturbed[key] = train_undisturbed(*key)
-        budget = min(chance.randint(1, MOST_KILLS_A_RUN), flags.kills - len(kills))
-        try:
-            for kill in endure(case, undisturbed[key], budget, chance):
-                kills.append(kill)
-                print(f"kill {len(kills)}/{flags.kills}: {case}: {kill}", flush=True)
-            print(f"{case}: ended as if undisturbed", flush=True)
-        except Violation as violation:
-            violations += 1
-            print(f"VIOLATION: {case}: {violation}", flush=True)
-    in_writing = sum(kill.in_writing for kill in kills)
-    print(f"{len(kills)} kills, {in_writing} of them while a checkpoint was written; {violations} violations")
-    if violations:
+    soak.run("kill", flags.kills, kill_cases(flags.frameworks, flags.ranks, chance), draw_kill, chance)
+    chance = random.Random(flags.seed)
+    soak.run("fault", flags.faults, fault_cases(flags.frameworks, chance), draw_fault, chance)
+    print(
+        f"{soak.num_struck['kill']} kills, {soak.num_in_writing} of them while a checkpoint was written, and "
+        f"{soak.num_struck['fault']} faults; {soak.num_violations} violations"
+    )
+    if soak.num_violations:
         sys.exit(1)
 
 
-def cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.Random) -> Iterator[Case]:
+def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.Random) -> Iterator[Case]:
     """All cases in random order, the frameworks in turn, again and again."""
     choices = [(num,) for num in ranks] + ([tuple(ranks)] if len(ranks) > 1 else [])
     while True:
@@ -130,12 +115,55 @@ def cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.Random
         yield from itertools.chain.from_iterable(zip(*shuffled, strict=True))
 
 
-@dataclass(frozen=True)
-class Kill:
-    """One that happened."""
+def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Case]:
+    """Two ranks, by Horovod under its launchers and, for every fourth run in PyTorch, by DDP under torchrun."""
+    of_horovod = tuple(name for name in LAUNCHERS if name != "torchrun")
+    while True:
+        for framework in frameworks:
+            by_ddp = framework == "pytorch" and chance.random() < 0.25
+            yield Case(framework, (2,), ("torchrun",) if by_ddp else of_horovod)
 
-    rank: int
+
+@dataclass(frozen=True)
+class Start:
+    """How a run is started once, and what will befall it."""
+
     num_ranks: int
+    launcher: str
+    fault: Fault
+    starting_up: bool = False
+
+
+Draw = Callable[[Case, int, int, random.Random], Start]
+"""Draws the next start: case, step that is saved, disturbances left."""
+
+
+def draw_kill(case: Case, saved_step: int, left: int, chance: random.Random) -> Start:
+    """A kill at any moment; those of a run spread over all of it."""
+    num_ranks = chance.choice(case.ranks)
+    target = chance.randint(saved_step, saved_step + (NUM_STEPS - saved_step) // max(1, left))
+    rank, starting_up = chance.randrange(num_ranks), chance.random() < START_UP_SHARE
+    delay = chance.uniform(0, START_UP_SECONDS if starting_up else STEP_SECONDS)
+    fault = Fault("a killed rank", rank, 0 if starting_up else target, delay)
+    return Start(num_ranks, chance.choice(case.launchers), fault, starting_up or target == 0)
+
+
+def draw_fault(case: Case, saved_step: int, left: int, chance: random.Random) -> Start:
+    """A fault of any kind after the first steps of this start."""
+    num_ranks = chance.choice(case.ranks)
+    step = 3 + chance.randint(saved_step, saved_step + max(0, NUM_STEPS - 6 - saved_step) // max(1, left))
+    kind, rank, delay = chance.choice(list(KINDS)), chance.randrange(num_ranks), chance.uniform(0, STEP_SECONDS)
+    fault = Fault(kind, rank, step, delay)
+    return Start(num_ranks, chance.choice(case.launchers), fault)
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A disturbance that happened."""
+
+    start: Start
+    seconds: float
+    """From the fault to the end of the job."""
     last_step: int
     """Told in metrics.jsonl."""
     saved_step: int
@@ -144,12 +172,43 @@ class Kill:
     """Whether it left a checkpoint half written."""
 
     def __str__(self) -> str:
-        moment = ", writing a checkpoint" if self.in_writing else ""
-        return f"rank {self.rank} of {self.num_ranks} at step {self.last_step}{moment}; saved is step {self.saved_step}"
+        start, moment = self.start, ", writing a checkpoint" if self.in_writing else ""
+        whom = f" (rank {start.fault.rank} of {start.num_ranks})"
+        return (
+            f"{start.launcher}: {start.fault.kind}{whom} at step {self.last_step}{moment}; ended in "
+            f"{self.seconds:.1f} s, saved is step {self.saved_step}"
+        )
 
 
-def endure(case: Case, undisturbed: Curve, budget: int, chance: random.Random) -> Iterator[Kill]:
-    """Kill one run `budget` times, checking what it left each time, then let it end and check that.
+class Soak:
+    """Disturbs runs, and counts."""
+
+    def __init__(self) -> None:
+        self.num_struck = {"kill": 0, "fault": 0}
+        self.num_in_writing = self.num_violations = 0
+        self._undisturbed: dict[tuple[str, int, str], Curve] = {}
+
+    def run(self, what: str, budget: int, cases: Iterator[Case], draw: Draw, chance: random.Random) -> None:
+        """Disturb runs `budget` times, one case after the other."""
+        while self.num_struck[what] < budget:
+            case = next(cases)
+            if case.reference not in self._undisturbed:
+                self._undisturbed[case.reference] = train_undisturbed(*case.reference)
+            left = min(chance.randint(1, MOST_A_RUN), budget - self.num_struck[what])
+            try:
+                for struck in endure(case, self._undisturbed[case.reference], left, draw, chance):
+                    self.num_struck[what] += 1
+                    self.num_in_writing += struck.in_writing
+                    print(f"{what} {self.num_struck[what]}/{budget}: {case}: {struck}", flush=True)
+                print(f"{case}: ended as if undisturbed", flush=True)
+            except (Violation, TimeoutError) as violation:
+                self.num_violations += 1
+                self.num_struck[what] += 1
+                print(f"VIOLATION: {case}: {violation}", flush=True)
+
+
+def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: random.Random) -> Iterator[Struck]:
+    """Disturb one run `budget` times, checking what it left each time, then let it end and check that.
 
     Raises:
         Violation: something does not hold.
@@ -159,28 +218,48 @@ def endure(case: Case, undisturbed: Curve, budget: int, chance: random.Random) -
         flags = ("--checkpoint-every", chance.choice([1, 2, 7]))
         saved_step = 0
         while True:
-            num_ranks = chance.choice(case.ranks)
+            start = draw(case, saved_step, budget, chance)
             resume = ("--resume", "latest") if saved_step else ()
-            # So that the kills of a run spread over all of it.
-            target = chance.randint(saved_step, saved_step + (NUM_STEPS - saved_step) // max(1, budget))
-            rank, starting_up = chance.randrange(num_ranks), chance.random() < START_UP_SHARE
-            with training(case.framework, num_ranks, output_dir, *flags, *resume) as run:
-                if budget:
-                    delay = chance.uniform(0, START_UP_SECONDS if starting_up else STEP_SECONDS)
-                    run.wait_for_step(0 if starting_up else target, delay)
-                    killed = run.kill(rank)
-                else:
-                    killed = False
-                run.wait()
-                if not killed and run.status:
-                    raise Violation(f"ended with status {run.status}: {run.output()}")
-            if not killed:
+            with training(
+                case.framework,
+                start.num_ranks,
+                output_dir,
+                *(*flags, *resume),
+                launcher=start.launcher,
+                fault=start.fault if budget else None,
+                first_step=saved_step + 1,
+            ) as run:
+                struck = bool(budget) and start.fault.strike(run)
+                seconds = check_end_of(run, start) if struck else wait_for_good_end(run)
+            if not struck:
                 break
+            if seconds is None:  # it came too late: the next start ends the run
+                budget = 0
+                continue
             budget -= 1
             in_writing = any((output_dir / "checkpoints").glob(".tmp-*"))
             saved_step = check_checkpoints(case, output_dir, undisturbed)
-            yield Kill(rank, num_ranks, last_step(output_dir), saved_step, in_writing)
+            yield Struck(start, seconds, last_step(output_dir), saved_step, in_writing)
         check_end(case, output_dir, undisturbed)
+
+
+def check_end_of(run: Training, start: Start) -> float | None:
+    """What must hold of a disturbed job; returns what `check_ended` does."""
+    kind = KINDS[start.fault.kind]
+    if start.starting_up or start.num_ranks == 1:  # the launcher alone knows what happened, or nobody is left
+        kind = replace(kind, can_tell=False)
+    return check_ended(run, kind)
+
+
+def wait_for_good_end(run: Training) -> float:
+    """Wait for the end of a job that nothing has befallen."""
+    try:
+        run.process.wait(JOB_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Violation(f"did not end in {JOB_SECONDS} s: {run.output()}") from None
+    if run.status:
+        raise Violation(f"ended with status {run.status}: {run.output()}")
+    return 0.0
 
 
 def check_checkpoints(case: Case, output_dir: Path, undisturbed: Curve) -> int:
@@ -228,132 +307,44 @@ def _refuse(warning: str) -> None:
     raise Violation(f"unexpected warning: {warning}")
 
 
-def train_undisturbed(framework: str, num_ranks: int) -> Curve:
+def train_undisturbed(framework: str, num_ranks: int, launcher: str) -> Curve:
     """The run to compare with, with the weights of every step.
 
     Raises:
         Violation: it failed.
     """
-    print(f"{framework}, {num_ranks} ranks: undisturbed", flush=True)
+    print(f"{framework}, {num_ranks} ranks, {launcher}: undisturbed", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS)
-        with training(framework, num_ranks, Path(directory), *flags) as run:
-            run.wait()
-            if run.status:
-                raise Violation(f"ended with status {run.status}: {run.output()}")
+        with training(framework, num_ranks, Path(directory), *flags, launcher=launcher) as run:
+            wait_for_good_end(run)
         return parity.read_curve(Path(directory), NUM_STEPS)
 
 
-@contextmanager
-def training(framework: str, num_ranks: int, output_dir: Path, *flags: str | int) -> Iterator[Training]:
-    """A job of a trainer, alone on one rank; it has ended when the block ends."""
-    with tempfile.TemporaryFile() as log:
-        run = Training(framework, num_ranks, output_dir, *flags, log=log)
-        try:
-            yield run
-        finally:
-            run.process.terminate()  # horovodrun passes it on; nothing happens where the job has ended
-            run.process.wait()
+def training(
+    framework: str,
+    num_ranks: int,
+    output_dir: Path,
+    *flags: str | int,
+    launcher: str = "horovodrun-mpi",
+    fault: Fault | None = None,
+    first_step: int = 1,
+) -> AbstractContextManager[Training]:
+    """A job of a trainer, alone on one rank; nothing of it is left when the block ends.
 
-
-class Training:
-    """A trainer's job that has been started."""
-
-    def __init__(self, framework: str, num_ranks: int, output_dir: Path, *flags: str | int, log: IO[bytes]) -> None:
-        self._log, self._num_ranks = log, num_ranks
-        self._metrics = output_dir / "metrics.jsonl"
-        self._before = _inode(self._metrics)
-        command = job(
-            f"allstep.{framework}.train",
-            *(*parity.DATA_FLAGS, *parity.SETTINGS["momentum"].flags),
-            *("--epochs", NUM_EPOCHS, "--log-every", 1, "--output-dir", output_dir, *flags),
-            num_ranks=None if num_ranks == 1 else num_ranks,
-        )
-        self.process = subprocess.Popen(
-            command,
-            env={**environment(), "HOROVOD_FUSION_THRESHOLD": "0"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-
-    @property
-    def status(self) -> int | None:
-        """Exit status, None while it runs."""
-        return self.process.poll()
-
-    def output(self) -> str:
-        """What it wrote to the terminal."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
-
-    def wait_for_step(self, step: int, delay: float) -> None:
-        """Wait until it has told of `step`, for step 0 until all ranks are there, and then `delay` seconds."""
-        while self.status is None and not self._reached(step):
-            time.sleep(POLL_SECONDS)
-        time.sleep(delay)
-
-    def kill(self, rank: int) -> bool:
-        """End a rank by SIGKILL; False where the job has ended before."""
-        pid = self._pids().get(rank)
-        if pid is None or self.status is not None:
-            return False
-        os.kill(pid, signal.SIGKILL)
-        return True
-
-    def wait(self) -> None:
-        """Wait for its end.
-
-        Raises:
-            Violation: it does not end.
-        """
-        try:
-            self.process.wait(JOB_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise Violation(f"did not end in {JOB_SECONDS} s: {self.output()}") from None
-
-    def _reached(self, step: int) -> bool:
-        if step == 0:
-            return len(self._pids()) == self._num_ranks
-        # Until the job opens its own, the file is that of the run before.
-        return _inode(self._metrics) not in (None, self._before) and last_step(self._metrics.parent) >= step
-
-    def _pids(self) -> dict[int, int]:
-        return {0: self.process.pid} if self._num_ranks == 1 else rank_processes(self.process.pid)
-
-
-def last_step(output_dir: Path) -> int:
-    """The last step that metrics.jsonl tells; its last line may be half written."""
-    path = output_dir / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return max((event["step"] for event in map(json.loads, lines) if event["event"] == "step"), default=0)
-
-
-def rank_processes(launcher: int) -> dict[int, int]:
-    """Process ids of a job's ranks by rank, found among those that descend from its launcher's."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
-            # The parent is the second field after the name, which is in parentheses and may hold anything (proc(5)).
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(path.name))
-    ranks: dict[int, int] = {}
-    generation = children.get(launcher, [])
-    while generation:
-        for pid in generation:
-            rank = _rank(pid)
-            if rank is not None:
-                ranks.setdefault(rank, pid)  # what a rank starts has its environment
-        generation = [child for pid in generation for child in children.get(pid, [])]
-    return ranks
-
-
-def _rank(pid: int) -> int | None:
-    with suppress(OSError):
-        match = re.search(rb"\0OMPI_COMM_WORLD_RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
-        return int(match[1]) if match else None
-    return None
-
-
-def _inode(path: Path) -> int | None:
-    return path.stat().st_ino if path.exists() else None
+    Args:
+        fault: what will befall it, where the trainer itself goes wrong.
+        first_step: the step with which it starts.
+    """
+    program = fault.program(framework, first_step) if fault else ["-m", f"allstep.{framework}.train"]
+    strategy = ("--strategy", "ddp") if launcher == "torchrun" else ()
+    return trainings.training(
+        [
+            *trainings.start(launcher, num_ranks),
+            *(*program, *strategy, *parity.DATA_FLAGS, *parity.SETTINGS["momentum"].flags),
+            *("--epochs", NUM_EPOCHS, "--log-every", 1, "--output-dir", output_dir),
+            *("--stall-timeout", STALL_SECONDS, *flags),
+        ],
+        output_dir,
+        num_ranks,
+    )

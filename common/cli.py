@@ -28,9 +28,33 @@ class Command:
 
 
 COMMANDS = {
+    "compare": Command(
+        "allstep.benchmarks.compare",
+        "Compare frameworks and strategies on this machine: speed, scaling, time to accuracy, memory, start-up.",
+    ),
+    "hosts": Command(
+        "allstep.common.hosts",
+        "Check the hosts of a job, convert them between launchers' notations, print the line that starts each.",
+    ),
     "parity": Command(
         "allstep.benchmarks.parity",
         "Train alike in both frameworks and on 1, 2 and 4 ranks; print how far they differ.",
+    ),
+    "predict": Command(
+        "allstep.benchmarks.predict",
+        "Forecast step time, efficiency and time to accuracy on 1 to 100,000 ranks; check against published tables.",
+    ),
+    "collectives": Command(
+        "allstep.benchmarks.collectives",
+        "Measure all-reduce and its kin in MPI, Horovod, torch and TensorFlow; recommend Horovod's settings.",
+    ),
+    "timeline": Command(
+        "allstep.benchmarks.timeline",
+        "Say where the time of a Horovod timeline went: negotiation, queue, reduction, and overlap.",
+    ),
+    "report": Command(
+        "allstep.benchmarks.report",
+        "Write report.html and report.md from results of compare, collectives, predict, benchmarks and training runs.",
     ),
     "soak": Command(
         "allstep.benchmarks.soak",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from allstep.common.datasets.config import DataConfig
+from allstep.common.datasets.config import DataConfig, without_secrets
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
 
@@ -85,6 +85,12 @@ class StrategyConfig:
     average does, as if the learning rate were that much larger. adasum (Maleki et al. 2021) needs MPI and a power of
     two of ranks, and has another curve than average."""
 
+    autotune: bool = False
+    """horovod: let Horovod search for the fastest fusion threshold and cycle time while it trains."""
+
+    timeline: Path | None = None
+    """horovod: file for Horovod's timeline of every gradient's way; `allstep timeline FILE` sums it up."""
+
     accumulate_steps: int = 1
     """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
 
@@ -146,6 +152,18 @@ class OutputConfig:
 
 
 @dataclass(frozen=True)
+class FaultConfig:
+    """When a run that does not go on is ended."""
+
+    stall_timeout: float = 10.0
+    """Seconds without progress after which a rank that the others wait for ends the job, with a report of who waits
+    and where the missing rank is; 0 never ends it. The first step and checkpoints may take longer."""
+
+    fault_timeout: float = 30.0
+    """Seconds within which the job ends when a host cannot be reached any more."""
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """One training run."""
 
@@ -155,7 +173,7 @@ class TrainConfig:
     list_strategies: bool = False
     """Print the strategies and whether this machine can run each, and do nothing else."""
 
-    model: Literal["mlp", "cnn"] = "cnn"
+    model: Literal["mlp", "cnn", "resnet18", "resnet50"] = "cnn"
     """The network."""
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -163,6 +181,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     parallel: StrategyConfig = field(default_factory=StrategyConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    faults: FaultConfig = field(default_factory=FaultConfig)
 
     def global_batch_size(self, world_size: int) -> int:
         """Samples per optimizer step over all ranks."""
@@ -173,9 +192,11 @@ class TrainConfig:
     def flat(self) -> dict[str, Any]:
         """The resolved configuration as one mapping of flag names to plain values, as --config reads it."""
         flat: dict[str, Any] = {}
-        for part in (self, self.data, self.schedule, self.optimizer, self.parallel, self.output):
+        for part in (self, self.data, self.schedule, self.optimizer, self.parallel, self.output, self.faults):
             for item in dataclasses.fields(part):
                 value = getattr(part, item.name)
+                if item.name == "mirror" and value:
+                    value = without_secrets(value)
                 if not dataclasses.is_dataclass(value) and item.name != "list_strategies":
                     plain = str(value) if isinstance(value, Path) else value
                     flat[item.name.replace("_", "-")] = list(plain) if isinstance(plain, tuple) else plain
@@ -305,6 +326,8 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         ("--log-every", config.output.log_every, 0),
         ("--checkpoint-every", config.output.checkpoint_every, 0),
         ("--keep-checkpoints", config.output.keep_checkpoints, 1),
+        ("--stall-timeout", config.faults.stall_timeout, 0),
+        ("--fault-timeout", config.faults.fault_timeout, 3),
         ("--synthetic-samples", config.data.synthetic_samples, 1),
     ):
         if value is not None and value < least:

@@ -3,24 +3,30 @@
 A mistake is often found by all ranks at once, and a rank that dies takes the others with it. To have the cause
 told once without any communication (it may fail before there is any), ranks speak in turn: rank 0 at once, the
 others later in the order of ranks, who only lost another rank last. The first to speak leaves, upon which the
-launcher ends the others while they still wait for their turn.
+launcher ends the others while they still wait for their turn. Ranks that watch each other (`common.watch`) are told
+that somebody has spoken, and leave at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 
 from allstep.common.errors import Fault, UserError, summary
 from allstep.common.launcher import ALONE, Placement, placement
+from allstep.common.orphan import wait_until_orphaned
 
 EXIT_FAULT = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+WATCH = "watch"
+"""Name of the threads that watch."""
 
 # Long enough for a launcher to end the job after the first rank that left (0.1 to 1 s were seen), short
 # enough that a mistake seen by the last rank alone ends the job within ten seconds.
@@ -36,18 +42,20 @@ def run_rank(main: Callable[[], None]) -> None:
     except UserError as error:
         place = ALONE
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
+    if place.launcher:
+        threading.Thread(target=_leave_with_launcher, name=WATCH, args=(place, os.getppid()), daemon=True).start()
     try:
         main()
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
     except UserError as error:
-        _wait_for_turn(place.rank)
+        time.sleep(seconds_to_turn(place.rank))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     except Exception as error:
         cause = error.__cause__ if isinstance(error, Fault) else error
-        _wait_for_turn(_LAST_TURN if cause is not None and is_consequence(cause) else place.rank)
+        time.sleep(seconds_to_turn(_LAST_TURN if cause is not None and is_consequence(cause) else place.rank))
         told = str(error) if isinstance(error, Fault) else summary(error)
-        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {_who(place)} stopped: {told}")
+        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {who(place)} stopped: {told}")
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -60,7 +68,8 @@ _CONSEQUENCES = ("HorovodInternalError", "UnavailableError", "DistBackendError",
 _CONSEQUENCE_TEXTS = ("Horovod has been shut down", "Connection closed by peer", "Connection reset by peer")
 
 
-def _who(place: Placement) -> str:
+def who(place: Placement) -> str:
+    """A rank and its host in words."""
     return f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
 
 
@@ -68,14 +77,44 @@ def _traceback(error: BaseException | None) -> str:
     return "".join(traceback.format_exception(type(error), error, error.__traceback__)) if error else ""
 
 
-def _wait_for_turn(turn: int) -> None:
-    if turn:
-        time.sleep(_FIRST_TURN_SECONDS + _TURN_SECONDS * min(turn, _LAST_TURN))
+def seconds_to_turn(turn: int) -> float:
+    """How long to wait before speaking: not at all for turn 0."""
+    return _FIRST_TURN_SECONDS + _TURN_SECONDS * min(turn, _LAST_TURN) if turn > 0 else 0.0
+
+
+def _leave_with_launcher(place: Placement, parent: int) -> None:
+    wait_until_orphaned(place, parent)
+    leave(EXIT_FAULT, f"allstep: {who(place)} stopped: its launcher is gone" if place.local_rank == 0 else "")
+
+
+_leaving, _speaking = threading.Lock(), threading.Lock()
+_tell_farewell: Callable[[int], None] | None = None
+
+
+def before_leaving(tell_farewell: Callable[[int], None] | None) -> None:
+    """Have `leave` tell the other ranks the exit status, so that they neither wait for this rank nor speak as well."""
+    global _tell_farewell
+    _tell_farewell = tell_farewell
+
+
+def speak(message: str) -> None:
+    """Say why this rank stops; only the first time that it is called, by any thread."""
+    if _speaking.acquire(blocking=False):  # for good
+        with contextlib.suppress(OSError):  # nobody reads any more where the launcher is gone
+            sys.stdout.flush()
+            if message:
+                print(message, file=sys.stderr, flush=True)
+
+
+def has_spoken() -> bool:
+    """Whether this rank has said why it stops, and is about to leave."""
+    return _speaking.locked()
 
 
 def leave(status: int, message: str) -> None:
     """End the process at once: an orderly shutdown of MPI or Horovod would wait for ranks that never come."""
-    sys.stdout.flush()
-    if message:
-        print(message, file=sys.stderr, flush=True)
+    _leaving.acquire()  # for good: one thread ends the process
+    speak(message)
+    if _tell_farewell:
+        _tell_farewell(status)
     os._exit(status)

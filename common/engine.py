@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, SupportsFloat
 
 import numpy as np
@@ -24,6 +24,7 @@ from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter
 from allstep.common.schedule import Schedule, global_batch_size, learning_rate
 from allstep.common.sharding import Position
+from allstep.common.watch import Pulse
 from allstep.common.weights import checksum
 from allstep.common.worker import Worker
 
@@ -67,23 +68,46 @@ class Run:
     """Steps under way when the loss of the one before them is looked at; more than 1 where steps are asynchronous."""
     metrics: Callable[[], Mapping[str, float]] = dict
     """What the strategy has to add to the events `epoch` and `end`."""
+    pulse: Pulse = field(default_factory=Pulse)
+    """What the engine tells the watch, and what the watch asks of it."""
 
 
-def fit(run: Run, progress: Progress) -> None:
+class Stopped(Exception):
+    """The ranks were asked to stop, and all stand at the same point."""
+
+
+def fit(run: Run, progress: Progress) -> bool:
     """Train from `progress` to the schedule's end; check, validate, report and save after every epoch.
+
+    Returns: whether it came to the end; else the ranks were asked to stop, and the run is saved as it stands.
 
     Raises:
         UserError: the loss is not a finite number any more, or a checkpoint cannot be written.
         Fault: the ranks are out of step, or a step failed; the message names the step.
     """
+    with _naming_the_step(run.pulse):
+        try:
+            _fit(run, progress)
+        except Stopped:
+            run.pulse.step = progress.step
+            run.saver.save(progress)
+            return False
+    return True
+
+
+def _fit(run: Run, progress: Progress) -> None:
     worker, num_samples = run.worker, len(run.dataset.train)
+    run.pulse.step = progress.step
     check_in_step(worker.parameters(), worker.collectives, "after the broadcast")
     while progress.position.epoch < run.schedule.num_epochs and not _stops_early(run, progress):
         epoch = progress.position.epoch + 1
         train_epoch(run, progress)
+        run.pulse.step = progress.step
+        run.pulse.enter("check")
         check_in_step(worker.parameters(), worker.collectives, f"after epoch {epoch}")
+        run.pulse.enter("sums")
         [train_loss_sum] = worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
-        validation = evaluate(worker, run.dataset.validation, run.schedule.global_batch_size)
+        validation = evaluate(worker, run.dataset.validation, run.schedule.global_batch_size, run.pulse)
         epoch_seconds = progress.epoch_seconds
         _finish_epoch(progress, validation)
         run.reporter.event(
@@ -123,8 +147,12 @@ def _finish_epoch(progress: Progress, validation: Evaluation) -> None:
 
 
 def train_epoch(run: Run, progress: Progress) -> None:
-    """Train from `progress.position` to the end of its epoch; `progress` follows."""
-    worker, schedule, split = run.worker, run.schedule, run.dataset.train
+    """Train from `progress.position` to the end of its epoch; `progress` follows.
+
+    Raises:
+        Stopped: see there.
+    """
+    worker, schedule, split, pulse = run.worker, run.schedule, run.dataset.train, run.pulse
     epoch, num_samples = progress.position.epoch, len(split)
     batches = train_batches(
         split,
@@ -149,20 +177,28 @@ def train_epoch(run: Run, progress: Progress) -> None:
         now = time.perf_counter()
         progress.epoch_seconds, started = progress.epoch_seconds + now - started, now
 
-    with _naming_the_step(progress):
-        for batch in batches:
-            rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
-            step = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
-            unsettled.append(step)
-            settle(run.steps_in_flight)
-            progress.step, progress.position = step.number, batch.position
-            if step.number == 1:
-                check_in_step(worker.parameters(), worker.collectives, "after step 1")
-            if run.saver.due(step.number) and batch.position.offset < num_samples:
-                settle()
-                run.saver.save(progress)
-            run.reporter.progress(epoch + 1, batch.position.offset, num_samples)
-        settle()
+    pulse.step = progress.step + 1
+    pulse.enter("input")
+    for batch in batches:
+        if not pulse.begin_tick():
+            settle()
+            raise Stopped
+        pulse.enter("step")
+        rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
+        step = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
+        unsettled.append(step)
+        settle(run.steps_in_flight)
+        progress.step, progress.position = step.number, batch.position
+        if step.number == 1:
+            pulse.enter("check")
+            check_in_step(worker.parameters(), worker.collectives, "after step 1")
+        if run.saver.due(step.number) and batch.position.offset < num_samples:
+            settle()
+            run.saver.save(progress)
+        run.reporter.progress(epoch + 1, batch.position.offset, num_samples)
+        pulse.step = progress.step + 1
+        pulse.enter("input")
+    settle()
 
 
 @dataclass(frozen=True)
@@ -186,30 +222,41 @@ class _Step:
 
 
 def _report_step(run: Run, step: _Step, loss_sum: float, epoch: float) -> None:
+    run.pulse.enter("sums")
     [loss_sum] = run.worker.collectives.all_reduce_sum(np.array([loss_sum]))
+    run.pulse.enter("step")
     run.reporter.event(
         "step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss_sum / step.batch.num_global
     )
 
 
 @contextmanager
-def _naming_the_step(progress: Progress) -> Iterator[None]:
+def _naming_the_step(pulse: Pulse) -> Iterator[None]:
     try:
         yield
     except (UserError, Fault):
         raise
     except Exception as error:
-        raise Fault(f"step {progress.step + 1} failed: {summary(error)}") from error
+        raise Fault(f"{pulse.where} failed: {summary(error)}") from error
 
 
-def evaluate(worker: Worker, split: Split, global_batch: int) -> Evaluation:
-    """Mean loss and accuracy with every sample counted once over all ranks, for any number of ranks."""
+def evaluate(worker: Worker, split: Split, global_batch: int, pulse: Pulse) -> Evaluation:
+    """Mean loss and accuracy with every sample counted once over all ranks, for any number of ranks.
+
+    Raises:
+        Stopped: see there.
+    """
     collectives = worker.collectives
     sums = np.zeros(3)
+    pulse.enter("validation")
     for batch in validation_batches(split, global_batch, rank=collectives.rank, world_size=collectives.world_size):
+        if not pulse.begin_tick():
+            raise Stopped
         # A rank without samples takes part: it may hold weights that the others need.
         loss_sum, num_correct = worker.eval_step(batch)
         if batch.num_samples:
             sums += (loss_sum, num_correct, batch.num_samples)
+        pulse.enter("validation")
+    pulse.enter("sums")
     loss_sum, num_correct, num_samples = collectives.all_reduce_sum(sums)
     return Evaluation(loss_sum / num_samples, num_correct / num_samples, int(num_samples))

@@ -15,6 +15,8 @@ from allstep.common.sharding import Position, global_batch, rank_slice, sample_o
 # Sample indices are computed for many steps at once: a call for one small batch costs more than its batch is worth.
 _INDICES_AT_ONCE = 8192
 _BATCHES_AHEAD = 2
+READ_AHEAD = "read-ahead"
+"""Name of the threads that read batches ahead."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def read_ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
         except Exception as error:
             put(error)
 
-    threading.Thread(target=run, name="read-ahead", daemon=True).start()
+    threading.Thread(target=run, name=READ_AHEAD, daemon=True).start()
     try:
         while (item := ready.get()) is not None:
             if isinstance(item, Exception):

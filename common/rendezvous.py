@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 
@@ -95,6 +96,9 @@ def _through_store(text: str, place: Placement, address: tuple[str, int]) -> lis
 
 
 def _through_mpi(text: str, place: Placement) -> list[str]:
+    # Open MPI from a wheel does not know where it lies, and mpirun tells the ranks of its own host alone.
+    if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False

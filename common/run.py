@@ -16,11 +16,17 @@ from allstep.common import checkpoint, datasets, engine, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.config import DEFAULT_BATCH_SIZE, TrainConfig, validate_for_data
 from allstep.common.datasets import Dataset
+from allstep.common.ending import who
+from allstep.common.errors import Fault
 from allstep.common.launcher import Placement
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
 from allstep.common.schedule import Schedule
+from allstep.common.watch import Limits, Pulse, watching
 from allstep.common.worker import Collectives, Worker
+
+# The keepalive of Open MPI's daemons (tools/setup_environment.py), and the time that mpirun takes to end the ranks.
+MPIRUN_NOTICES_SECONDS = 30.0
 
 
 def open_dataset(config: TrainConfig, place: Placement, collectives: Collectives) -> Dataset:
@@ -48,12 +54,44 @@ def train(
 ) -> None:
     """Train as configured, from the start or from a checkpoint; rank 0 alone reads and writes files.
 
+    The ranks watch each other meanwhile. A notice to end (SIGTERM or SIGUSR1) to any rank stops all of them at the
+    same point, with a checkpoint.
+
     Args:
         steps_in_flight, metrics: see `engine.Run`.
 
     Raises:
         UserError: the output directory cannot be written, or the checkpoint cannot be gone on from.
+        Fault: the run cannot go on, or was stopped without an output directory to save to.
     """
+    pulse = Pulse()
+    # Where steps are asynchronous, ranks are at no common point, and the strategy watches its processes itself.
+    collectives = worker.collectives if steps_in_flight == 1 else None
+    limits = Limits(
+        stall=config.faults.stall_timeout,
+        silence=config.faults.fault_timeout,
+        launcher=MPIRUN_NOTICES_SECONDS if place.launcher == "mpirun" else 0.0,
+    )
+    with watching(collectives, place, pulse, limits, worker.collectives.awaited_tensors):
+        if _train(worker, dataset, config, place, pulse, steps_in_flight, metrics):
+            return
+        if config.output.output_dir is None:
+            raise Fault(f"{pulse.notice} after step {pulse.step}; nothing is saved without --output-dir")
+        if place.rank == 0:
+            stopped = f"{who(place)} stopped after step {pulse.step} by {pulse.notice}"
+            print(f"allstep: {stopped}; resumable: --resume latest goes on from here", file=sys.stderr)
+
+
+def _train(
+    worker: Worker,
+    dataset: Dataset,
+    config: TrainConfig,
+    place: Placement,
+    pulse: Pulse,
+    steps_in_flight: int,
+    metrics: Callable[[], Mapping[str, float]],
+) -> bool:
+    """Train; returns what `engine.fit` does, when all is written."""
     with contextlib.ExitStack() as cleanup:
         output = None
         if config.output.output_dir and place.rank == 0:
@@ -79,8 +117,9 @@ def train(
             checkpoints,
             every=config.output.checkpoint_every,
             active=config.output.output_dir is not None,
+            pulse=pulse,
         )
-        engine.fit(
+        return engine.fit(
             engine.Run(
                 worker,
                 dataset,
@@ -92,6 +131,7 @@ def train(
                 early_stop_patience=config.schedule.early_stop_patience,
                 steps_in_flight=steps_in_flight,
                 metrics=metrics,
+                pulse=pulse,
             ),
             progress,
         )

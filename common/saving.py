@@ -19,6 +19,7 @@ from allstep.common.errors import UserError
 from allstep.common.progress import Progress
 from allstep.common.schedule import Schedule
 from allstep.common.sharding import Position
+from allstep.common.watch import Pulse
 from allstep.common.worker import Collectives, Worker
 
 
@@ -37,10 +38,12 @@ class Saver:
         *,
         every: int,
         active: bool,
+        pulse: Pulse,
     ) -> None:
         """`active` is whether the run has an output directory, which all ranks know."""
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
-        self._checkpoints, self._every, self._active = checkpoints, every, active
+        self._checkpoints, self._every, self._active, self._pulse = checkpoints, every, active, pulse
+        self._saved: tuple[int, Position] | None = None
 
     def due(self, step: int) -> bool:
         """Whether to save in mid-epoch after `step`."""
@@ -48,10 +51,13 @@ class Saver:
 
     def save(self, progress: Progress, validation_accuracy: float | None = None) -> None:
         """Save the run as it stands; every rank calls this at the same step."""
-        if not self._active:
+        if not self._active or self._saved == (progress.step, progress.position):
             return
+        self._saved = progress.step, progress.position
+        self._pulse.enter("checkpoint")
         [loss_sum] = self._worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
         arrays = self._worker.export_state()
+        self._pulse.enter("writing")
         if self._checkpoints is None:
             return
         epoch, offset = progress.position.epoch, progress.position.offset

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from allstep.common.launcher import spawned_environment
 
-# A rank that was asked to end has this long before it is killed.
-_GRACE_SECONDS = 3.0
+# A rank that was asked to end has this long to save before it is killed.
+_GRACE_SECONDS = 8.0
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -25,9 +25,10 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 def spawn(num_ranks: int) -> int:
     """Run this program as `num_ranks` ranks and wait for them; the first that fails ends the others.
 
-    Ctrl-C and SIGTERM reach the ranks, and none of them outlives this process.
+    Signals reach the ranks, and none of them outlives this process.
 
-    Returns: the exit status of the job: that of the first rank that failed, 128 + N for a rank ended by signal N.
+    Returns: the exit status of the job: that of the first rank that failed, 128 + N for a rank ended by signal N; 0
+    where all ranks ended well, as they do when they were asked to stop and have saved.
     """
     ranks: list[subprocess.Popen] = []
     received: list[int] = []
@@ -44,7 +45,7 @@ def spawn(num_ranks: int) -> int:
             signal.signal(number, handler)
 
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def _start(rank: int, num_ranks: int, listener: socket.socket) -> subprocess.Popen:
@@ -74,10 +75,11 @@ def _wait(ranks: list[subprocess.Popen], received: list[int]) -> int:
         if received:
             _signal(ranks, received[0])
             _wait_for_all(ranks)
-            return 128 + received[0]
-        failed = [rank for rank in ranks if rank.poll()]
+            return 128 + received[0] if any(rank.returncode != 0 for rank in ranks) else 0
+        failed = [rank.returncode for rank in ranks if rank.poll()]
         if failed:
-            return _status(failed[0].returncode)
+            # A rank that was killed, whose status is below 0, is the cause; the others leave since they lost it.
+            return _status(min(failed))
         if all(rank.returncode == 0 for rank in ranks):
             return 0
         time.sleep(_POLL_SECONDS)

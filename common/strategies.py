@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 from allstep.common.config import StrategyConfig, TrainConfig
@@ -43,6 +44,22 @@ def print_strategies(names: Sequence[str], availability: Callable[[str], str | N
     for name in names:
         reason = availability(name)
         print(f"{name:{width}}  {'available' if reason is None else f'not available: {reason}'}")
+
+
+def configure_horovod(flags: StrategyConfig) -> None:
+    """Tell Horovod, which reads its environment when it is initialised, what --autotune and --timeline say.
+
+    Raises:
+        UserError: the timeline's folder cannot be made.
+    """
+    if flags.autotune:
+        os.environ["HOROVOD_AUTOTUNE"] = "1"
+    if flags.timeline:
+        try:
+            flags.timeline.absolute().parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"expected a file to write for --timeline, received {flags.timeline}: {error}") from None
+        os.environ["HOROVOD_TIMELINE"] = str(flags.timeline)
 
 
 def check_horovod(place: Placement, op: str, *, size: int, mpi_enabled: bool) -> None:

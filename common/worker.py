@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, SupportsFloat
 
 import numpy as np
@@ -32,6 +32,13 @@ class Collectives(Protocol):
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
+        ...
+
+    def awaited_tensors(self) -> Sequence[str]:
+        """Names of the tensors that this rank waits for at the moment; empty where that is not known.
+
+        Another thread than that of the training loop calls it.
+        """
         ...
 
 

@@ -16,6 +16,7 @@ import sys
 from allstep.common.config import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
+from allstep.common.loopback import stay_on_host
 from allstep.common.spawn import spawn
 from allstep.common.strategies import print_strategies
 from allstep.pytorch.strategies import STRATEGIES, availability, check, create, num_ranks_to_spawn
@@ -29,6 +30,8 @@ def main() -> None:
     check(config, place)
     if num_ranks := num_ranks_to_spawn(config, place):
         sys.exit(spawn(num_ranks))
+
+    stay_on_host(place)
 
     # Imported only now: --help and a mistake in the flags are answered without waiting for the framework.
     from allstep.common import run

@@ -14,6 +14,7 @@ import os
 from allstep.common.config import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
+from allstep.common.loopback import stay_on_host
 from allstep.common.quiet import hidden, stderr_held_back
 from allstep.common.strategies import print_strategies
 from allstep.tensorflow.strategies import STRATEGIES, availability, create
@@ -24,6 +25,8 @@ def main() -> None:
     config = parse(STRATEGIES, place)
     if config.list_strategies:
         return print_strategies(STRATEGIES, availability, place)
+
+    stay_on_host(place)
 
     # Imported only now: --help and a mistake in the flags are answered without waiting for the framework.
     os.environ["KERAS_BACKEND"] = "tensorflow"

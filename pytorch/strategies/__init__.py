@@ -29,6 +29,8 @@ STRATEGIES = tuple(_CLASSES)
 _FLAGS = {
     "compression": ("horovod",),
     "op": ("horovod",),
+    "autotune": ("horovod",),
+    "timeline": ("horovod",),
     "accumulate_steps": ("horovod", "ddp", "fsdp", "data-parallel", "single"),
     "sync_batch_norm": ("horovod", "ddp", "fsdp"),
     "num_gpus": ("ddp", "fsdp", "data-parallel"),

@@ -52,7 +52,8 @@ class GlobalBatchNorm(_BatchNorm):
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         if self.track_running_stats:
-            self.num_batches_tracked += 1
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked += 1
             momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance, momentum)

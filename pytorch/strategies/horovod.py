@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import horovod
 import horovod.torch as hvd
@@ -12,7 +12,7 @@ import torch
 
 from allstep.common.config import StrategyConfig
 from allstep.common.launcher import Placement
-from allstep.common.strategies import check_horovod
+from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.single import Single
 
@@ -28,6 +28,7 @@ class Horovod(Single):
             os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
 
     def init(self) -> None:
+        configure_horovod(self.flags)
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.rank = hvd.rank()
@@ -37,13 +38,14 @@ class Horovod(Single):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, self.sum_over_ranks)
-        return network, hvd.DistributedOptimizer(
+        self._optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=network.named_parameters(),
             compression=hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none,
             op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op],
             backward_passes_per_step=self.flags.accumulate_steps,
         )
+        return network, self._optimizer
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -70,5 +72,18 @@ class Horovod(Single):
     def barrier(self) -> None:
         hvd.barrier()
 
+    def awaited_tensors(self) -> Sequence[str]:
+        names = self._optimizer._parameter_names
+        # None where gradients are still being added up.
+        handles = [(parameter, handle) for parameter, (handle, _) in list(self._optimizer._handles.items()) if handle]
+        return [names[parameter] for parameter, handle in handles if _is_under_way(handle)]
+
     def versions(self) -> dict[str, str]:
         return {"horovod": horovod.__version__}
+
+
+def _is_under_way(handle: int) -> bool:
+    try:
+        return not hvd.poll(handle)
+    except ValueError:  # it has been waited for, and Horovod has forgotten it
+        return False

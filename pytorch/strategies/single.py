@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -105,6 +105,9 @@ class Single:
 
     def barrier(self) -> None:
         pass
+
+    def awaited_tensors(self) -> Sequence[str]:
+        return ()
 
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that communicate."""

@@ -31,6 +31,8 @@ STRATEGIES = tuple(_CLASSES)
 _FLAGS = {
     "compression": ("horovod",),
     "op": ("horovod",),
+    "autotune": ("horovod",),
+    "timeline": ("horovod",),
     "accumulate_steps": STRATEGIES,
     "num_devices": ("mirrored", "central-storage"),
     "communication": ("multi-worker-mirrored",),

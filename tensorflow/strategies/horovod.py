@@ -11,7 +11,7 @@ import numpy as np
 
 from allstep.common.config import StrategyConfig
 from allstep.common.launcher import Placement
-from allstep.common.strategies import check_horovod
+from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.strategies.single import Single
 
@@ -29,6 +29,7 @@ class Horovod(Single):
             os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
 
     def init(self) -> None:
+        configure_horovod(self.flags)
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.rank = hvd.rank()

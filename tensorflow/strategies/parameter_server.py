@@ -14,6 +14,7 @@ number of updates by others between reading the weights and applying the gradien
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -30,6 +31,7 @@ from allstep.common.ending import EXIT_FAULT, leave
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement, threads_per_rank
 from allstep.common.tf_config import TFConfig
+from allstep.common.watch import NOTICES
 from allstep.tensorflow.strategies.distribute import Distributed
 
 _LOOK_SECONDS = 0.5
@@ -97,6 +99,9 @@ class ParameterServer(Distributed):
         if self._cluster.role == "chief":
             return False
         self._start_server(self._cluster, self._cluster.role, self._cluster.index)
+        # A notice to end concerns the chief, which needs this process until it has saved.
+        for number in NOTICES:
+            signal.signal(number, signal.SIG_IGN)
         [chief] = self._cluster.cluster["chief"]
         while not _answers(chief):
             time.sleep(_LOOK_SECONDS)

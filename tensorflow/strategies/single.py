@@ -109,6 +109,9 @@ class Single:
     def barrier(self) -> None:
         pass
 
+    def awaited_tensors(self) -> Sequence[str]:
+        return ()
+
     def metrics(self) -> dict[str, float]:
         """What the strategy measures besides, for the report of the run."""
         return {}

@@ -2,10 +2,21 @@
 
 from horovod_edits.compile import COMPILE_EDITS
 from horovod_edits.edit import Edit, EditFailed, apply_edits
+from horovod_edits.faults import FAULT_EDITS
 from horovod_edits.launch import LAUNCH_EDITS
+from horovod_edits.network import NETWORK_EDITS
 from horovod_edits.pytorch import PYTORCH_EDITS
+from horovod_edits.startup import STARTUP_EDITS
 from horovod_edits.tensorflow import TENSORFLOW_EDITS
 
-EDITS: tuple[Edit, ...] = (*COMPILE_EDITS, *LAUNCH_EDITS, *PYTORCH_EDITS, *TENSORFLOW_EDITS)
+EDITS: tuple[Edit, ...] = (
+    *COMPILE_EDITS,
+    *LAUNCH_EDITS,
+    *FAULT_EDITS,
+    *NETWORK_EDITS,
+    *STARTUP_EDITS,
+    *PYTORCH_EDITS,
+    *TENSORFLOW_EDITS,
+)
 
 __all__ = ["EDITS", "Edit", "EditFailed", "apply_edits"]

@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from allstep.common.datasets import DataConfig, load, prepare
+from allstep.common.datasets.config import without_secrets
 from allstep.common.datasets.download import RemoteFile, fetch
 from allstep.common.errors import UserError
 
@@ -143,6 +144,55 @@ def test_offline_says_which_file_goes_where(tmp_path):
 @pytest.mark.parametrize("mirror", ["example", "nonsense://example", "http://", "http://exa mple/"])
 def test_a_mirror_that_is_no_url(tmp_path, mirror):
     assert mirror.rstrip("/") in fetch_error(tmp_path, mirror)
+
+
+def test_user_password_and_query_are_used_and_not_told(server, tmp_path, capsys):
+    """Oracle: RFC 7617, whose example these credentials are."""
+    seen = []
+
+    def answer(request) -> None:
+        seen.append((request.path, request.headers["Authorization"]))
+        server.send(request, BODY)
+
+    server.answers[f"folder/{NAME}?token=s3cret"] = answer
+    mirror = server.url.replace("//", "//Aladdin:open%20sesame@") + "/folder/?token=s3cret"
+    fetch([FILE], tmp_path, mirrors=[mirror])
+    assert seen == [(f"/folder/{NAME}?token=s3cret", "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")]
+    message = fetch_error(tmp_path / "other", mirror.replace("folder", "nowhere"))
+    told = message + "".join(capsys.readouterr())
+    assert f"{server.url}/nowhere/{NAME}: HTTP status 404" in told
+    assert not any(secret in told for secret in ("Aladdin", "sesame", "s3cret"))
+
+
+def test_a_password_does_not_follow_a_redirect(server, tmp_path):
+    seen = []
+
+    def redirect(request) -> None:
+        request.send_response(302)
+        request.send_header("Location", f"{server.url}/elsewhere")
+        request.end_headers()
+
+    def answer(request) -> None:
+        seen.append(request.headers["Authorization"])
+        server.send(request, BODY)
+
+    server.answers.update({NAME: redirect, "elsewhere": answer})
+    fetch([FILE], tmp_path, mirrors=[server.url.replace("//", "//user:pass@")])
+    assert seen == [None]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host/folder", "https://host/folder"),
+        ("https://user:p@ss@host:80/folder?token=1#part", "https://host:80/folder"),
+        ("user:pass@host/folder", "host/folder"),
+        ("https://host/a@b", "https://host/a@b"),
+        ("file:///folder", "file:///folder"),
+    ],
+)
+def test_without_secrets(url, shown):
+    assert without_secrets(url) == shown
 
 
 def test_a_folder_as_mirror(tmp_path):

@@ -1,0 +1,178 @@
+"""A trainer's job that is started to be disturbed: its ranks, its output, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from allstep.benchmarks.measure import environment
+
+LAUNCHERS = {
+    "horovodrun-mpi": ("horovodrun", "--mpi", "-np"),
+    "horovodrun-gloo": ("horovodrun", "--gloo", "-np"),
+    "mpirun": ("mpirun", "--bind-to", "none", "--oversubscribe", "-np"),
+    "torchrun": ("torchrun", "--nproc-per-node"),
+}
+POLL_SECONDS = 0.002
+PATIENCE_SECONDS = 120
+# What a launcher tells a rank of its number; torchrun first, the others keep to one name each.
+_RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0")
+# Whatever a job starts on this machine inherits it.
+_MARK = "ALLSTEP_SOAK_JOB"
+
+
+def start(launcher: str, num_ranks: int) -> list[str]:
+    """What stands in front of a Python program's arguments to start it on ranks of this machine; one runs alone."""
+    if num_ranks == 1:
+        return ["python"]
+    return [*LAUNCHERS[launcher], str(num_ranks), *(() if launcher == "torchrun" else ("python",))]
+
+
+class Training:
+    """A job that has been started."""
+
+    def __init__(self, command: Sequence[str | int | Path], output_dir: Path, num_ranks: int, log: IO[bytes]) -> None:
+        """`command` has its launcher in front, where it has one; `output_dir` is the trainer's."""
+        self._log, self._num_ranks = log, num_ranks
+        self._metrics = output_dir / "metrics.jsonl"
+        self._before = _inode(self._metrics)
+        self._mark = f"{_MARK}={uuid.uuid4()}"
+        name, _, value = self._mark.partition("=")
+        self.process = subprocess.Popen(
+            list(map(str, command)),
+            # Equal runs are equal, bit by bit, only where each gradient travels alone.
+            env={**environment(), "HOROVOD_FUSION_THRESHOLD": "0", name: value},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, None while it runs."""
+        return self.process.poll()
+
+    def output(self) -> str:
+        """What it wrote to the terminal."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def wait_for_step(self, step: int, delay: float = 0.0) -> None:
+        """Wait until it has told of `step`, for step 0 until all ranks are there, and then `delay` seconds.
+
+        Raises:
+            TimeoutError: it does not come so far.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.status is None and not self._reached(step):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not at step {step} after {PATIENCE_SECONDS} s: {self.output()}")
+            time.sleep(POLL_SECONDS)
+        time.sleep(delay)
+
+    def signal_rank(self, rank: int, number: int) -> bool:
+        """Send a signal to a rank; False where the job has ended before."""
+        pid = self.ranks().get(rank)
+        if pid is None or self.status is not None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False
+
+    def signal_launcher(self, number: int) -> bool:
+        """Send a signal to the launcher; False where the job has ended before."""
+        if self.status is not None:
+            return False
+        self.process.send_signal(number)
+        return True
+
+    def ranks(self) -> dict[int, int]:
+        """Process ids of the ranks, by rank."""
+        if self._num_ranks == 1:
+            return {0: self.process.pid}
+        return rank_processes(self.process.pid)
+
+    def left(self) -> list[int]:
+        """Process ids of all that the job has started and that still runs, the launcher included."""
+        pids = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended meanwhile
+                if self._mark.encode() in (path / "environ").read_bytes():
+                    pids.append(int(path.name))
+        return pids
+
+    def told_its_end(self) -> bool:
+        """Whether it came to the end of its training."""
+        return self._is_own() and '"event": "end"' in self._metrics.read_text()
+
+    def _reached(self, step: int) -> bool:
+        if step == 0:
+            return len(self.ranks()) == self._num_ranks
+        return self._is_own() and last_step(self._metrics.parent) >= step
+
+    def _is_own(self) -> bool:
+        """Whether metrics.jsonl is this job's: until it opens its own, the file is that of the run before."""
+        return _inode(self._metrics) not in (None, self._before)
+
+
+@contextmanager
+def training(command: Sequence[str | int | Path], output_dir: Path, num_ranks: int) -> Iterator[Training]:
+    """Start a job; nothing of it is left when the block ends."""
+    with tempfile.TemporaryFile() as log:
+        run = Training(command, output_dir, num_ranks, log)
+        try:
+            yield run
+        finally:
+            for pid in run.left():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            run.process.wait()
+
+
+def last_step(output_dir: Path) -> int:
+    """The last step that metrics.jsonl tells; its last line may be half written."""
+    path = output_dir / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return max((event["step"] for event in map(json.loads, lines) if event["event"] == "step"), default=0)
+
+
+def rank_processes(launcher: int) -> dict[int, int]:
+    """Process ids of a job's ranks by rank, found among those that descend from its launcher's."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            # The parent is the second field after the name, which is in parentheses and may hold anything (proc(5)).
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.name))
+    ranks: dict[int, int] = {}
+    generation = children.get(launcher, [])
+    while generation:
+        for pid in generation:
+            rank = _rank(pid)
+            if rank is not None:
+                ranks.setdefault(rank, pid)  # what a rank starts has its environment
+        generation = [child for pid in generation for child in children.get(pid, [])]
+    return ranks
+
+
+def _rank(pid: int) -> int | None:
+    with suppress(OSError):
+        match = _RANK.search(Path(f"/proc/{pid}/environ").read_bytes())
+        return int(match[1]) if match else None
+    return None
+
+
+def _inode(path: Path) -> int | None:
+    return path.stat().st_ino if path.exists() else None

@@ -1,0 +1,96 @@
+"""The ranks of a run watch each other: a fault anywhere ends the job everywhere, and is told once.
+
+Every rank has a thread (`member`) that is connected to one in rank 0 (`monitor`) and says where the rank is, once a
+second. From that rank 0 knows who is lost and who is stuck. A notice to end (SIGTERM, SIGUSR1) travels the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from allstep.common import ending, rendezvous
+from allstep.common.errors import Fault
+from allstep.common.launcher import Placement
+from allstep.common.watch.channel import Channel
+from allstep.common.watch.member import NOTICES, Member
+from allstep.common.watch.monitor import Limits, Monitor
+from allstep.common.watch.pulse import Pulse
+from allstep.common.worker import Collectives
+
+__all__ = ["NOTICES", "Limits", "Pulse", "watching"]
+
+_ADDRESS_BYTES = 512
+_CONNECT_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def watching(
+    collectives: Collectives | None,
+    place: Placement,
+    pulse: Pulse,
+    limits: Limits,
+    tensors: Callable[[], Sequence[str]] = list,
+) -> Iterator[None]:
+    """Watch the run while the block runs; all ranks enter it together.
+
+    Args:
+        collectives: what all ranks of `place` share; None for a rank that is to be watched on its own.
+        tensors: names of the tensors that this rank waits for at the moment, where the strategy knows them.
+
+    Raises:
+        Fault: rank 0 cannot be reached.
+    """
+    world_size = place.world_size if collectives else 1
+    monitor = None
+    if place.rank == 0 or world_size == 1:
+        own_end, monitors_end = map(Channel, socket.socketpair())
+        monitor = Monitor(world_size, monitors_end, pulse, limits)
+    if world_size > 1:
+        address = _agree_on_address(collectives, place, monitor)
+    member = Member(place, own_end if monitor else _connect(place, address), pulse, limits, tensors)
+    restore_signals = member.catch_signals()
+    ending.before_leaving(monitor.tell_farewell if monitor else member.tell_farewell)
+    threads = [threading.Thread(target=one.run, name=ending.WATCH, daemon=True) for one in (monitor, member) if one]
+    for thread in threads:
+        thread.start()
+    yield
+    # Not where the block raises: the process is about to leave, and until then it watches the others.
+    member.finish()
+    for thread in threads:
+        thread.join()
+    ending.before_leaving(None)
+    restore_signals()
+
+
+def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monitor | None) -> str:
+    """Rank 0 listens; all ranks learn its host, its port and the token to show."""
+    text = b""
+    if monitor:
+        host = rendezvous.own_host(place)
+        on_one_host = place.local_size == place.world_size
+        listener = socket.create_server((host if on_one_host else "", 0), backlog=place.world_size)
+        token = secrets.token_hex(16)
+        monitor.listen(listener, token)
+        text = f"{host} {listener.getsockname()[1]} {token}".encode()
+    address = np.zeros(_ADDRESS_BYTES, np.uint8)
+    address[: len(text)] = np.frombuffer(text, np.uint8)
+    return collectives.broadcast_arrays({"watch": address})["watch"].tobytes().rstrip(b"\0").decode()
+
+
+def _connect(place: Placement, address: str) -> Channel:
+    host, port, token = address.split()
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
+    except OSError as error:
+        raise Fault(
+            f"rank 0 cannot be reached at {host}:{port} ({error}); the hosts of a job must reach each other at any port"
+        ) from None
+    channel = Channel(connection)
+    channel.send(rank=place.rank, host=socket.gethostname(), token=token)
+    return channel

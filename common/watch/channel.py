@@ -1,0 +1,48 @@
+"""Messages between the threads that watch: JSON objects, one a line, over a connected socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+
+# A message with the stacks of all threads of a rank is the longest.
+_MOST_BYTES = 1 << 20
+_SEND_SECONDS = 5.0
+
+
+class Channel:
+    """One end of a connection. Any thread may send; one thread receives, when `fileno` is readable."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.settimeout(_SEND_SECONDS)
+        self._lock = threading.Lock()
+        self._rest = b""
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, **message: object) -> None:
+        """Send a message. That the other end is gone is found out by receiving, or by its silence."""
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> list[dict]:
+        """The messages that have arrived.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        try:
+            data = self._connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data or len(self._rest) > _MOST_BYTES:
+            raise EOFError
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self._connection.close()

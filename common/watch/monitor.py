@@ -1,0 +1,216 @@
+"""Rank 0's view of all ranks: it hears their heartbeats, notices who is lost or stuck, and ends the job.
+
+It also leads the agreement of the ranks to stop together (`Pulse` says why that is right).
+"""
+
+from __future__ import annotations
+
+import hmac
+import selectors
+import socket
+import time
+from dataclasses import dataclass
+
+from allstep.common.ending import EXIT_FAULT, has_spoken, leave, speak
+from allstep.common.watch import judge
+from allstep.common.watch.channel import Channel
+from allstep.common.watch.judge import Seen, Stall
+from allstep.common.watch.pulse import Pulse
+
+BEAT_SECONDS = 1.0
+# Of the timeout for silence, the share after which a rank counts as lost: the launcher needs the rest to end the job.
+_SILENCE_SHARE = 2 / 3
+# A host's ranks are lost one after the other; one line tells of all of them. The launcher may be about to end rank 0.
+_GATHER_SECONDS = 0.05
+_ANSWER_SECONDS = 2.0
+_ASK_AGAIN_SECONDS = 5.0
+_SOON_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When the watch ends a job."""
+
+    stall: float
+    """Seconds without progress of a rank for which the others wait; 0 for never."""
+    silence: float
+    """Seconds from the moment a host cannot be reached any more to the end of the job."""
+    launcher: float = 0.0
+    """Seconds that the launcher needs to notice the same; it does not end the job where ranks leave before."""
+
+    @property
+    def lost(self) -> float:
+        """Seconds of silence after which a rank is lost."""
+        return self.silence * _SILENCE_SHARE
+
+    @property
+    def linger(self) -> float:
+        """Seconds from then on for the launcher to end the job."""
+        return max(self.silence, self.launcher) - self.lost if self.launcher else 0.0
+
+
+class Monitor:
+    """Runs in a thread of rank 0, and ends the process where the job cannot go on."""
+
+    def __init__(self, world_size: int, own: Channel, pulse: Pulse, limits: Limits) -> None:
+        """`own` is the connection to the member that rank 0 has as well, `pulse` is rank 0's."""
+        self._world_size, self._pulse, self._limits = world_size, pulse, limits
+        self._started = time.monotonic()
+        self._channels: dict[int, Channel] = {}
+        self._seen: dict[int, Seen] = {}
+        self._farewells: dict[int, int] = {}  # exit statuses of the ranks that said that they leave
+        self._lost: list[Seen] = []
+        self._stall: Stall | None = None
+        self._answers: dict[int, dict] = {}
+        self._ask_at = 0.0  # not before are ranks asked where they are
+        self._decide_at = 0.0
+        self._begun: dict[int, int] = {}
+        self._notice = ""
+        self._selector = selectors.DefaultSelector()
+        self._admit(0, socket.gethostname(), own)
+
+    def listen(self, listener: socket.socket, token: str) -> None:
+        """Let the other ranks in: those that know `token`."""
+        self._listener, self._token = listener, token
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def tell_all(self, **message: object) -> None:
+        """Send a message to every rank."""
+        for channel in list(self._channels.values()):
+            channel.send(**message)
+
+    def tell_farewell(self, status: int) -> None:
+        """Tell every rank that rank 0 leaves and has told why."""
+        self.tell_all(bye=status)
+
+    def run(self) -> None:
+        """Watch until rank 0's own member is done."""
+        next_beat = time.monotonic()
+        while 0 in self._channels:
+            concluding = self._lost or self._stall
+            wait = _SOON_SECONDS if concluding else max(0.0, next_beat - time.monotonic())
+            for key, _ in self._selector.select(wait):
+                key.data()
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + BEAT_SECONDS
+                self.tell_all(beat=True)
+                self._look(now)
+            self._conclude(now)
+        self.tell_all(bye=0)
+
+    # Who is there.
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        channel = Channel(connection)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._greet(channel))
+
+    def _greet(self, channel: Channel) -> None:
+        """Admit a rank that knows the token; anybody else may connect, so nothing is taken for granted."""
+        self._selector.unregister(channel)
+        try:
+            greeting, *others = channel.receive()
+            rank, host, token = int(greeting["rank"]), str(greeting["host"]), str(greeting["token"])
+            known = hmac.compare_digest(token.encode(), self._token.encode())
+        except (EOFError, ValueError, TypeError, KeyError):
+            known = False
+        if not known or rank in self._seen:
+            channel.close()
+            return
+        self._admit(rank, host, channel)
+        for message in others:
+            self._hear(rank, message)
+        if len(self._seen) == self._world_size:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+
+    def _admit(self, rank: int, host: str, channel: Channel) -> None:
+        now = time.monotonic()
+        self._channels[rank] = channel
+        self._seen[rank] = Seen(rank, host, heard_at=now, moved_at=now)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._receive(rank))
+        if self._notice:
+            channel.send(freeze=True)
+
+    # What they say.
+
+    def _receive(self, rank: int) -> None:
+        channel = self._channels[rank]
+        try:
+            messages = channel.receive()
+        except EOFError:
+            self._selector.unregister(channel)
+            del self._channels[rank]
+            channel.close()
+            self._gone(rank)
+            return
+        for message in messages:
+            self._hear(rank, message)
+
+    def _hear(self, rank: int, message: dict) -> None:
+        if "moves" in message:
+            self._seen[rank].hear(time.monotonic(), **message)
+        elif "bye" in message:
+            self._farewells[rank] = message["bye"]
+        elif "notice" in message and not self._notice:
+            self._notice = message["notice"]
+            self.tell_all(freeze=True)
+        elif "begun" in message:
+            self._begun[rank] = message["begun"]
+            if len(self._begun) == self._world_size:
+                # At least one tick, so that there is something to save.
+                self.tell_all(last_tick=max(1, *self._begun.values()), notice=self._notice)
+        elif "stack" in message:
+            self._answers[rank] = message
+
+    def _gone(self, rank: int) -> None:
+        """A connection has ended: in peace, or by a rank that has told why, or without a word."""
+        if rank not in self._farewells:
+            self._lose([self._seen[rank]], _GATHER_SECONDS)
+        elif self._farewells[rank]:
+            leave(self._farewells[rank], "")
+
+    # What follows from it.
+
+    def _look(self, now: float) -> None:
+        """Look for ranks that are silent or stuck."""
+        if self._lost or self._stall or self._farewells:
+            return
+        if silent := judge.silent(self._seen.values(), now, self._limits.lost):
+            self._lose(silent, 0.0)
+        elif len(self._seen) < self._world_size:
+            if now - self._started > self._limits.silence:
+                missing = [rank for rank in range(self._world_size) if rank not in self._seen]
+                self._lose([Seen(rank, "an unknown host", now, now) for rank in missing], 0.0)
+        elif self._limits.stall and now >= self._ask_at:
+            self._stall = judge.stalled(list(self._seen.values()), now, self._limits.stall)
+            if self._stall:
+                self._decide_at = now + _ANSWER_SECONDS
+                self.tell_all(ask="where")
+
+    def _lose(self, ranks: list[Seen], seconds: float) -> None:
+        if not self._lost:
+            self._decide_at = time.monotonic() + seconds
+        self._lost += ranks
+
+    def _conclude(self, now: float) -> None:
+        """End the job where it has to be."""
+        if self._lost and now >= self._decide_at:
+            silent = [seen for seen in self._lost if seen.rank in self._channels]
+            report = judge.tell_lost(
+                self._lost, self._world_size, self._pulse.step, self._limits.lost if silent else None
+            )
+            if not silent or not self._limits.linger or has_spoken():
+                leave(EXIT_FAULT, report)
+            speak(report)
+            self._decide_at = now + self._limits.linger
+        if self._stall and (now >= self._decide_at or len(self._answers) == len(self._channels)):
+            tensors, in_framework, stacks = (
+                {rank: answer[name] for rank, answer in self._answers.items()}
+                for name in ("tensors", "in_framework", "stack")
+            )
+            stall = judge.told_apart(self._stall, self._limits.stall, tensors, in_framework)
+            if stall:
+                leave(EXIT_FAULT, judge.tell_stall(stall, self._world_size, tensors, stacks))
+            self._stall, self._answers, self._ask_at = None, {}, now + _ASK_AGAIN_SECONDS

@@ -1,0 +1,165 @@
+"""What the ranks' watch concludes, and how ranks agree to stop. Oracles are named in the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from allstep.common.launcher import ALONE
+from allstep.common.watch import Limits, Pulse, judge, watching
+from allstep.common.watch.channel import Channel
+from allstep.common.watch.judge import Seen
+from allstep.common.watch.monitor import Monitor
+
+NUM_RANKS = 4
+NOW = 1000.0
+TIMEOUT = 10.0
+
+
+class Ranks:
+    """Threads that go through the same ticks and meet in each, as ranks meet in a collective."""
+
+    def __init__(self, num_ticks: int) -> None:
+        self.pulses = [Pulse() for _ in range(NUM_RANKS)]
+        self.ended: list[int] = [0] * NUM_RANKS
+        self._num_ticks, self._barrier = num_ticks, threading.Barrier(NUM_RANKS)
+        self.threads = [threading.Thread(target=self._train, args=(rank,), daemon=True) for rank in range(NUM_RANKS)]
+
+    def _train(self, rank: int) -> None:
+        chance = random.Random(rank)
+        for tick in range(1, self._num_ticks + 1):
+            if not self.pulses[rank].begin_tick():
+                return
+            time.sleep(chance.random() * 1e-4)
+            self._barrier.wait()
+            self.ended[rank] = tick
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_stop_after_the_same_tick_whenever_they_are_asked(seed):
+    """Oracle: all have ended the tick that was decided, none waits for another; a barrier that hangs fails the join."""
+    chance = random.Random(seed)
+    ranks = Ranks(num_ticks=100_000)
+    for thread in ranks.threads:
+        thread.start()
+    time.sleep(chance.random() * 0.02)
+    order = chance.sample(range(NUM_RANKS), NUM_RANKS)
+    begun = []
+    for rank in order:
+        begun.append(ranks.pulses[rank].freeze())
+        time.sleep(chance.random() * 0.002)
+    last_tick = max(1, *begun)
+    for rank in reversed(order):
+        ranks.pulses[rank].decide(last_tick, "SIGTERM")
+        time.sleep(chance.random() * 0.002)
+    for thread in ranks.threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert ranks.ended == [last_tick] * NUM_RANKS
+
+
+def seen(rank: int, phase: str, moves: int, idle: float, *, is_new: bool = False, longest: float = 0.0) -> Seen:
+    state = Seen(rank, f"host{rank}", heard_at=NOW, moved_at=NOW - idle, step=7, phase=phase, is_new=is_new)
+    state.moves, state.longest = moves, longest
+    return state
+
+
+STALLS = {
+    "stuck in the input": ([("step", 9, 12), ("input", 8, 12)], [1], [0], False),
+    "went on without a collective": ([("step", 8, 12), ("sums", 9, 11)], [1], [0], True),
+    "all in one step": ([("step", 8, 12), ("step", 8, 12)], [0, 1], [], False),
+}
+
+
+@pytest.mark.parametrize("name", STALLS)
+def test_who_is_missing(name):
+    """Oracle: by hand; ranks as phase, moves, seconds in it."""
+    states, missing, waiting, went_on = STALLS[name]
+    stall = judge.stalled([seen(rank, *state) for rank, state in enumerate(states)], NOW, TIMEOUT)
+    assert ([one.rank for one in stall.missing], [one.rank for one in stall.waiting]) == (missing, waiting)
+    assert stall.went_on == went_on
+
+
+HEALTHY = {
+    "the last one has just moved": [seen(0, "step", 9, 30), seen(1, "input", 8, 1)],
+    "a step that compiles": [seen(rank, "step", 2, 3000, is_new=True) for rank in range(2)],
+    "its batches take as long as that": [seen(0, "step", 9, 30), seen(1, "input", 8, 20, longest=8)],
+    "rank 0 writes": [seen(0, "writing", 8, 999), seen(1, "input", 9, 999)],
+    "nobody waits for the only one": [seen(0, "input", 8, 999)],
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_no_stall(name):
+    assert judge.stalled(HEALTHY[name], NOW, TIMEOUT) is None
+
+
+def within_a_step(seconds: float, longest: float = 0.0) -> judge.Stall:
+    return judge.stalled([seen(rank, "step", 8, seconds, longest=longest) for rank in range(2)], NOW, TIMEOUT)
+
+
+def test_tensors_tell_who_waits_within_a_step():
+    names = {0: ["fc.weight"], 1: []}
+    stall = judge.told_apart(within_a_step(12), TIMEOUT, names, {0: False, 1: True})
+    report = judge.tell_stall(stall, 2, names, {1: "  its stack"})
+    assert "rank 1 of 2 on host1 stopped at step 7: stuck for 12 s in step 7\n" in report
+    assert "rank 0 on host0 waits in step 7 for fc.weight\n" in report and report.endswith("  its stack")
+
+
+def test_who_is_outside_the_framework_is_missing_where_tensors_are_not_known():
+    stall = judge.told_apart(within_a_step(12), TIMEOUT, {}, {0: True, 1: False})
+    assert [one.rank for one in stall.missing] == [1]
+
+
+def test_a_slow_step_of_all_is_a_stall_in_the_end():
+    inside = {0: True, 1: True}
+    assert judge.told_apart(within_a_step(119), TIMEOUT, {}, inside) is None
+    assert judge.told_apart(within_a_step(121), TIMEOUT, {}, inside)
+    assert judge.told_apart(within_a_step(299, longest=30), TIMEOUT, {}, inside) is None
+
+
+def test_strangers_are_turned_away_and_a_rank_is_let_in():
+    """Oracle: who is connected afterwards. Anybody may connect to the monitor's port."""
+    _, own = map(Channel, socket.socketpair())
+    monitor = Monitor(2, own, Pulse(), Limits(stall=10, silence=30))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monitor.listen(listener, "secret")
+        threading.Thread(target=monitor.run, daemon=True).start()
+        connect = lambda: socket.create_connection(listener.getsockname(), timeout=5)  # noqa: E731
+        greetings = [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"rank": 1}\n', b"\xff\n", b"", b"x" * (1 << 21)]
+        wrong = [{"rank": 1, "host": "a", "token": "guess"}, {"rank": 0, "host": "a", "token": "secret"}]
+        for greeting in [*greetings, *(json.dumps(one).encode() + b"\n" for one in wrong)]:
+            with connect() as stranger:
+                try:
+                    stranger.sendall(greeting)
+                    stranger.shutdown(socket.SHUT_WR)
+                    assert stranger.recv(100) == b""
+                except OSError:
+                    pass  # turned away before it had said all
+        with connect() as rank:
+            rank.sendall(json.dumps({"rank": 1, "host": "a", "token": "secret"}).encode() + b"\n")
+            assert json.loads(rank.makefile().readline()) == {"beat": True}
+            rank.sendall(b'{"bye": 0}\n')
+
+
+def test_a_notice_stops_a_rank_alone():
+    """Oracle: the next tick does not begin; signals are handled as before when the block has ended."""
+    before = signal.getsignal(signal.SIGTERM)
+    pulse = Pulse()
+    with watching(None, ALONE, pulse, Limits(stall=10, silence=30)):
+        assert pulse.begin_tick()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not pulse.notice:
+            time.sleep(0.01)
+        assert not pulse.begin_tick() and pulse.notice == "SIGUSR1"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # stopped: a second notice must not end it in between
+    signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

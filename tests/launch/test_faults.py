@@ -1,0 +1,97 @@
+"""Faults of every kind, under every launcher, in both frameworks: the job ends, says why once, and leaves nothing.
+
+Oracle: the contract of issue 5 (`benchmarks/faults.py`: within 15 s, told once, nothing left 10 s later), and for what
+was saved the undisturbed run (the short form of `make soak`).
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ranks import events, run
+
+from allstep.benchmarks import soak
+from allstep.benchmarks.faults import KINDS, Fault, check_ended
+from allstep.common.checkpoint import load
+
+STEP = 6
+QUICK = [
+    ("a killed rank", "horovodrun-gloo", "pytorch"),
+    ("a killed rank", "horovodrun-mpi", "tensorflow"),
+    ("a killed rank", "torchrun", "pytorch"),
+    ("a rank that raises", "mpirun", "pytorch"),
+    ("a rank stuck in the input", "horovodrun-gloo", "tensorflow"),
+    ("a rank that leaves a collective out", "horovodrun-mpi", "pytorch"),
+    ("SIGTERM to the launcher", "horovodrun-gloo", "pytorch"),
+    ("SIGINT to the launcher", "horovodrun-mpi", "pytorch"),
+    ("SIGKILL to the launcher", "mpirun", "tensorflow"),
+    ("SIGTERM to all ranks", "mpirun", "pytorch"),
+    ("SIGUSR1 to a rank", "torchrun", "pytorch"),
+    ("SIGUSR1 to a rank", "horovodrun-gloo", "tensorflow"),
+]
+LAUNCHERS = {
+    "pytorch": ("horovodrun-mpi", "horovodrun-gloo", "mpirun", "torchrun"),
+    "tensorflow": ("horovodrun-mpi", "horovodrun-gloo", "mpirun"),  # no strategy of TensorFlow runs under torchrun
+}
+REST = [
+    pytest.param(kind, launcher, framework, marks=pytest.mark.full)
+    for framework, launchers in LAUNCHERS.items()
+    for launcher in launchers
+    for kind in KINDS
+    if (kind, launcher, framework) not in QUICK
+]
+
+
+def disturbed(kind: str, launcher: str, framework: str, output_dir, *, rank: int = 1) -> str:
+    """What a job that was given a fault has printed; it has ended as it must."""
+    fault = Fault(kind, rank, STEP)
+    flags = ("--checkpoint-every", 4, "--epochs", 1000)
+    with soak.training(framework, 2, output_dir, *flags, launcher=launcher, fault=fault) as job:
+        assert fault.strike(job), job.output()
+        check_ended(job, KINDS[kind])
+        return job.output()
+
+
+@pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK, *REST])
+def test_ends_and_says_why(kind, launcher, framework, tmp_path):
+    output = disturbed(kind, launcher, framework, tmp_path)
+    # What it saved is whole, and at a notice it is where the run stopped.
+    state = load("latest", tmp_path / "checkpoints", warn=pytest.fail)
+    if found := re.search(r"stopped after step (\d+) by", output):
+        assert state.progress.step == int(found[1])
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_a_killed_rank_is_named(rank, tmp_path):
+    """Rank 0 tells of the others; another one of rank 0."""
+    output = disturbed("a killed rank", "mpirun", "pytorch", tmp_path, rank=rank)
+    assert re.search(rf"rank {rank} of 2 (on \S+ )?stopped at step \d+: gone without a word", output), output
+
+
+def test_a_stall_report_has_tensors_ranks_and_stack(tmp_path):
+    output = disturbed("a rank stuck in the input", "mpirun", "pytorch", tmp_path)
+    assert re.search(r"rank 1 of 2 on \S+ stopped at step 6: stuck for \d+ s in reading the input of step 6", output)
+    assert re.search(r"rank 0 on \S+ waits in step 6 for .*conv1\.weight", output), output
+    assert re.search(r"rank 1 on \S+ is missing; its Python stack", output) and "time.sleep" in output, output
+
+
+def test_stops_alone_and_goes_on(tmp_path):
+    """Without a launcher, too."""
+    flags = ("--checkpoint-every", 1000, "--epochs", 40)
+    fault = Fault("SIGTERM to all ranks", 0, STEP)
+    with soak.training("pytorch", 1, tmp_path, *flags, fault=fault) as job:
+        assert fault.strike(job)
+        check_ended(job, KINDS[fault.kind])
+    stopped_at = load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step
+    with soak.training("pytorch", 1, tmp_path, *flags, "--resume", "latest") as job:
+        assert job.process.wait(60) == 0, job.output()
+    steps = [event["step"] for event in events(tmp_path) if event["event"] == "step"]
+    assert stopped_at < 1000 and steps == list(range(1, 1001))
+
+
+def test_goes_on_exactly_after_any_fault():
+    """The short form of `make soak`."""
+    result = run("allstep", "soak", "--kills", "0", "--faults", "3", "--seed", "5", timeout=300)
+    assert result.returncode == 0, result.output
+    assert " 3 faults; 0 violations" in result.stdout, result.output
