@@ -67,6 +67,8 @@ def train(
     pulse = Pulse()
     # Where steps are asynchronous, ranks are at no common point, and the strategy watches its processes itself.
     collectives = worker.collectives if steps_in_flight == 1 else None
+    if config.data.dataset == "image-folder" and config.data.skip_unreadable:
+        metrics = _counting_unreadable(metrics, dataset, worker.collectives)
     limits = Limits(
         stall=config.faults.stall_timeout,
         silence=config.faults.fault_timeout,
@@ -80,6 +82,18 @@ def train(
         if place.rank == 0:
             stopped = f"{who(place)} stopped after step {pulse.step} by {pulse.notice}"
             print(f"allstep: {stopped}; resumable: --resume latest goes on from here", file=sys.stderr)
+
+
+def _counting_unreadable(
+    metrics: Callable[[], Mapping[str, float]], dataset: Dataset, collectives: Collectives
+) -> Callable[[], Mapping[str, float]]:
+    """`metrics` and the number of different files that any rank could not read so far; all ranks call it together."""
+
+    def counted() -> Mapping[str, float]:
+        masks = np.concatenate([split.unreadable_mask() for split in (dataset.train, dataset.validation)])
+        return {**metrics(), "unreadable_images": int(np.count_nonzero(collectives.all_reduce_sum(masks)))}
+
+    return counted
 
 
 def _train(

@@ -141,16 +141,21 @@ class ImageFolderSplit:
         self.skip_unreadable = config.skip_unreadable
         self.pool = pool
         self.augmented = augmented
-        self.unreadable: set[Path] = set()
-        """The files that this rank has tried to read and could not."""
+        self._unreadable: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.images.labels)
 
     @property
-    def num_unreadable(self) -> int:
-        """Number of different files that this rank has tried to read and could not."""
-        return len(self.unreadable)
+    def unreadable(self) -> set[Path]:
+        """The files that this rank has tried to read and could not."""
+        return {self.images.path(index) for index in self._unreadable}
+
+    def unreadable_mask(self) -> np.ndarray:
+        """1.0 for each file that this rank has tried to read and could not, else 0.0: float64 (samples,)."""
+        mask = np.zeros(len(self))
+        mask[list(self._unreadable)] = 1
+        return mask
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         indices = np.asarray(indices)
@@ -181,7 +186,7 @@ class ImageFolderSplit:
                     raise UserError(
                         f"{path} cannot be read as an image ({error}): replace it, or give --skip-unreadable"
                     ) from error
-                self.unreadable.add(path)
+                self._unreadable.add(candidate)
         raise UserError(f"{path.parent} has no image that can be read")
 
 

@@ -126,6 +126,21 @@ def test_config_file_and_flags(tmp_path):
     assert last(events(tmp_path / "2"), "end")["weights_checksum"] == last(events(tmp_path), "end")["weights_checksum"]
 
 
+def test_skipped_images_are_counted_over_all_ranks(tmp_path):
+    """Three of 32 cannot be read, wherever their epochs' shards put them; oracle: that number."""
+    from PIL import Image
+
+    for number in range(32):
+        folder = tmp_path / "images" / ("val" if number >= 24 else "train") / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 12), (number, 0, 0)).save(folder / f"{number}.png")
+    for bad in ("train/a/2.png", "train/b/7.png", "val/a/30.png"):
+        (tmp_path / "images" / bad).write_bytes(b"bad")
+    flags = ("--dataset", "image-folder", "--data-dir", tmp_path / "images", "--image-size", 12, "--epochs", 3)
+    found = train("pytorch", "mpirun", 2, tmp_path / "run", *flags, "--batch-size", 4, "--skip-unreadable")
+    assert [event["unreadable_images"] for event in found if event["event"] == "epoch"] == [3, 3, 3]
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_imports_only_what_it_uses(framework):
     unwanted = {"pytorch": {"tensorflow", "keras", "sklearn"}, "tensorflow": {"torch", "sklearn"}}[framework]

@@ -182,12 +182,12 @@ def test_skipped_images_are_replaced_by_the_next_of_their_class(gradients):
         path.write_bytes(b"bad")
     for threads in (1, 4):
         split = open_folder(gradients, skip_unreadable=True, decode_threads=threads).train
-        assert split.num_unreadable == 0
+        assert split.unreadable == set()
         images, found = split.read(np.arange(10), epoch=2)
         np.testing.assert_array_equal(images, expected)
         assert found.tolist() == labels.tolist() == [0] * 5 + [1] * 5
         split.read(np.arange(10), epoch=3)
-        assert split.num_unreadable == 2 and split.unreadable == set(bad)
+        assert split.unreadable == set(bad) and split.unreadable_mask().sum() == 2
 
 
 def test_a_class_without_a_readable_image_stops_even_so(folder):
