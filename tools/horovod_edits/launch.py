@@ -12,6 +12,12 @@ LAUNCH_EDITS = [
         reason="Python 3.12 has no distutils",
     ),
     Edit(
+        path="horovod/runner/launch.py",
+        old="argparse.ArgumentParser(description='Horovod Runner')",
+        new="argparse.ArgumentParser(description='Horovod Runner', allow_abbrev=False)",
+        reason="a flag of the program that it runs, such as --timeline, was taken for an abbreviation of horovodrun's",
+    ),
+    Edit(
         path="horovod/common/gloo/gloo_controller.cc",
         old="global_ranks_.reserve(size_);",
         new="global_ranks_.resize(size_);",
