@@ -194,7 +194,7 @@ def _validate(flags: Namespace) -> None:
     if flags.measured:
         if not flags.collectives:
             raise UserError("expected --collectives with --measured, received none; run allstep collectives")
-        rows += own_runs.check_compare(flags.measured, own_runs.read_link(flags.collectives))
+        rows += own_runs.check_compare(flags.measured, flags.collectives)
     print(f"{'':28} {'network':16} {'ranks':>6} {'measured':>8} {'forecast':>8} {'error':>7}  within 5 points")
     for row in rows:
         print(_line(row))

@@ -22,7 +22,9 @@ class Operation:
     """One collective on one buffer, to be run many times."""
 
     run: Callable[[], object]
+    """Moves the data once, and returns when the result is there."""
     result: Callable[[], np.ndarray]
+    """The result of the last run."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,11 @@ class Library:
     """Where a backend is, and how its ranks are started."""
 
     module: str
+    """In this package."""
     name: str
+    """Of the class in it."""
     launcher: tuple[str, ...]
+    """The command up to python's arguments."""
 
 
 _MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe", "-np", "{ranks}", "python")

@@ -9,7 +9,7 @@ from allstep.common.launcher import placement
 
 
 class Memcpy:
-    """Copies instead of collectives; a broadcast alone has the right result, where all ranks have the root's input."""
+    """A copy of the buffer on every rank, at the same time on all of them."""
 
     def __init__(self) -> None:
         place = placement()

@@ -26,8 +26,3 @@ def loss_by_parameters(num_parameters: float) -> float:
     L(N) = (N_c / N)^0.076 with N_c = 8.8e13, embeddings not counted (Kaplan et al. 2020, equation 1.1).
     """
     return (KAPLAN_PARAMETERS / num_parameters) ** KAPLAN_EXPONENT
-
-
-def parameters_for_loss(loss: float) -> float:
-    """The number of parameters at which `loss_by_parameters` is `loss`."""
-    return KAPLAN_PARAMETERS / loss ** (1 / KAPLAN_EXPONENT)

@@ -10,12 +10,19 @@ from typing import Any
 from allstep.benchmarks.prediction.forecast import Machine, Workload, forecast
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import known_networks
+from allstep.benchmarks.prediction.simulation import MIB, Fusion
 from allstep.benchmarks.prediction.stragglers import jitter_of
 from allstep.benchmarks.prediction.validation import Checked
 from allstep.common.errors import UserError
 
 CPU_CONTENTION = 1.0
 """Ranks on CPUs reduce with the cores that backward would use."""
+STRATEGIES = {
+    "horovod": ("mpi4py", Fusion()),
+    "ddp": ("torch-gloo", Fusion(25 * MIB, 0.0, buckets=True)),
+    "multi-worker-mirrored": ("tf-distribute", Fusion(0, 0.0)),
+}
+"""What gradients travel through, a backend of `allstep collectives`, and how they are fused by default."""
 
 
 def read_run(directory: Path) -> tuple[float, int, int]:
@@ -61,13 +68,14 @@ def read_link(path: Path, backend: str = "mpi4py") -> Link:
     return Link(smallest["seconds"]["average"] / num_turns, largest["bus_bandwidth"])
 
 
-def check_compare(directory: Path, link: Link, strategies: tuple[str, ...] = ("horovod", "ddp")) -> list[Checked]:
-    """Forecast the all-reducing cells of `allstep compare` on synthetic input, as far as the networks are known.
+def check_compare(directory: Path, collectives: Path) -> list[Checked]:
+    """Forecast the cells of `allstep compare` whose strategy is in STRATEGIES, on synthetic input.
 
-    A cell's step is that of one independent process; the node is as crowded as its independent processes are.
+    A cell's step is that of one independent process; the node is as crowded as its independent processes are. Cells of
+    networks that are not known, and without independent processes beside them, are left out.
 
     Raises:
-        UserError: the directory has no compare result.
+        UserError: the directory has no compare result, or `collectives` lacks a strategy's backend.
     """
     content = read_json(directory / "compare.json", "allstep-compare")
     cells = [cell for cell in content["cells"] if cell["workload"] == "synthetic-weak" and cell["images_per_second"]]
@@ -75,15 +83,15 @@ def check_compare(directory: Path, link: Link, strategies: tuple[str, ...] = ("h
     networks, found = known_networks(), []
     for (framework, model, batch_size, strategy, num_ranks), cell in by_place.items():
         alone, together = (by_place.get((framework, model, batch_size, "independent", num)) for num in (1, num_ranks))
-        if strategy not in strategies or num_ranks == 1 or model not in networks or not (alone and together):
+        if strategy not in STRATEGIES or num_ranks == 1 or model not in networks or not (alone and together):
             continue
         rate = alone["images_per_second"]["median"]
         workload = Workload(networks[model], batch_size, batch_size / rate, jitter=_jitter(directory, alone))
         crowding = num_ranks * rate / together["images_per_second"]["median"]
+        backend, fusion = STRATEGIES[strategy]
+        link = read_link(collectives, backend)
         on = Machine(
-            Cluster(num_ranks, link, link),
-            crowding=max(1.0, crowding),
-            contention=CPU_CONTENTION,
+            Cluster(num_ranks, link, link), fusion=fusion, crowding=max(1.0, crowding), contention=CPU_CONTENTION
         )
         predicted = forecast(workload, on, num_ranks).efficiency
         measured = cell["images_per_second"]["median"] / (num_ranks * rate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from allstep.benchmarks.reporting.document import (
@@ -164,7 +164,7 @@ def _curves(cells: Sequence[Cell]) -> list[Figure]:
     ]
 
 
-def _bars(caption: str, cells: Sequence[Cell], value, unit: str) -> Figure | None:
+def _bars(caption: str, cells: Sequence[Cell], value: Callable[[Cell], float | None], unit: str) -> Figure | None:
     shown = [(f"{_name(cell)}, {_ranks(cell)}", value(cell)) for cell in cells]
     shown = [(label, number) for label, number in shown if number is not None]
     return bars(caption, *zip(*shown, strict=True), x_label=unit) if shown else None

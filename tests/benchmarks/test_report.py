@@ -137,7 +137,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_browser_shows_the_page(results, tmp_path_factory):
+def test_a_browser_shows_the_page(results):
     """No error on the console, nothing from the network, every figure has a size; the screenshot stays as artefact."""
     need("chromium")
     report.main([str(results)])
