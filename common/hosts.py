@@ -70,7 +70,7 @@ def read_hostfile(path: Path) -> list[Host]:
     """
     try:
         with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES)
+            content = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"expected a readable hostfile, received {path}: {error.strerror}; name another") from None
     if len(content) > MAX_BYTES:

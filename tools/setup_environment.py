@@ -41,8 +41,6 @@ OPEN_MPI_PARAMETERS = {
     "oob_tcp_keepalive_time": "10",
     "oob_tcp_keepalive_intvl": "5",
     "oob_tcp_keepalive_probes": "3",
-    # Ranks that are asked to end save first; one second is little, and every fault takes as long to end the job.
-    "odls_base_sigkill_timeout": "2",
 }
 
 

@@ -2,7 +2,12 @@
 
 Every place (framework, strategy, ranks, model) trains a few steps on digits with the same global batch from the same
 weights, and its losses and weights are held against those of a reference by the measures and bounds of `allstep
-parity`. A batch norm normalises each rank's samples, so that networks with one have a curve for each number of ranks.
+parity`.
+
+The ResNets are judged otherwise. A batch norm normalises each rank's samples, so that they have a curve for each number
+of ranks. And in a network that deep, some ReLU's input is always within a rounding error of 0: of ResNet-18, gradients
+of PyTorch in float32 differ from its own in float64 by up to a tenth. So the weights say nothing, and losses do for two
+steps: the second one tells of the first update, which halves the loss here, and agrees to 2e-4 between frameworks.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from allstep.benchmarks.launching import train_command
 
 _NUM_SAMPLES = 1437  # of digits
 _OPTIMIZER = "momentum"
+_DEEP_STEPS, _DEEP_BOUND = 2, 1e-3
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,14 @@ class Place:
         return f"{self.framework}.{self.strategy}.{self.ranks}.{self.model}"
 
     @property
+    def deep(self) -> bool:
+        """Whether it trains a ResNet."""
+        return self.model.startswith("resnet")
+
+    @property
     def group(self) -> tuple[object, ...]:
         """Places of one group have to have one curve."""
-        return (self.model, self.ranks) if self.model.startswith("resnet") else (self.model,)
+        return (self.model, self.ranks) if self.deep else (self.model,)
 
 
 def place_of(cell: Cell) -> Place | None:
@@ -61,72 +72,57 @@ class Gate:
     def __init__(self, num_steps: int, launch: Callable[[list[list[str]]], Outcome]) -> None:
         """`launch` runs commands."""
         self._num_steps, self._launch = num_steps, launch
-        self._references: dict[tuple[object, ...], tuple[Place, parity.Curve]] = {}
+        self._references: dict[tuple[object, ...], tuple[Outcome, parity.Curve | None]] = {}
 
     def judge(self, place: Place, reference: Place) -> dict:
         """The verdict on `place`, as the file format has it; `reference` is the first place of its group."""
         if place.group not in self._references:
-            outcome, curve = self._train(reference)
-            if curve is None:
-                return self._verdict("failed", f"the reference, {reference.id}: {outcome.reason}", outcome=outcome)
-            self._references[place.group] = reference, curve
-        reference, expected = self._references[place.group]
+            self._references[place.group] = self._train(reference)
+        outcome, expected = self._references[place.group]
+        if expected is None:
+            return self._verdict(place, "failed", f"{reference.id}, the reference: {outcome.reason}", log=outcome.log)
         if place == reference:
-            return self._verdict("passed", None, reference, loss_difference=0.0, weight_difference=0.0, bound=0.0)
+            same = dict.fromkeys(("loss_difference", "weight_difference", "bound"), 0.0)
+            return self._verdict(place, "passed", None, reference=reference.id, **same)
         outcome, curve = self._train(place)
         if curve is None:
-            return self._verdict("failed", outcome.reason, outcome=outcome)
-        differences = parity.apart(expected, curve)
+            return self._verdict(place, "failed", outcome.reason, log=outcome.log)
+        [worst] = parity.apart(expected, curve).values()
         column = "runs" if place.framework == reference.framework else "frameworks"
-        bounds = parity.SETTINGS[_OPTIMIZER].bounds
-        [worst] = parity.largest([differences]).values()
-        bound = parity.bound_of(bounds, column)
+        bound = _DEEP_BOUND if place.deep else parity.bound_of(parity.SETTINGS[_OPTIMIZER].bounds, column)
         figures = {"loss_difference": worst.loss, "weight_difference": worst.weights, "bound": bound}
-        if parity.passes(differences, bounds, column):
-            return self._verdict("passed", None, reference, **figures)
+        if worst.loss <= bound and (place.deep or worst.weights <= bound):
+            return self._verdict(place, "passed", None, reference=reference.id, **figures)
         reason = (
             f"its curve differs from that of {reference.id}: losses by {worst.loss:.1e}, weights by "
             f"{worst.weights:.1e}, where {bound:.0e} is allowed"
         )
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        return self._verdict("failed", reason, reference, **finite)
+        return self._verdict(place, "failed", reason, reference=reference.id, **finite)
+
+    def _num_steps_of(self, place: Place) -> int:
+        return min(self._num_steps, _DEEP_STEPS) if place.deep else self._num_steps
 
     def _train(self, place: Place) -> tuple[Outcome, parity.Curve | None]:
+        num_steps = self._num_steps_of(place)
         with tempfile.TemporaryDirectory(prefix="allstep-gate-") as folder:
             flags = (
                 *("--dataset", "digits", "--model", place.model, "--epochs", 1, "--log-every", 1),
                 # One epoch has the steps asked for, the last of them with fewer samples.
-                *("--global-batch-size", math.ceil(_NUM_SAMPLES / self._num_steps), "--output-dir", folder),
+                *("--global-batch-size", math.ceil(_NUM_SAMPLES / num_steps), "--output-dir", folder),
                 *parity.SETTINGS[_OPTIMIZER].flags,
             )
             outcome = self._launch([train_command(place.framework, trainers_name(place.strategy), place.ranks, flags)])
             if outcome.status != "ok":
                 return outcome, None
-            return outcome, parity.read_curve(Path(folder), self._num_steps)
+            return outcome, parity.read_curve(Path(folder), num_steps)
 
-    def _verdict(
-        self,
-        status: str,
-        reason: str | None,
-        reference: Place | None = None,
-        *,
-        outcome: Outcome | None = None,
-        **figures,
-    ) -> dict:
-        return {
-            "status": status,
-            "reason": reason,
-            "reference": reference.id if reference else None,
-            "loss_difference": None,
-            "weight_difference": None,
-            "bound": None,
-            **figures,
-            "num_steps": self._num_steps,
-            "log": outcome.log if outcome else None,
-        }
+    def _verdict(self, place: Place, status: str, reason: str | None, **found: object) -> dict:
+        nothing = dict.fromkeys(("reference", "loss_difference", "weight_difference", "bound", "log"))
+        return {"status": status, "reason": reason, "num_steps": self._num_steps_of(place), **nothing, **found}
 
 
 def no_verdict(reason: str) -> dict:
     """The verdict on a cell without a curve, or whose curve nobody has looked at."""
-    figures = dict.fromkeys(("reference", "loss_difference", "weight_difference", "bound", "num_steps"))
-    return {"status": "none", "reason": reason, **figures}
+    nothing = dict.fromkeys(("reference", "loss_difference", "weight_difference", "bound", "num_steps", "log"))
+    return {"status": "none", "reason": reason, **nothing}

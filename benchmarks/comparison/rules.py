@@ -12,8 +12,8 @@ def rules(settings: Settings, *, num_rounds: int) -> Sequence[str]:
     return (
         # gate.py
         f"Parity gate: a place is compared only after it trained {settings.gate_steps} steps on digits along the same "
-        "curve (losses and weights) as the others, by the measures and bounds of allstep parity; otherwise its row "
-        "says so.",
+        "curve (losses and weights) as the others, by the measures and bounds of allstep parity (ResNets: two steps, "
+        "losses to 1e-3, a curve for each number of ranks); otherwise its row says so.",
         # synthetic.py, real.py
         f"Warm-up is excluded: {settings.num_warmup_batches} steps of synthetic input, the first epoch of real input.",
         "The device is idle before each clock read: a block ends when its last update can be read.",

@@ -129,7 +129,7 @@ def reason_lost(seconds: float | None) -> str:
     """Why a rank counts as lost: after so many seconds of silence, or since its connection has ended."""
     if seconds is None:
         return "gone without a word: killed, or its host went down"
-    return f"not heard of for {seconds:.0f} s: the host is down or cannot be reached"
+    return f"not heard of for {seconds:.0f} s: its host is down or cannot be reached, or it is frozen"
 
 
 def tell_lost(lost: Sequence[Seen], world_size: int, step: int, seconds: float | None) -> str:

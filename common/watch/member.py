@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
+import selectors
 import signal
 import socket
 import sys
@@ -46,6 +46,9 @@ class Member:
         self._place, self._channel, self._pulse, self._limits, self._tensors = place, channel, pulse, limits, tensors
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
+        self._sources = selectors.DefaultSelector()
+        self._sources.register(self._inbox, selectors.EVENT_READ)
+        self._sources.register(channel, selectors.EVENT_READ)
         self._heard_at = time.monotonic()
         self._connected = True
         self._farewell: int | None = None  # the status with which rank 0 said that it leaves
@@ -82,17 +85,16 @@ class Member:
         """Watch until `finish` is called."""
         next_beat = time.monotonic()
         while True:
-            sources = [self._inbox, self._channel] if self._connected else [self._inbox]
             until = min(next_beat, self._last_words[0]) if self._last_words else next_beat
-            readable, _, _ = select.select(sources, [], [], max(0.0, until - time.monotonic()))
-            if self._inbox in readable:
+            ready = [key.fileobj for key, _ in self._sources.select(max(0.0, until - time.monotonic()))]
+            if self._inbox in ready:
                 for number in self._inbox.recv(64):
                     if number == _FINISHED[0]:
                         self._channel.send(bye=0)
                         self._channel.close()
                         return
                     self._signalled(number)
-            if self._channel in readable:
+            if self._channel in ready:
                 self._receive()
             now = time.monotonic()
             if now >= next_beat:
@@ -113,14 +115,14 @@ class Member:
             first=pulse.first.get(phase, 0.0),
         )
         if self._connected and now - self._heard_at > self._limits.lost:
-            self._connected = False
+            self._disconnect()
             self._lose_first_rank(self._limits.lost)
 
     def _receive(self) -> None:
         try:
             messages = self._channel.receive()
         except EOFError:
-            self._connected = False
+            self._disconnect()
             if self._farewell is None:
                 self._lose_first_rank(None)
             elif self._farewell:
@@ -129,6 +131,10 @@ class Member:
         self._heard_at = time.monotonic()
         for message in messages:
             self._hear(message)
+
+    def _disconnect(self) -> None:
+        self._connected = False
+        self._sources.unregister(self._channel)
 
     def _hear(self, message: dict) -> None:
         if "bye" in message:

@@ -177,8 +177,9 @@ class Monitor:
         """Look for ranks that are silent or stuck."""
         if self._lost or self._stall or self._farewells:
             return
-        if silent := judge.silent(self._seen.values(), now, self._limits.lost):
-            self._lose(silent, 0.0)
+        if judge.silent(self._seen.values(), now, self._limits.lost):
+            # Those that went silent with it, too: their last heartbeats came within the same moments.
+            self._lose(judge.silent(self._seen.values(), now, self._limits.lost / 2), 0.0)
         elif len(self._seen) < self._world_size:
             if now - self._started > self._limits.silence:
                 missing = [rank for rank in range(self._world_size) if rank not in self._seen]

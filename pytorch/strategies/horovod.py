@@ -48,9 +48,8 @@ class Horovod(Single):
         return network, self._optimizer
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        if optimizer.state:  # Horovod would take a step with a fresh optimizer to have something to send
-            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
     def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Sum `tensor` over all ranks, in place."""

@@ -60,7 +60,9 @@ def test_a_single_sample_has_no_spread():
 
 
 def test_matrix_has_what_frameworks_have_and_what_the_others_are_compared_with():
-    cells = matrix(["real-strong"], ["pytorch", "tensorflow"], ["ddp", "parameter-server", "ddp"], [2, 2], ["cnn"], [64])
+    cells = matrix(
+        ["real-strong"], ["pytorch", "tensorflow"], ["ddp", "parameter-server", "ddp"], [2, 2], ["cnn"], [64]
+    )
     assert [(one.framework, one.strategy, one.ranks) for one in cells] == [
         ("pytorch", "independent", 1),
         ("pytorch", "independent", 2),
@@ -188,6 +190,13 @@ def test_gate_lets_pass_what_trains_the_same_curve(changes, framework, status):
     assert (verdict["status"], verdict["reference"]) == (status, reference.id)
     assert (verdict["reason"] is None) == (status == "passed")
     json.dumps(verdict, allow_nan=False)
+
+
+def test_resnets_are_judged_by_losses_alone():
+    reference, other = (Place("pytorch", name, 1, "resnet18") for name in ("independent", "horovod"))
+    for change, status in ((5e-4, "passed"), (5e-3, "failed")):
+        verdict = MadeUp(horovod=change).judge(other, reference)
+        assert (verdict["status"], verdict["num_steps"]) == (status, 2)
 
 
 def test_what_has_no_one_curve_is_not_judged():

@@ -59,7 +59,8 @@ class Job:
     def listening(self) -> set[tuple[str, str]]:
         """Address and program of each socket that waits for others on the launcher host."""
         lines = [line.split(None, 6) for line in self.inside("ss", "-Hltunp").splitlines()]
-        return {(line[4].rpartition(":")[0], line[6].split('"')[1]) for line in lines}
+        # A socket whose program is just ending has none any more.
+        return {(line[4].rpartition(":")[0], line[6].split('"')[1]) for line in lines if len(line) > 6}
 
     def wait_until(self, happened: Callable[[], bool], timeout: float = 120) -> None:
         """Wait for what the command is going to do; it must not end before."""

@@ -19,31 +19,26 @@ from allstep.common.launcher import expand_nodelist
 
 TWO = [Host("server1", 4), Host("server2", 4)]
 HOSTILE_NAMES = [
+    *(f"a{character}b" for character in "$;`!\"'()*+,/:<=>?@[\\]^{|}~%&# \t"),
     "$(touch hacked)",
     "`touch${IFS}hacked`",
     "a;touch${IFS}hacked",
-    "a|b",
-    "a&b",
     "'a'",
     '"a"',
-    "a\\b",
     "-oProxyCommand=touch",
     "-a",
     "a-",
     ".a",
-    "a/b",
     "../a",
     "a\x1b[2J",
     "a\u202eb",
     "sérver",
     "\N{FULLWIDTH DIGIT ONE}",
     "a" * 254,
-    "user@a",
     "a\0b",
     "*",
     "~",
     "{a,b}",
-    "a>b",
     "",
 ]
 
@@ -202,7 +197,7 @@ def test_mistakes_in_an_allocation(nodes, tasks):
         hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
 
 
-@given(text=st.text(max_size=40), slots=st.text(max_size=6))
+@given(text=st.text(st.characters(max_codepoint=255), max_size=9), slots=st.text(max_size=6) | st.just("4"))
 def test_whatever_is_read_is_safe_in_a_shell(text, slots):
     """A name is accepted only where quoting it would change nothing."""
     for read in (hosts.parse_list, lambda entry: [hosts.parse_host(entry, "a test")]):

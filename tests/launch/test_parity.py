@@ -105,7 +105,7 @@ def test_exit_status_tells_whether_all_is_within(change, status, monkeypatch, ca
         (["parity", "--steps", "many"], "'many'"),
         (["parity", "--step", "3"], "--step"),
         (["parity", "--ranks", "1", "--frameworks", "pytorch", "--strategies", "single"], "at least two runs"),
-        (["soak", "--kills", "0"], "'0'"),
+        (["soak", "--kills", "-1"], "'-1'"),
         (["compere"], "'compere'"),
     ],
 )

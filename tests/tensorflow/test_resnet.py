@@ -10,7 +10,7 @@ from ranks import last, train
 
 import tensorflow as tf
 from allstep.common.weights import checksum
-from allstep.tensorflow.models import build_model, export_weights, import_weights
+from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
 from allstep.tensorflow.resnet import BatchNorm
 
 NUM_PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}  # torchvision's documentation
@@ -54,6 +54,29 @@ def test_logits_and_statistics_are_torchvisions(name, size):
     state = theirs.state_dict()
     for of, array in export_weights(ours).items():
         np.testing.assert_allclose(array, state[of].numpy(), rtol=1e-4, atol=1e-4, err_msg=of)
+
+
+def test_gradients_are_torchvisions_in_float64():
+    """In float64, for with these samples no ReLU of ours is on the other side of its kink, as it would be by chance."""
+    random = np.random.default_rng(0)
+    values, labels = random.normal(size=(8, 64, 64, 3)).astype(np.float32), random.integers(0, 1000, 8)
+    theirs, weights = torchvisions("resnet18", values)
+    theirs.double()
+    logits = theirs(torch.from_numpy(values).double().permute(0, 3, 1, 2))
+    torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels)).backward()
+
+    ours = build_model("resnet18", values.shape[1:], 1000)
+    import_weights(ours, weights)
+    trainable = [weight for weight in canonical_weights(ours) if weight.variable.trainable]
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=ours(values, training=True))
+        loss = tf.reduce_mean(losses)
+    gradients = tape.gradient(loss, [weight.variable.value for weight in trainable])
+    expected = {name: parameter.grad.numpy() for name, parameter in theirs.named_parameters()}
+    assert {weight.name for weight in trainable} == expected.keys()
+    for weight, gradient in zip(trainable, gradients, strict=True):
+        received, reference = weight.to_canonical(gradient.numpy()), expected[weight.name]
+        assert np.abs(received - reference).max() < 1e-3 * np.abs(reference).max(), weight.name
 
 
 @pytest.mark.parametrize("image_shape", [(8, 8, 1), (9, 7, 2), (1, 1, 3)])
