@@ -24,7 +24,7 @@ LAUNCHERS = {
     "torchrun": ("torchrun", "--nproc-per-node"),
 }
 POLL_SECONDS = 0.002
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 # What a launcher tells a rank of its number; torchrun first, the others keep to one name each.
 _RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0")
 # Whatever a job starts on this machine inherits it.

@@ -176,6 +176,9 @@ class TrainConfig:
     model: Literal["mlp", "cnn", "resnet18", "resnet50"] = "cnn"
     """The network."""
 
+    precision: Literal["float32", "bf16"] = "float32"
+    """In which layers compute; weights, gradients between ranks and the loss are float32 in either case."""
+
     data: DataConfig = field(default_factory=DataConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -67,6 +67,7 @@ def main() -> None:
         dataset=dataset,
         slots=config.optimizer.slots,
         accumulate_steps=config.parallel.accumulate_steps,
+        precision=config.precision,
     )
     run.train(worker, dataset, config, place)
 

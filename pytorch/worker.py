@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class Worker:
         dataset: Dataset,
         slots: Sequence[str],
         accumulate_steps: int = 1,
+        precision: str = "float32",
     ) -> None:
         """What is trained and what the strategy made of it.
 
@@ -42,10 +44,12 @@ class Worker:
             model: what a training step calls: `network` as the strategy wrapped it.
             slots: canonical names of what the optimizer remembers of each weight.
             accumulate_steps: passes into which a step's samples are cut.
+            precision: float32, or bf16 for what torch.autocast computes in it; weights are float32 in either case.
         """
         self.collectives = self._strategy = strategy
         self._network, self._model, self._optimizer = network, model, optimizer
         self._device, self._slots, self._num_passes = device, slots, accumulate_steps
+        self._autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=precision == "bf16")
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
             for values in (dataset.mean, dataset.std)
@@ -61,7 +65,7 @@ class Worker:
             begin, end = rank_slice(0, len(batch.images), rank=number, world_size=self._num_passes)
             # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
             images, labels = self._to_device(batch, begin, max(end, begin + 1))
-            with self._strategy.a_pass(self._model, last=number == self._num_passes - 1):
+            with self._strategy.a_pass(self._model, last=number == self._num_passes - 1), self._autocast():
                 loss_weight = batch.loss_weight if end > begin else 0.0
                 loss_sum = self._strategy.forward_backward(self._model, images, labels, loss_weight)
             if end > begin:
@@ -72,12 +76,12 @@ class Worker:
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         images, labels = self._to_device(batch)
         self._model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             logits = self._strategy.forward(self._model, images)
         self._model.train()
         if logits is None:
             return 0.0, 0
-        return float(cross_entropy(logits, labels, reduction="sum")), int((logits.argmax(1) == labels).sum())
+        return float(cross_entropy(logits.float(), labels, reduction="sum")), int((logits.argmax(1) == labels).sum())
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return ((name, self._strategy.whole(parameter)) for name, parameter in self._own_parameters())

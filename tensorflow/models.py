@@ -12,17 +12,24 @@ from keras import layers
 from allstep.common.errors import UserError
 from allstep.tensorflow.resnet import BatchNorm, resnet
 
+# Keras' names; weights are float32 in either case.
+_POLICIES = {"float32": "float32", "bf16": "mixed_bfloat16"}
 
-def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+
+def build_model(
+    name: str, image_shape: tuple[int, int, int], num_classes: int, *, precision: str = "float32"
+) -> keras.Model:
     """A network that maps normalised images, float32 (n, height, width, channels), to logits (n, num_classes).
 
     Args:
         name: mlp, cnn, resnet18 or resnet50.
         image_shape: height, width, channels.
+        precision: in which its layers compute, float32 or bf16.
 
     Raises:
         UserError: the images are too small for the network.
     """
+    keras.config.set_dtype_policy(_POLICIES[precision])
     if name.startswith("resnet"):
         return resnet(name, image_shape, num_classes)
     return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)

@@ -49,7 +49,7 @@ def main() -> None:
 
     dataset = run.open_dataset(config, place, strategy)
     with strategy.scope():
-        model = build_model(config.model, dataset.image_shape, dataset.num_classes)
+        model = build_model(config.model, dataset.image_shape, dataset.num_classes, precision=config.precision)
         optimizer = build_optimizer(config.optimizer)
         optimizer.build(model.trainable_variables)
     shapes = {name: array.shape for name, array in export_weights(model).items()}

@@ -153,4 +153,5 @@ class Worker:
 
 
 def _loss_sum(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=tf.cast(logits, tf.float32))
+    return tf.reduce_sum(losses)

@@ -106,7 +106,7 @@ class ModelParallel(ProcessGroup):
         return self._schedules[portion_size, training]
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits, labels, reduction="sum", ignore_index=_NO_LABEL) * self._loss_weight
+        return cross_entropy(logits.float(), labels, reduction="sum", ignore_index=_NO_LABEL) * self._loss_weight
 
     def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
         own = {name: self.whole(tensor) for name, tensor in tensors.items()}

@@ -65,7 +65,7 @@ class Single:
 
         Returns: the sum of the losses of this rank's samples.
         """
-        loss_sum = cross_entropy(model(images), labels, reduction="sum")
+        loss_sum = cross_entropy(model(images).float(), labels, reduction="sum")
         (loss_sum * loss_weight).backward()
         return loss_sum.detach()
 

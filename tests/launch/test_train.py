@@ -126,6 +126,19 @@ def test_config_file_and_flags(tmp_path):
     assert last(events(tmp_path / "2"), "end")["weights_checksum"] == last(events(tmp_path), "end")["weights_checksum"]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_bf16_learns_as_well(framework, tmp_path):
+    """The first loss is that of float32 to about the 3 digits that bfloat16 has, and not to more."""
+    losses = [
+        next(event["loss"] for event in train(framework, "mpirun", 2, tmp_path / name, *flags) if "loss" in event)
+        for name in ("float32", "bf16")
+        for flags in [("--log-every", 1, "--precision", name)]
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert losses[1] != pytest.approx(losses[0], rel=1e-5)
+    assert last(events(tmp_path / "bf16"), "epoch")["validation_accuracy"] >= 0.97
+
+
 def test_skipped_images_are_counted_over_all_ranks(tmp_path):
     """Three of 32 cannot be read, wherever their epochs' shards put them; oracle: that number."""
     from PIL import Image
