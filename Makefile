@@ -12,7 +12,7 @@ train: setup
 	$(IN_VENV) horovodrun -np 2 python tensorflow/train.py
 
 test: setup
-	$(IN_VENV) python -m pytest -n 2 --dist loadfile tests
+	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(IN_VENV) ruff check .

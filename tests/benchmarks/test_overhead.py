@@ -26,6 +26,7 @@ def quick(benchmark: str, output, *flags: str) -> dict:
     return content
 
 
+@pytest.mark.full
 def test_overhead_rows(tmp_path):
     content = quick("overhead", tmp_path / "out.json", "--frameworks", "pytorch")
     assert {figure["what"]: figure["target"] for figure in content["figures"]} == {
@@ -51,6 +52,7 @@ def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
     assert figure.reached, figure
 
 
+@pytest.mark.full
 def test_input_pipeline_rows(tmp_path):
     content = quick("input_pipeline", tmp_path / "out.json")
     assert {figure["what"]: figure["target"] for figure in content["figures"]} == {

@@ -18,14 +18,14 @@ import sys, horovod.torch as hvd, torch
 hvd.init()
 total = hvd.allreduce(torch.full((3,), hvd.rank() + 1.0), op=hvd.Sum).tolist()
 assert total == [sum(range(1, hvd.size() + 1))] * 3
-sys.stdout.write(f"size {hvd.size()} mpi {hvd.mpi_enabled()}\n")
+sys.stdout.write(f"size {hvd.size()} mpi {hvd.mpi_enabled()}\\n")
 """,
     "tensorflow": """
 import sys, horovod.tensorflow as hvd, tensorflow as tf
 hvd.init()
 total = hvd.allreduce(tf.fill((3,), hvd.rank() + 1.0), op=hvd.Sum).numpy().tolist()
 assert total == [sum(range(1, hvd.size() + 1))] * 3
-sys.stdout.write(f"size {hvd.size()} mpi {hvd.mpi_enabled()}\n")
+sys.stdout.write(f"size {hvd.size()} mpi {hvd.mpi_enabled()}\\n")
 """,
 }
 
