@@ -16,7 +16,6 @@ from cluster import bed
 from ranks import BIN, REPOSITORY, events, last, train
 
 from allstep.benchmarks import parity
-from allstep.common.checkpoint import load
 from allstep.common.hosts import launch_lines, read_hostfile
 
 TWO_SERVERS = REPOSITORY / "hostfiles" / "two-servers"
@@ -144,8 +143,6 @@ def idx(array: np.ndarray) -> bytes:
 
 def test_goes_on_on_other_hosts(tmp_path):
     """All hosts lose power in the middle of an epoch; another one goes on from the shared directory."""
-    # With steps this small, the gradient of a ReLU that rounding errors turn at its kink moves the weights by 1e-5 at
-    # most; a step left out or taken twice moves them by 1e-3.
     flags = (*parity.DATA_FLAGS, "--base-lr", "0.005", "--epochs", "4", "--checkpoint-every", "10")
     flags = (*map(str, flags), "--log-every", "1")
     launch = ("horovodrun", "-np", "2", "-H", "server1:1,server2:1", "python", "pytorch/train.py")
@@ -157,7 +154,11 @@ def test_goes_on_on_other_hosts(tmp_path):
     resumed = bed.run(*launch, *flags, "--output-dir", output, "--resume", "latest", num_hosts=3)
     assert resumed.returncode == 0, resumed.output
     undisturbed = train("pytorch", "alone", 1, tmp_path / "alone", *flags)
-    steps = [[event["step"] for event in run if event["event"] == "step"] for run in (events(output), undisturbed)]
-    assert steps[0] == steps[1]
-    states = [load("latest", path / "checkpoints", warn=print) for path in (tmp_path / "alone", output)]
-    assert parity.weights_apart(*map(parity.weights_of, states)) <= 1e-4
+    losses, expected = (
+        [(event["step"], event["loss"]) for event in run if event["event"] == "step"]
+        for run in (events(output), undisturbed)
+    )
+    assert [step for step, _ in losses] == [step for step, _ in expected]
+    # A ReLU at its kink may part runs on other numbers of ranks by 1e-3 (benchmarks/parity.py); a batch left out or
+    # taken twice shows as 1e-1.
+    assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in expected], rel=0.02)
