@@ -293,4 +293,5 @@ def test_best_model_checkpoint_is_written_by_rank_0_alone(behaviour):
 def test_example(launcher, num_ranks, tmp_path):
     result = launch(launcher, num_ranks, REPOSITORY / "examples/keras_fit.py", TF_CPP_MIN_LOG_LEVEL="2")
     assert result.returncode == 0, result.output
-    assert float(result.output.rpartition("accuracy: ")[2].split()[0]) > 0.9
+    # Its weights start at random: accuracies of 0.90 to 0.94 were seen, and 0.1 is that of chance.
+    assert float(result.output.rpartition("accuracy: ")[2].split()[0]) > 0.8
