@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM
+from allstep.benchmarks.handwritten.data import trainer_flags
+from allstep.benchmarks.launching import FRAMEWORKS
 from allstep.benchmarks.measure import (
     Figure,
     events,
@@ -42,7 +43,6 @@ from allstep.benchmarks.measure import (
     seconds_until,
 )
 
-FRAMEWORKS = ("pytorch", "tensorflow")
 BATCH_SIZE = 64
 NUM_RANKS = 2
 
@@ -149,24 +149,8 @@ class Bench:
         return json.loads(output.read_text())
 
     def _flags(self, *, epochs: int | None = None, num_samples: int | None = None) -> Sequence[object]:
-        return (
-            "--dataset",
-            "synthetic",
-            "--synthetic-samples",
-            num_samples or self.effort.num_samples,
-            "--model",
-            "cnn",
-            "--batch-size",
-            BATCH_SIZE,
-            "--epochs",
-            epochs or self.effort.num_epochs,
-            "--optimizer",
-            "sgd",
-            "--base-lr",
-            LEARNING_RATE,
-            "--momentum",
-            MOMENTUM,
-        )
+        flags = trainer_flags(num_samples or self.effort.num_samples, epochs or self.effort.num_epochs)
+        return *flags, "--batch-size", BATCH_SIZE
 
     def _new_output(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self._directory)) / "output"

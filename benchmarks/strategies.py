@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM
+from allstep.benchmarks.handwritten.data import trainer_flags
 from allstep.benchmarks.launching import FRAMEWORKS, STARTS, strategies, train_command
 from allstep.benchmarks.measure import Figure, interleaved, median_ratio, print_table, printed_rates, run, save
 from allstep.common.cli import Parser, at_least, listed
@@ -81,9 +81,8 @@ class Bench:
     def ours(self, strategy: str) -> float:
         """Images per second of the trainer, the median of its epochs after the first."""
         num_ranks = _num_ranks(self._framework, strategy)
-        flags = ("--dataset", "synthetic", "--synthetic-samples", _NUM_SAMPLES, "--model", "cnn", "--epochs",
-                 NUM_EPOCHS, "--global-batch-size", _global_batch_size(self._framework, strategy), "--optimizer",
-                 "sgd", "--base-lr", LEARNING_RATE, "--momentum", MOMENTUM)  # fmt: skip
+        batch = ("--global-batch-size", _global_batch_size(self._framework, strategy))
+        flags = (*trainer_flags(_NUM_SAMPLES, NUM_EPOCHS), *batch)
         [printed] = run(train_command(self._framework, strategy, num_ranks, flags))
         return statistics.median(printed_rates(printed))
 

@@ -30,6 +30,14 @@ def arguments(strategies: Iterable[str] = ()) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def trainer_flags(num_samples: int, epochs: int) -> tuple[object, ...]:
+    """The flags with which a trainer trains what the loops do, but for the batch size."""
+    return (
+        *("--dataset", "synthetic", "--synthetic-samples", num_samples, "--model", "cnn", "--epochs", epochs),
+        *("--optimizer", "sgd", "--base-lr", LEARNING_RATE, "--momentum", MOMENTUM),
+    )
+
+
 def epoch_in_memory(
     num_samples: int, epoch: int, *, batch_size: int, rank: int, world_size: int
 ) -> tuple[np.ndarray, np.ndarray]:

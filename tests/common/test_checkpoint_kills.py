@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
+from requirements import skip
 
 from allstep.common.checkpoint import OutputDirectory, load
 from allstep.common.errors import UserError
@@ -88,7 +89,7 @@ def small_disk(tmp_path):
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
     if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting needs root")
+        skip("mounting needs root")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 
