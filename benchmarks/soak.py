@@ -1,10 +1,11 @@
-"""Whether a run that is killed at any moment and resumed ends where the undisturbed run ends.
+"""Whether a run that is killed or disturbed at any moment and resumed ends where the undisturbed run ends.
 
-    allstep soak [--kills 50] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
+    allstep soak [--kills 50] [--faults 40] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
 
 Trains on digits, kills a random rank by SIGKILL at a random moment (starting up, stepping, validating, writing a
 checkpoint), resumes, kills again, and lets the run end after one to four kills. A run goes on on the same number of
-ranks or, if it is a `mixed` one, on another number each time. After each kill:
+ranks or, if it is a `mixed` one, on another number each time. Then does the same with the faults of
+`benchmarks/faults.py`, under all launchers. After each kill or fault:
 
     every checkpoint under its name is whole, and has the weights of the undisturbed run at its step
 
