@@ -28,7 +28,7 @@ class Horovod(Single):
             os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
 
     def init(self) -> None:
-        configure_horovod(self.flags)
+        configure_horovod(self.flags, on_gpu=torch.cuda.is_available())
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.rank = hvd.rank()

@@ -9,6 +9,7 @@ import horovod
 import keras
 import numpy as np
 
+import tensorflow as tf
 from allstep.common.config import StrategyConfig
 from allstep.common.launcher import Placement
 from allstep.common.strategies import check_horovod, configure_horovod
@@ -29,7 +30,7 @@ class Horovod(Single):
             os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
 
     def init(self) -> None:
-        configure_horovod(self.flags)
+        configure_horovod(self.flags, on_gpu=bool(tf.config.list_physical_devices("GPU")))
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.rank = hvd.rank()

@@ -1,6 +1,7 @@
 """What we change in Horovod 0.28.1, its last release (June 2023), and why."""
 
 from horovod_edits.compile import COMPILE_EDITS
+from horovod_edits.cycle import CYCLE_EDITS
 from horovod_edits.edit import Edit, EditFailed, apply_edits
 from horovod_edits.faults import FAULT_EDITS
 from horovod_edits.launch import LAUNCH_EDITS
@@ -11,6 +12,7 @@ from horovod_edits.tensorflow import TENSORFLOW_EDITS
 
 EDITS: tuple[Edit, ...] = (
     *COMPILE_EDITS,
+    *CYCLE_EDITS,
     *LAUNCH_EDITS,
     *FAULT_EDITS,
     *NETWORK_EDITS,

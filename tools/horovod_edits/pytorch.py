@@ -63,10 +63,11 @@ void HandleManager::WaitHandle(int handle) {
         new="""\
   {
     py::gil_scoped_release release_python_gil;
+    if (!handle_manager.PollHandle(handle)) AwaitCycle();
     handle_manager.WaitHandle(handle);
   }
 """,
-        reason="the PyTorch wait span at 100% of a core",
+        reason="the PyTorch wait span at 100% of a core; and it waited for the next cycle (see cycle.py)",
     ),
     Edit(
         path="horovod/torch/optimizer.py",

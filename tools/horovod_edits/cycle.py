@@ -1,0 +1,114 @@
+"""Edits to Horovod's background thread: a result that somebody waits for starts a cycle at once.
+
+The thread looks for work once a cycle (HOROVOD_CYCLE_TIME, 1 ms), so that what arrives one by one, as gradients during
+backward, is gathered and fused. Whoever waits for a result waited for the cycle first: 1.1 ms for an all-reduce of 8
+bytes that takes 0.04 ms now. To sleep without any cycles until there is work was no gain: the first rank with work
+then waits in MPI, polling, for a rank that still computes on the same cores.
+"""
+
+from __future__ import annotations
+
+from horovod_edits.edit import Edit
+
+CYCLE_EDITS = [
+    Edit(
+        path="horovod/common/global_state.h",
+        old="#include <queue>\n",
+        new="#include <condition_variable>\n#include <mutex>\n#include <queue>\n",
+        reason="for the members below",
+    ),
+    Edit(
+        path="horovod/common/global_state.h",
+        old="  // Whether collective context has been completed on the background thread.\n",
+        new="""\
+  // What ends the background thread's sleep before its next cycle is due.
+  std::mutex wake_mutex;
+  std::condition_variable wake;
+  bool cycle_awaited = false;
+
+  void AwaitCycle() {
+    {
+      std::lock_guard<std::mutex> guard(wake_mutex);
+      cycle_awaited = true;
+    }
+    wake.notify_one();
+  }
+
+  // Whether collective context has been completed on the background thread.
+""",
+        reason="who waits can say so",
+    ),
+    Edit(
+        path="horovod/common/operations.cc",
+        old="""\
+  auto start_time = std::chrono::steady_clock::now();
+  auto sleep_duration = state.last_cycle_start +
+                        std::chrono::microseconds(long(
+                            state.parameter_manager.CycleTimeMs() * 1000.)) -
+                        start_time;
+  if (sleep_duration > std::chrono::steady_clock::duration::zero()) {
+    std::this_thread::sleep_for(sleep_duration);
+  }
+""",
+        new="""\
+  auto due = state.last_cycle_start +
+             std::chrono::microseconds(
+                 long(state.parameter_manager.CycleTimeMs() * 1000.));
+  {
+    std::unique_lock<std::mutex> lock(state.wake_mutex);
+    state.wake.wait_until(lock, due, [&] { return state.cycle_awaited; });
+    state.cycle_awaited = false;
+  }
+""",
+        reason="sleeps until a cycle is due, or somebody waits for one",
+    ),
+    Edit(
+        path="horovod/common/operations.cc",
+        old="""\
+  status = process_set.tensor_queue.AddToTensorQueueMulti(entries, messages);
+
+""",
+        new="""\
+  status = process_set.tensor_queue.AddToTensorQueueMulti(entries, messages);
+  if (entries.size() > 1) {
+    horovod_global.AwaitCycle(); // a group is complete
+  }
+
+""",
+        reason="nothing is gained by waiting for more",
+    ),
+    Edit(
+        path="horovod/common/operations.cc",
+        old="    horovod_global.shut_down = true;\n    horovod_global.background_thread.join();\n",
+        new="    horovod_global.shut_down = true;\n"
+        "    horovod_global.AwaitCycle();\n"
+        "    horovod_global.background_thread.join();\n",
+        reason="the end of Horovod is waited for as well",
+    ),
+    Edit(
+        path="horovod/common/operations.cc",
+        old="""\
+        << "Enqueued barrier op";
+  }
+
+  return status;
+}
+""",
+        new="""\
+        << "Enqueued barrier op";
+  }
+
+  return status;
+}
+
+void AwaitCycle() { horovod_global.AwaitCycle(); }
+""",
+        reason="for who waits for a result",
+    ),
+    Edit(
+        path="horovod/common/operations.h",
+        old="Status EnqueueBarrier(",
+        new="// Have the background thread begin a cycle now.\nvoid AwaitCycle();\n\nStatus EnqueueBarrier(",
+        reason="declares it",
+    ),
+]
