@@ -6,6 +6,7 @@ Each rank is this same program, started anew with its place in the environment (
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -16,8 +17,10 @@ from collections.abc import Callable
 
 from allstep.common.launcher import spawned_environment
 
-# A rank that was asked to end has this long to save before it is killed.
+# A rank that was told to end has this long before it is killed; one that was given notice saves first, and has as long
+# as that takes.
 _GRACE_SECONDS = 8.0
+_NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -74,7 +77,8 @@ def _wait(ranks: list[subprocess.Popen], received: list[int]) -> int:
     while True:
         if received:
             _signal(ranks, received[0])
-            _wait_for_all(ranks)
+            patience = math.inf if received[0] in _NOTICES else _GRACE_SECONDS
+            _wait_for_all(ranks, patience, until=lambda: len(received) > 1)
             return 128 + received[0] if any(rank.returncode != 0 for rank in ranks) else 0
         failed = [rank.returncode for rank in ranks if rank.poll()]
         if failed:
@@ -85,11 +89,11 @@ def _wait(ranks: list[subprocess.Popen], received: list[int]) -> int:
         time.sleep(_POLL_SECONDS)
 
 
-def _wait_for_all(ranks: list[subprocess.Popen]) -> bool:
-    """Whether all ranks ended within their time of grace."""
-    deadline = time.monotonic() + _GRACE_SECONDS
+def _wait_for_all(ranks: list[subprocess.Popen], seconds: float, until: Callable[[], bool] = bool) -> bool:
+    """Whether all ranks ended in time, and before `until` became true."""
+    deadline = time.monotonic() + seconds
     while any(rank.poll() is None for rank in ranks):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or until():
             return False
         time.sleep(_POLL_SECONDS)
     return True
@@ -97,7 +101,7 @@ def _wait_for_all(ranks: list[subprocess.Popen]) -> bool:
 
 def _end(ranks: list[subprocess.Popen]) -> None:
     _signal(ranks, signal.SIGTERM)
-    if not _wait_for_all(ranks):
+    if not _wait_for_all(ranks, _GRACE_SECONDS):
         _signal(ranks, signal.SIGKILL)
     for rank in ranks:
         rank.wait()

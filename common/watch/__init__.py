@@ -26,7 +26,8 @@ from allstep.common.worker import Collectives
 __all__ = ["NOTICES", "Limits", "Pulse", "watching"]
 
 _ADDRESS_BYTES = 512
-_CONNECT_SECONDS = 20.0
+_MOST_ADDRESSES = 10
+_CONNECT_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -69,28 +70,42 @@ def watching(
 
 
 def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monitor | None) -> str:
-    """Rank 0 listens; all ranks learn its host, its port and the token to show."""
+    """Rank 0 listens; all ranks learn the names of its host, its port and the token to show."""
     text = b""
     if monitor:
         host = rendezvous.own_host(place)
         on_one_host = place.local_size == place.world_size
+        # Other hosts may not know this one by its own name, and know it only by one of its addresses.
+        hosts = [host] if on_one_host else [host, *_own_addresses()]
         listener = socket.create_server((host if on_one_host else "", 0), backlog=place.world_size)
         token = secrets.token_hex(16)
         monitor.listen(listener, token)
-        text = f"{host} {listener.getsockname()[1]} {token}".encode()
+        text = f"{','.join(hosts)} {listener.getsockname()[1]} {token}".encode()
     address = np.zeros(_ADDRESS_BYTES, np.uint8)
     address[: len(text)] = np.frombuffer(text, np.uint8)
     return collectives.broadcast_arrays({"watch": address})["watch"].tobytes().rstrip(b"\0").decode()
 
 
 def _connect(place: Placement, address: str) -> Channel:
-    host, port, token = address.split()
-    try:
-        connection = socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
-    except OSError as error:
-        raise Fault(
-            f"rank 0 cannot be reached at {host}:{port} ({error}); the hosts of a job must reach each other at any port"
-        ) from None
-    channel = Channel(connection)
-    channel.send(rank=place.rank, host=socket.gethostname(), token=token)
-    return channel
+    hosts, port, token = address.split()
+    errors = []
+    for host in hosts.split(","):
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
+        except OSError as error:
+            errors.append(f"{host}:{port} ({error})")
+            continue
+        channel = Channel(connection)
+        channel.send(rank=place.rank, host=socket.gethostname(), token=token)
+        return channel
+    raise Fault(
+        f"rank 0 cannot be reached at {', '.join(errors)}; the hosts of a job must reach each other at any port"
+    )
+
+
+def _own_addresses() -> list[str]:
+    """This host's IPv4 addresses but for loopback, at most as many as there is room for in a message."""
+    import psutil
+
+    found = [one.address for of in psutil.net_if_addrs().values() for one in of if one.family == socket.AF_INET]
+    return [address for address in found if not address.startswith("127.")][:_MOST_ADDRESSES]

@@ -18,8 +18,8 @@ _SLOWER = 3
 # Where all ranks are at the same point, nobody is known to wait: it may be a slow step.
 _PATIENCE_WITH_ALL = 12
 _SLOWER_THAN_ALL = 10
-# Disks take what they take, and a run must not die of it.
-_UNLIMITED = ("writing",)
+# Disks and terminals take what they take, and a run must not die of it.
+_UNLIMITED = ("writing", "reporting")
 # Where ranks wait for each other, and for what.
 _COLLECTIVES = {
     "step": "the gradients",

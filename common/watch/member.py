@@ -208,7 +208,10 @@ def is_in_framework() -> bool:
 def stacks() -> str:
     """The Python stacks of the main thread and of those that read batches ahead."""
     frames = sys._current_frames()
-    threads = [thread for thread in threading.enumerate() if thread.name in ("MainThread", READ_AHEAD)]
+    # One that has started since has no frame here.
+    names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident in frames}
     return "".join(
-        f"  {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident], _MOST_CALLS))}" for thread in threads
+        f"  {name}:\n{''.join(traceback.format_stack(frames[ident], _MOST_CALLS))}"
+        for ident, name in names.items()
+        if name in ("MainThread", READ_AHEAD)
     )

@@ -66,6 +66,7 @@ class Monitor:
         self._decide_at = 0.0
         self._begun: dict[int, int] = {}
         self._notice = ""
+        self._strangers: list[Channel] = []  # connected, and not admitted yet
         self._selector = selectors.DefaultSelector()
         self._admit(0, socket.gethostname(), own)
 
@@ -90,7 +91,8 @@ class Monitor:
             concluding = self._lost or self._stall
             wait = _SOON_SECONDS if concluding else max(0.0, next_beat - time.monotonic())
             for key, _ in self._selector.select(wait):
-                key.data()
+                if key.fd in self._selector.get_map():  # one before it may have closed it
+                    key.data()
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + BEAT_SECONDS
@@ -104,26 +106,31 @@ class Monitor:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         channel = Channel(connection)
+        self._strangers.append(channel)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._greet(channel))
 
     def _greet(self, channel: Channel) -> None:
         """Admit a rank that knows the token; anybody else may connect, so nothing is taken for granted."""
-        self._selector.unregister(channel)
         try:
-            greeting, *others = channel.receive()
-            rank, host, token = int(greeting["rank"]), str(greeting["host"]), str(greeting["token"])
-            known = hmac.compare_digest(token.encode(), self._token.encode())
-        except (EOFError, ValueError, TypeError, KeyError):
+            messages = channel.receive()
+            known = not messages or hmac.compare_digest(messages[0]["token"].encode(), self._token.encode())
+        except Exception:  # whatever a stranger may send
             known = False
-        if not known or rank in self._seen:
+        if known and not messages:
+            return  # the rest of the line is still to come
+        self._strangers.remove(channel)
+        self._selector.unregister(channel)
+        if not known or messages[0]["rank"] in self._seen:
             channel.close()
             return
-        self._admit(rank, host, channel)
+        greeting, *others = messages
+        self._admit(greeting["rank"], greeting["host"], channel)
         for message in others:
-            self._hear(rank, message)
+            self._hear(greeting["rank"], message)
         if len(self._seen) == self._world_size:
-            self._selector.unregister(self._listener)
-            self._listener.close()
+            for channel in (self._listener, *self._strangers):
+                self._selector.unregister(channel)
+                channel.close()
 
     def _admit(self, rank: int, host: str, channel: Channel) -> None:
         now = time.monotonic()

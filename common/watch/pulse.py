@@ -18,6 +18,7 @@ PLACES = {
     "validation": "validation after step {}",
     "checkpoint": "gathering the checkpoint of step {}",
     "writing": "writing the checkpoint of step {}",
+    "reporting": "reporting step {}",
 }
 """What a rank may be doing, with its step."""
 

@@ -134,6 +134,7 @@ def test_strangers_are_turned_away_and_a_rank_is_let_in():
         threading.Thread(target=monitor.run, daemon=True).start()
         connect = lambda: socket.create_connection(listener.getsockname(), timeout=5)  # noqa: E731
         greetings = [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"rank": 1}\n', b"\xff\n", b"", b"x" * (1 << 21)]
+        greetings += [b'{"rank": 1e999, "host": "a", "token": "guess"}\n', b"[" * 100_000 + b"\n"]
         wrong = [{"rank": 1, "host": "a", "token": "guess"}, {"rank": 0, "host": "a", "token": "secret"}]
         for greeting in [*greetings, *(json.dumps(one).encode() + b"\n" for one in wrong)]:
             with connect() as stranger:
@@ -144,7 +145,10 @@ def test_strangers_are_turned_away_and_a_rank_is_let_in():
                 except OSError:
                     pass  # turned away before it had said all
         with connect() as rank:
-            rank.sendall(json.dumps({"rank": 1, "host": "a", "token": "secret"}).encode() + b"\n")
+            greeting = json.dumps({"rank": 1, "host": "a", "token": "secret"}).encode() + b"\n"
+            rank.sendall(greeting[:9])  # it may come in pieces
+            time.sleep(0.1)
+            rank.sendall(greeting[9:])
             assert json.loads(rank.makefile().readline()) == {"beat": True}
             rank.sendall(b'{"bye": 0}\n')
 
