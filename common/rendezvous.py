@@ -15,12 +15,16 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from typing import TextIO
 
 from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
 
 _PATIENCE_SECONDS = 60.0  # between the arrival of the first and of the last rank
 _POLL_SECONDS = 0.05
+# What a rank has to say comes at once and is short; a stranger may connect and say nothing, or too much.
+_LINE_SECONDS = 2.0
+_MOST_CHARACTERS = 4096
 
 
 def all_gather(text: str, place: Placement, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -68,7 +72,8 @@ def free_ports(number: int) -> Iterator[list[int]]:
 def slurm_address(place: Placement, environ: Mapping[str, str]) -> tuple[str, int]:
     """Where rank 0 of a Slurm step listens: a port below those that Linux gives to clients, apart for each step."""
     job, step = (int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    return place.hosts[0], 20000 + (job * 31 + step) % 12000
+    host = "127.0.0.1" if place.local_size == place.world_size else place.hosts[0]
+    return host, 20000 + (job * 31 + step) % 12000
 
 
 def _store_address(environ: Mapping[str, str]) -> tuple[str, int]:
@@ -133,8 +138,14 @@ def _through_first_host(text: str, place: Placement, address: tuple[str, int]) -
 
 def _collect(text: str, place: Placement, port: int, deadline: float) -> list[str]:
     texts = {0: text}
+    host = "127.0.0.1" if place.local_size == place.world_size else ""
     with contextlib.ExitStack() as opened:
-        server = opened.enter_context(socket.create_server(("", port), backlog=place.world_size))
+        try:
+            server = opened.enter_context(socket.create_server((host, port), backlog=place.world_size))
+        except OSError as error:
+            raise Fault(
+                f"rank 0 cannot listen at port {port}, which this Slurm step's ranks look for: {error}"
+            ) from None
         streams = []
         while len(texts) < place.world_size:
             server.settimeout(max(0.0, deadline - time.monotonic()))
@@ -143,14 +154,24 @@ def _collect(text: str, place: Placement, port: int, deadline: float) -> list[st
             except TimeoutError:
                 missing = ", ".join(str(rank) for rank in range(place.world_size) if rank not in texts)
                 raise Fault(f"rank {missing} did not come within {_PATIENCE_SECONDS:g} s") from None
+            connection.settimeout(_LINE_SECONDS)
             stream = opened.enter_context(opened.enter_context(connection).makefile("rw"))
-            rank, texts_of_rank = json.loads(stream.readline())
-            texts[rank] = texts_of_rank
-            streams.append(stream)
+            if (found := _introduced(stream, place.world_size)) and found[0] not in texts:
+                texts[found[0]] = found[1]
+                streams.append(stream)
         answer = [texts[rank] for rank in range(place.world_size)]
         for stream in streams:
             print(json.dumps(answer), file=stream, flush=True)
     return answer
+
+
+def _introduced(stream: TextIO, world_size: int) -> tuple[int, str] | None:
+    """A rank and its text; None for anybody else who connects, or says nothing."""
+    try:
+        rank, text = json.loads(stream.readline(_MOST_CHARACTERS))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    return (rank, text) if rank in range(1, world_size) and isinstance(text, str) else None
 
 
 def _wait(deadline: float, whom: str) -> None:
