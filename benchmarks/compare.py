@@ -3,10 +3,10 @@
     allstep compare
     allstep compare --frameworks pytorch,tensorflow --strategies horovod,ddp --ranks 1,2 --output-dir DIR
 
-Every cell (framework x strategy x ranks x model x batch size) is launched by its real launcher several times, all
-cells in turn, after a gate that lets only those be compared which train the same curve. The output directory keeps
-every raw sample, the statistics and all rules of the comparison (compare.json); allstep report makes pages of it. The
-same command again goes on where it was interrupted, and measures again what had failed.
+Every cell (framework x strategy x ranks x model x batch size x precision) is launched by its real launcher several
+times, all cells in turn, after a gate that lets only those be compared which train the same curve. The output directory
+keeps every raw sample, the statistics and all rules of the comparison (compare.json); allstep report makes pages of it.
+The same command again goes on where it was interrupted, and measures again what had failed.
 
 The strategy `independent` is always there: single processes without communication, one for each rank. A strategy that
 one framework alone has is measured in that one.
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allstep.benchmarks.comparison import results
-from allstep.benchmarks.comparison.cells import INDEPENDENT, WORKLOADS, Settings, matrix
+from allstep.benchmarks.comparison.cells import INDEPENDENT, PRECISIONS, WORKLOADS, Settings, matrix
 from allstep.benchmarks.comparison.session import Comparison
 from allstep.benchmarks.comparison.table import print_tables
 from allstep.benchmarks.launching import FRAMEWORKS, strategies
@@ -52,7 +52,8 @@ def main(arguments: Sequence[str]) -> None:
     if flags.quick:
         vars(flags).update(QUICK)
     names = STRATEGIES if "all" in flags.strategies else flags.strategies
-    cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, flags.models, flags.batch_sizes)
+    what = flags.models, flags.batch_sizes, flags.precisions
+    cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, *what)
     fields = [item.name for item in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(flags, name) for name in fields})
     # So that a job of its own session is ended with this process.
@@ -93,6 +94,9 @@ def _parser() -> Parser:
     add("--ranks", type=listed(at_least(1)), default=ranks, metavar="N,...", help="one rank is always measured")
     add("--models", type=listed(str, MODELS), default=("cnn",), metavar="NAME,...")
     add("--batch-sizes", type=listed(at_least(1)), default=(64,), metavar="N,...", help="samples a step on one rank")
+    add(
+        "--precisions", type=listed(str, PRECISIONS), default=PRECISIONS[:1], metavar="NAME,...", help="bf16: in layers"
+    )
     add("--workloads", type=listed(str, WORKLOADS), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
     add("--repetitions", type=at_least(LEAST_REPETITIONS), default=LEAST_REPETITIONS, metavar="N")
     add("--num-warmup-batches", type=at_least(1), default=5, metavar="N")

@@ -13,7 +13,7 @@ INDEPENDENT = "independent"
 """So many single processes at once, without communication: on one rank the plain program, on more the machine's own
 limit."""
 WORKLOADS = ("synthetic-weak", "synthetic-strong", "real-weak", "real-strong")
-PRECISION = "float32"  # the only one that the trainers have
+PRECISIONS = ("float32", "bf16")
 _SMALL = ("--synthetic-shape", "28", "28", "1", "--synthetic-classes", "10")
 _LARGE = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
 SYNTHETIC_IMAGES = {"mlp": _SMALL, "cnn": _SMALL, "resnet18": _LARGE, "resnet50": _LARGE}
@@ -56,10 +56,12 @@ class Cell:
     model: str
     batch_size: int
     """Samples a step on one rank."""
+    precision: str
+    """One of the trainers'."""
 
     @property
     def id(self) -> str:
-        parts = (self.workload, self.framework, self.strategy, self.ranks, self.model, self.batch_size, PRECISION)
+        parts = (self.workload, self.framework, self.strategy, self.ranks, self.model, self.batch_size, self.precision)
         return ".".join(map(str, parts))
 
     @property
@@ -94,6 +96,7 @@ def matrix(
     ranks: Sequence[int],
     models: Sequence[str],
     batch_sizes: Sequence[int],
+    precisions: Sequence[str],
 ) -> list[Cell]:
     """All cells, in the order of the table, of the strategies that a framework has, on as many ranks as they can have.
 
@@ -102,9 +105,9 @@ def matrix(
     strategies = (INDEPENDENT, *(name for name in strategies if name != INDEPENDENT))
     ranks = sorted({1, *ranks})
     cells = []
-    for workload, model, batch_size in itertools.product(workloads, models, batch_sizes):
+    for workload, *what in itertools.product(workloads, models, batch_sizes, precisions):
         for framework, strategy, number in itertools.product(frameworks, strategies, ranks):
-            cell = Cell(workload, framework, strategy, number, model, batch_size)
+            cell = Cell(workload, framework, strategy, number, *what)
             if strategy == INDEPENDENT or (strategy in STARTS[framework] and start_of(cell).can_have(number)):
                 cells.append(cell)
     return list(dict.fromkeys(cells))
@@ -116,7 +119,8 @@ def commands(cell: Cell, settings: Settings, folder: Path) -> tuple[list[list[st
     outputs = [folder / f"output-{process}.json" for process in range(number)]
     batch = cell.global_batch_size // number
     meeting = ("--meet", folder, number) if number > 1 else ()
-    flags = (*flags_of(cell.input, cell.model, settings), "--framework", cell.framework, "--global-batch-size", batch)
+    trained = ("--framework", cell.framework, "--global-batch-size", batch, "--precision", cell.precision)
+    flags = (*flags_of(cell.input, cell.model, settings), *trained)
     module = "allstep.benchmarks.synthetic" if cell.input == "synthetic" else "allstep.benchmarks.comparison.real"
     strategy, ranks = trainers_name(cell.strategy), cell.ranks // number
     return [

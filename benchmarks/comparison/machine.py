@@ -73,10 +73,13 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints; None where there is no such command or it fails."""
+    """What a command prints; None where there is no such command, or it fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        return None
     return result.stdout.strip() if result.returncode == 0 else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from allstep.benchmarks.comparison.cells import PRECISION, Settings
+from allstep.benchmarks.comparison.cells import Settings
 
 
 def rules(settings: Settings, *, num_rounds: int) -> Sequence[str]:
@@ -13,7 +13,7 @@ def rules(settings: Settings, *, num_rounds: int) -> Sequence[str]:
         # gate.py
         f"Parity gate: a place is compared only after it trained {settings.gate_steps} steps on digits along the same "
         "curve (losses and weights) as the others, by the measures and bounds of allstep parity (ResNets: two steps, "
-        "losses to 1e-3, a curve for each number of ranks); otherwise its row says so.",
+        "losses to 1e-3, a curve for each number of ranks; bf16: losses to 2e-2); otherwise its row says so.",
         # synthetic.py, real.py
         f"Warm-up is excluded: {settings.num_warmup_batches} steps of synthetic input, the first epoch of real input.",
         "The device is idle before each clock read: a block ends when its last update can be read.",
@@ -26,8 +26,8 @@ def rules(settings: Settings, *, num_rounds: int) -> Sequence[str]:
         "Median, mean with its 95 % confidence interval (Student's t) and spread (standard deviation of one launch) "
         "are told apart, over launches.",
         # cells.py
-        f"All cells have {settings.threads_per_rank} thread(s) a rank, {PRECISION}, the same images, and the same "
-        "batch a rank (weak scaling) or the same global batch (strong scaling); these two are apart.",
+        f"All cells have {settings.threads_per_rank} thread(s) a rank and the same images; those of one table have the "
+        "same precision, and the same batch a rank (weak scaling) or the same global batch (strong scaling).",
         "Synthetic input (images made once, on the device: computation and communication) and real input "
         f"({settings.dataset} through the input pipeline) are apart.",
         # samples.efficiency

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison import gate, machine, results, samples
 from allstep.benchmarks.comparison.availability import unavailable
-from allstep.benchmarks.comparison.cells import PRECISION, Cell, Settings, commands
+from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings, commands
 from allstep.benchmarks.comparison.jobs import Outcome, run_job
 from allstep.benchmarks.comparison.rules import rules
 from allstep.common.errors import UserError
@@ -88,7 +88,8 @@ class Comparison:
         comparable = {
             cell.id
             for cell in self._cells
-            if summaries[cell.id]["images_per_second"] and verdicts[cell.id]["status"] != "failed"
+            if summaries[cell.id]["images_per_second"]
+            and (cell.strategy == INDEPENDENT or verdicts[cell.id]["status"] == "passed")
         }
         summary = {
             "created": self._created,
@@ -106,7 +107,6 @@ class Comparison:
                     "input": cell.input,
                     "scaling": cell.scaling,
                     "global_batch_size": cell.global_batch_size,
-                    "precision": PRECISION,
                     **summaries[cell.id],
                     **self._as_unavailable(cell),
                     "gate": verdicts[cell.id],
@@ -190,6 +190,8 @@ def _identity(environment: dict) -> dict:
         "versions": environment["versions"],
         "host": environment["hostname"],
         "processor": environment["processor"]["name"],
+        "commit": (environment["git"] or {}).get("commit"),
+        "variables": environment["variables"],
     }
 
 

@@ -16,9 +16,9 @@ def print_tables(cells: Sequence[dict], rules: Sequence[str]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    for (workload, model, batch_size), of_table in itertools.groupby(cells, _table_of):
+    for (workload, model, batch_size, precision), of_table in itertools.groupby(cells, _table_of):
         of_table = list(of_table)
-        console.print(_table(f"{workload}: {model}, {batch_size} images a step on one rank", of_table))
+        console.print(_table(f"{workload}: {model}, {batch_size} images a step on one rank, {precision}", of_table))
         for cell in of_table:
             if told := note(cell):
                 place = f"{cell['framework']} {cell['strategy']} on {cell['ranks']}"
@@ -27,8 +27,8 @@ def print_tables(cells: Sequence[dict], rules: Sequence[str]) -> None:
     console.print(f"Efficiencies are ratios within a round; compare.json has all {len(rules)} rules.")
 
 
-def _table_of(cell: dict) -> tuple[str, str, int]:
-    return cell["workload"], cell["model"], cell["batch_size"]
+def _table_of(cell: dict) -> tuple[str, str, int, str]:
+    return cell["workload"], cell["model"], cell["batch_size"], cell["precision"]
 
 
 def _table(title: str, cells: Sequence[dict]):
@@ -71,6 +71,6 @@ def note(cell: dict) -> str:
     """What a reader has to know of a cell besides its figures."""
     if cell["status"] != "ok":
         return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]
-    if cell["gate"]["status"] == "failed":
+    if not cell["comparable"]:
         return f"not compared: {cell['gate']['reason']}"
     return ""

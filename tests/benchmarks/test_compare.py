@@ -18,7 +18,7 @@ import pytest
 import scipy.stats
 from ranks import BIN, environment, run
 
-from allstep.benchmarks import parity
+from allstep.benchmarks import parity, repeated
 from allstep.benchmarks.comparison import machine, results, samples
 from allstep.benchmarks.comparison.availability import unavailable
 from allstep.benchmarks.comparison.cells import Cell, Settings, commands, matrix
@@ -33,9 +33,13 @@ OK = Outcome("ok", None, 1000.0, 9.0, None)
 
 
 def cell(
-    workload: str = "synthetic-weak", strategy: str = "horovod", ranks: int = 2, framework: str = "pytorch"
+    workload: str = "synthetic-weak",
+    strategy: str = "horovod",
+    ranks: int = 2,
+    framework: str = "pytorch",
+    precision: str = "float32",
 ) -> Cell:
-    return Cell(workload, framework, strategy, ranks, "cnn", 64)
+    return Cell(workload, framework, strategy, ranks, "cnn", 64, precision)
 
 
 # Statistics.
@@ -60,9 +64,9 @@ def test_a_single_sample_has_no_spread():
 
 
 def test_matrix_has_what_frameworks_have_and_what_the_others_are_compared_with():
-    cells = matrix(
-        ["real-strong"], ["pytorch", "tensorflow"], ["ddp", "parameter-server", "ddp"], [2, 2], ["cnn"], [64]
-    )
+    strategies = ["ddp", "parameter-server", "ddp"]
+    what = ["cnn"], [64], ["float32"]
+    cells = matrix(["real-strong"], ["pytorch", "tensorflow"], strategies, [2, 2], *what)
     assert [(one.framework, one.strategy, one.ranks) for one in cells] == [
         ("pytorch", "independent", 1),
         ("pytorch", "independent", 2),
@@ -183,27 +187,34 @@ class MadeUp(Gate):
     ],
 )
 def test_gate_lets_pass_what_trains_the_same_curve(changes, framework, status):
-    reference = Place("pytorch", "independent", 1, "cnn")
+    reference = Place("pytorch", "independent", 1, "cnn", "float32")
     gate = MadeUp(**changes)
     assert gate.judge(reference, reference)["status"] == "passed"
-    verdict = gate.judge(Place(framework, "horovod", 2, "cnn"), reference)
+    verdict = gate.judge(Place(framework, "horovod", 2, "cnn", "float32"), reference)
     assert (verdict["status"], verdict["reference"]) == (status, reference.id)
     assert (verdict["reason"] is None) == (status == "passed")
     json.dumps(verdict, allow_nan=False)
 
 
 def test_resnets_are_judged_by_losses_alone():
-    reference, other = (Place("pytorch", name, 1, "resnet18") for name in ("independent", "horovod"))
+    reference, other = (Place("pytorch", name, 1, "resnet18", "float32") for name in ("independent", "horovod"))
     for change, status in ((5e-4, "passed"), (5e-3, "failed")):
         verdict = MadeUp(horovod=change).judge(other, reference)
         assert (verdict["status"], verdict["num_steps"]) == (status, 2)
+
+
+def test_bf16_is_judged_by_losses_alone():
+    reference, other = (Place("pytorch", name, 1, "cnn", "bf16") for name in ("independent", "horovod"))
+    for change, status in ((1e-2, "passed"), (5e-2, "failed")):
+        verdict = MadeUp(horovod=change).judge(other, reference)
+        assert (verdict["status"], verdict["bound"]) == (status, 2e-2)
 
 
 def test_what_has_no_one_curve_is_not_judged():
     assert place_of(cell(strategy="independent")) is None
     assert place_of(cell(strategy="parameter-server", framework="tensorflow")) is None
     assert place_of(cell(strategy="independent", ranks=1)) is not None
-    places = [Place("pytorch", "horovod", ranks, "resnet18") for ranks in (1, 2)]
+    places = [Place("pytorch", "horovod", ranks, "resnet18", "float32") for ranks in (1, 2)]
     assert places[0].group != places[1].group  # batch norm sees other samples
 
 
@@ -288,7 +299,7 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
     told, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in told, told
     assert launched_processes() <= before
-    content, gate = first.read_text(), results.gate_path(directory, "pytorch.independent.1.cnn").read_text()
+    content, gate = first.read_text(), results.gate_path(directory, "pytorch.independent.1.cnn.float32").read_text()
     assert json.loads((directory / "compare.json").read_text())["finished"] is False
     second.parent.mkdir(exist_ok=True)
     second.write_text(content[:100])  # as a full disk would leave it
@@ -298,7 +309,7 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
     [warning] = [line for line in result.stderr.splitlines() if "cannot be read" in line]
     assert str(second) in warning
     assert first.read_text() == content  # it was not measured again
-    assert results.gate_path(directory, "pytorch.independent.1.cnn").read_text() == gate
+    assert results.gate_path(directory, "pytorch.independent.1.cnn.float32").read_text() == gate
     assert re.findall(r"^round \d+: (\S+):", result.stderr, re.MULTILINE) == [CELL.format(2)]
 
     summary = json.loads((directory / "compare.json").read_text())
@@ -353,3 +364,26 @@ def test_settings_are_those_of_the_command_line():
     told = run("allstep", "compare", "--help").stdout
     assert all(f"--{item.name.replace('_', '-')}" in told for item in dataclasses.fields(Settings))
     assert os.environ.get("ALLSTEP_JOB") is None
+
+
+# Two comparisons.
+
+
+def a_cell(strategy: str, share: float) -> dict:
+    place = {"workload": "synthetic-weak", "framework": "pytorch", "model": "cnn", "batch_size": 64, "ranks": 2}
+    efficiency = {"independent": {"median": share}}
+    return {"id": f"{strategy}.2", "strategy": strategy, "precision": "float32", "efficiency": efficiency, **place}
+
+
+@pytest.mark.parametrize(
+    ("again", "holds"), [((0.92, 0.84), True), ((0.92, 0.70), False), ((0.86, 0.87), False)], ids=str
+)
+def test_a_repeated_comparison_holds_within_five_percent_and_in_the_same_order(tmp_path, monkeypatch, again, holds):
+    for name, shares in (("first", (0.9, 0.85)), ("second", again)):
+        cells = [a_cell(*one) for one in zip(("horovod", "ddp"), shares, strict=True)]
+        limit = {**a_cell("independent", 1.0), "id": "independent.2"}
+        results.write(tmp_path / name / results.SUMMARY, {"cells": [limit, *cells]})
+    monkeypatch.setattr("sys.argv", ["repeated", str(tmp_path / "first"), str(tmp_path / "second")])
+    with pytest.raises(SystemExit) as ended:
+        repeated.main()
+    assert ended.value.code == (0 if holds else 1)

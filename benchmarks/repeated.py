@@ -1,0 +1,97 @@
+"""Whether two runs of `allstep compare` tell the same:
+
+    allstep compare --output-dir runs/first
+    allstep compare --output-dir runs/second
+    python -m allstep.benchmarks.repeated runs/first runs/second
+
+For every cell that both have: its share of the machine's limit (images/s over that of independent processes in the same
+round, the median over rounds) in both runs; and for every place in the table, whether the strategies are ranked alike.
+Images/s themselves follow the machine, which may be slower today. The exit status is 0 where no share differs by more
+than 5 % and no ranking changed, 1 else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.benchmarks.comparison import results
+from allstep.common.ending import run_rank
+from allstep.common.errors import UserError
+
+BOUND = 0.05
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A share of the limit in two runs."""
+
+    cell: str
+    first: float
+    second: float
+
+    @property
+    def change(self) -> float:
+        return self.second / self.first - 1
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.change) <= BOUND
+
+
+def repetitions(first: Sequence[dict], second: Sequence[dict]) -> list[Repetition]:
+    """The cells of two runs that are compared with independent processes in both."""
+    shares = [{cell["id"]: _share(cell) for cell in cells if _share(cell)} for cells in (first, second)]
+    return [Repetition(name, share, shares[1][name]) for name, share in shares[0].items() if name in shares[1]]
+
+
+def rankings(cells: Sequence[dict]) -> Iterator[tuple[str, list[str]]]:
+    """By workload, model, batch, precision, framework and ranks: the strategies, the largest share first."""
+    measured = sorted((cell for cell in cells if _share(cell)), key=_place)
+    for place, found in itertools.groupby(measured, key=_place):
+        yield place, [cell["strategy"] for cell in sorted(found, key=_share, reverse=True)]
+
+
+def _place(cell: dict) -> str:
+    return ".".join(str(cell[name]) for name in ("workload", "framework", "model", "batch_size", "precision", "ranks"))
+
+
+def _share(cell: dict) -> float | None:
+    """None for the limit itself, and where nothing was measured or may be compared."""
+    share = (cell["efficiency"] or {}).get("independent")
+    return share["median"] if share and cell["strategy"] != "independent" else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directories", nargs=2, type=Path, metavar="DIR")
+    flags = parser.parse_args()
+    first, second = map(_cells, flags.directories)
+    found, before, after = repetitions(first, second), dict(rankings(first)), dict(rankings(second))
+    if not found:
+        raise UserError("expected two comparisons with cells in common, received none; repeat the same command")
+    for one in found:
+        print(f"{one.cell:64} {one.first:6.3f} {one.second:6.3f} {one.change:+7.1%}  {_verdict(one.holds)}")
+    for place in sorted(before.keys() & after.keys()):
+        print(f"{place:64} {' > '.join(after[place])}  {_verdict(before[place] == after[place])}")
+    same = all(before[place] == after[place] for place in before.keys() & after.keys())
+    sys.exit(0 if same and all(one.holds for one in found) else 1)
+
+
+def _cells(directory: Path) -> list[dict]:
+    content = results.read(directory / results.SUMMARY)
+    if content is None:
+        raise UserError(f"expected a directory of allstep compare, received {directory} without {results.SUMMARY}")
+    return content["cells"]
+
+
+def _verdict(holds: bool) -> str:
+    return "yes" if holds else "NO"
+
+
+if __name__ == "__main__":
+    run_rank(main)
