@@ -2,7 +2,7 @@
 
     allstep collectives --ranks 2
     allstep collectives --backends mpi4py,horovod-torch --collectives all-reduce --sizes 1048576,67108864
-    HOROVOD_CYCLE_TIME=0.1 allstep collectives --backends mpi4py,horovod-torch
+    allstep collectives --backends mpi4py,horovod-tensorflow --ranks 4
     allstep collectives --tune
 
 Starts the ranks by each library's launcher, in interleaved rounds, checks every result, and prints size, time,
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -29,13 +30,15 @@ from pathlib import Path
 
 from allstep.benchmarks import horovod_settings
 from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES
+from allstep.benchmarks.comparison.cells import SYNTHETIC_IMAGES
+from allstep.benchmarks.comparison.machine import variables
 from allstep.benchmarks.measure import BenchmarkFailed, environment, running
+from allstep.benchmarks.prediction.networks import known_networks
 from allstep.common.cli import Parser, at_least, listed
 from allstep.common.errors import UserError
 
 FORMAT, VERSION = "allstep-collectives", 1
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
-_VARIABLES = ("HOROVOD_", "OMPI_", "OMP_NUM_THREADS")
 SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
 """8 B to 128 MiB by factors of 8, and 256 MiB."""
 
@@ -75,12 +78,12 @@ def main(arguments: Sequence[str]) -> None:
         "format": FORMAT,
         "version": VERSION,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["allstep", "collectives", *arguments]),
+        "command": shlex.join(["allstep", "collectives", *arguments]),
         "ranks": flags.ranks,
         "rounds": flags.rounds,
         "load_average": os.getloadavg(),
         "num_cores": len(os.sched_getaffinity(0)),
-        "variables": {name: value for name, value in environment().items() if name.startswith(_VARIABLES)},
+        "variables": variables(environment()),
         "rows": rows,
         "missing": missing,
         "failures": failures,
@@ -94,6 +97,7 @@ def main(arguments: Sequence[str]) -> None:
         content["recommendation"] = horovod_settings.recommend(costs, flags.network, flags.step_ms)
         print(horovod_settings.told(content["recommendation"]))
         if flags.tune:
+            _save(flags.output, content)
             content["tuning"] = horovod_settings.try_out(content["recommendation"], flags.ranks, flags.rounds)
     _save(flags.output, content)
     if failures or not all(row["right"] for row in rows):
@@ -111,7 +115,11 @@ def _flags(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--step-ms", type=at_least(1), default=40, metavar="MS", help="its step time on one rank")
     parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
     parser.add_argument("--output", type=Path, default=Path("runs/collectives.json"), metavar="FILE")
-    return parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
+    networks = [name for name in known_networks() if name in SYNTHETIC_IMAGES or not flags.tune]
+    if flags.network not in networks:
+        parser.error(f"expected --network to be one of {', '.join(networks)}, received {flags.network}")
+    return flags
 
 
 def launch(name: str, collectives: Sequence[str], sizes: Sequence[int], num_ranks: int) -> list[dict]:

