@@ -48,6 +48,24 @@ class ScheduleConfig:
     lr_decay: Literal["constant", "step", "cosine", "poly", "linear"] = "constant"
     """What follows the warm-up."""
 
+    lr_milestones: tuple[float, ...] = ()
+    """step: epochs after which the learning rate falls; without any, at 30, 60 and 80 of 90 parts of the run."""
+
+    lr_step_factor: float = 0.1
+    """step: what the learning rate is multiplied by at each milestone."""
+
+    lr_power: float = 2.0
+    """poly: exponent of the remaining part of the run."""
+
+    final_lr: float = 0.0
+    """cosine, poly, linear: the learning rate at the end of the run."""
+
+    batch_ramp: tuple[str, ...] = ()
+    """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, a global batch is so many times as large (Smith et al. 2018)."""
+
+    drop_last: bool = False
+    """Leave out the last samples of an epoch's order where they do not fill a global batch."""
+
     early_stop_patience: int = 0
     """Stop when the validation loss has not fallen for N epochs; 0 never stops early."""
 
@@ -361,6 +379,11 @@ def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) ->
         UserError: there are more ranks than samples, or a global batch does not fill the ranks.
     """
     global_batch_size = config.global_batch_size(world_size)
+    if config.schedule.drop_last and global_batch_size > num_samples:
+        raise UserError(
+            f"expected a global batch size of at most {num_samples}, all samples, with --drop-last, received "
+            f"{global_batch_size}; lower it or leave --drop-last out"
+        )
     if world_size > num_samples:
         raise UserError(
             f"expected at least one training sample per rank, received {num_samples} samples of "

@@ -64,6 +64,8 @@ class Run:
     """Report every N-th step; 0 for none."""
     early_stop_patience: int
     """Stop after N epochs without a lower validation loss; 0 for never."""
+    drop_last: bool = False
+    """Leave out samples at the end of an epoch's order that do not fill a global batch."""
     steps_in_flight: int = 1
     """Steps under way when the loss of the one before them is looked at; more than 1 where steps are asynchronous."""
     metrics: Callable[[], Mapping[str, float]] = dict
@@ -108,20 +110,28 @@ def _fit(run: Run, progress: Progress) -> None:
         run.pulse.enter("sums")
         [train_loss_sum] = worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
         validation = evaluate(worker, run.dataset.validation, run.schedule.global_batch_size, run.pulse)
-        epoch_seconds = progress.epoch_seconds
+        if not math.isfinite(validation.loss):
+            raise UserError(
+                f"expected a finite validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
+                "or lengthen --warmup-epochs"
+            )
+        epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
+        last_sample = (epoch - 1) * num_samples + num_trained - 1
         _finish_epoch(progress, validation)
+        metrics = run.metrics()
+        run.pulse.enter("reporting")
         run.reporter.event(
             "epoch",
             epoch=epoch,
-            train_loss=train_loss_sum / num_samples,
+            train_loss=train_loss_sum / num_trained,
             validation_loss=validation.loss,
             validation_accuracy=validation.accuracy,
             validation_samples=validation.num_samples,
             epoch_seconds=epoch_seconds,
             cumulative_seconds=progress.cumulative_seconds,
-            images_per_second=num_samples / epoch_seconds,
-            learning_rate=learning_rate(run.schedule, epoch * num_samples - 1),
-            **run.metrics(),
+            images_per_second=num_trained / epoch_seconds,
+            learning_rate=learning_rate(run.schedule, last_sample),
+            **metrics,
         )
         run.saver.save(progress, validation.accuracy)
     run.reporter.event(
@@ -161,6 +171,7 @@ def train_epoch(run: Run, progress: Progress) -> None:
         seed=run.seed,
         rank=worker.collectives.rank,
         world_size=worker.collectives.world_size,
+        drop_last=run.drop_last,
     )
     # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
     unsettled: deque[_Step] = deque()
@@ -195,6 +206,7 @@ def train_epoch(run: Run, progress: Progress) -> None:
         if run.saver.due(step.number) and batch.position.offset < num_samples:
             settle()
             run.saver.save(progress)
+        pulse.enter("reporting")
         run.reporter.progress(epoch + 1, batch.position.offset, num_samples)
         pulse.step = progress.step + 1
         pulse.enter("input")
@@ -224,10 +236,11 @@ class _Step:
 def _report_step(run: Run, step: _Step, loss_sum: float, epoch: float) -> None:
     run.pulse.enter("sums")
     [loss_sum] = run.worker.collectives.all_reduce_sum(np.array([loss_sum]))
-    run.pulse.enter("step")
+    run.pulse.enter("reporting")
     run.reporter.event(
         "step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss_sum / step.batch.num_global
     )
+    run.pulse.enter("step")
 
 
 @contextmanager

@@ -46,13 +46,15 @@ def train_batches(
     seed: int,
     rank: int,
     world_size: int,
+    drop_last: bool = False,
 ) -> Iterator[Batch]:
     """This rank's batches from `position` to the end of its epoch.
 
     Args:
         global_batch_size: samples in the global batch that starts at the given offset of the epoch.
+        drop_last: leave out samples at the end of the order that do not fill a global batch.
     """
-    plans = _plan(len(split), position, global_batch_size, rank, world_size)
+    plans = _plan(len(split), position, global_batch_size, rank, world_size, drop_last=drop_last)
     batches = _read(
         split, plans, world_size, lambda indices: sample_order(indices, len(split), seed=seed, epoch=position.epoch)
     )
@@ -78,9 +80,15 @@ class _Plan:
 
 
 def _plan(
-    num_samples: int, position: Position, global_batch_size: Callable[[int], int], rank: int, world_size: int
+    num_samples: int,
+    position: Position,
+    global_batch_size: Callable[[int], int],
+    rank: int,
+    world_size: int,
+    *,
+    drop_last: bool = False,
 ) -> Iterator[_Plan]:
-    while bounds := global_batch(position, num_samples, global_batch_size(position.offset)):
+    while bounds := global_batch(position, num_samples, global_batch_size(position.offset), drop_last=drop_last):
         begin, end = rank_slice(*bounds, rank=rank, world_size=world_size)
         yield _Plan(*bounds, begin, end, position.epoch)
         position = Position(position.epoch, bounds[1])

@@ -14,10 +14,10 @@ import numpy as np
 
 from allstep.common import checkpoint, datasets, engine, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
-from allstep.common.config import DEFAULT_BATCH_SIZE, TrainConfig, validate_for_data
+from allstep.common.config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig, validate_for_data
 from allstep.common.datasets import Dataset
 from allstep.common.ending import who
-from allstep.common.errors import Fault
+from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
@@ -115,7 +115,7 @@ def _train(
         progress = saving.resume(worker, state) if state else Progress()
         checkpoints = None
         if output:
-            if not config.output.resume:
+            if not _goes_on(config.output, output.path):
                 _set_aside(output.path)
             _write_config(output.path, config)
             checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints, warn=warn)
@@ -143,6 +143,7 @@ def _train(
                 seed=config.data.seed,
                 log_every=config.output.log_every,
                 early_stop_patience=config.schedule.early_stop_patience,
+                drop_last=config.schedule.drop_last,
                 steps_in_flight=steps_in_flight,
                 metrics=metrics,
                 pulse=pulse,
@@ -173,7 +174,20 @@ def make_schedule(config: TrainConfig, num_samples: int, world_size: int, state:
         scaling=flags.lr_scaling,
         warmup_epochs=flags.warmup_epochs,
         decay=flags.lr_decay,
+        milestones=flags.lr_milestones or None,
+        step_factor=flags.lr_step_factor,
+        power=flags.lr_power,
+        final_lr=flags.final_lr,
+        batch_ramp=tuple(map(_ramp, flags.batch_ramp)),
     )
+
+
+def _ramp(text: str) -> tuple[float, int]:
+    epoch, _, factor = text.partition(":")
+    try:
+        return float(epoch), int(factor)
+    except ValueError:
+        raise UserError(f"expected --batch-ramp as EPOCH:FACTOR, as in 5:2, received {text}") from None
 
 
 def warn(message: str) -> None:
@@ -196,6 +210,13 @@ def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Pl
         return state
     saving.load_weights(worker, state)
     return None
+
+
+def _goes_on(flags: OutputConfig, directory: Path) -> bool:
+    """Whether a run resumes one that `directory` holds; another one's would be mixed with it."""
+    if flags.resume in (None, "latest", "best"):
+        return flags.resume is not None
+    return Path(flags.resume).resolve().is_relative_to(directory.resolve())
 
 
 def _set_aside(directory: Path) -> None:

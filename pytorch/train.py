@@ -33,7 +33,7 @@ def main() -> None:
 
     stay_on_host(place)
 
-    # Imported only now: --help and a mistake in the flags are answered without waiting for the framework.
+    # Imported only now: --help and mistakes in the flags are answered without waiting for the framework.
     from allstep.common import run
     from allstep.common.weights import initial_weights
     from allstep.pytorch.models import build_model, export_weights, import_weights

@@ -17,7 +17,7 @@ from allstep.common.launcher import placement
 from allstep.common.loopback import stay_on_host
 from allstep.common.quiet import hidden, stderr_held_back
 from allstep.common.strategies import print_strategies
-from allstep.tensorflow.strategies import STRATEGIES, availability, create
+from allstep.tensorflow.strategies import STRATEGIES, availability, check, create
 
 
 def main() -> None:
@@ -25,10 +25,11 @@ def main() -> None:
     config = parse(STRATEGIES, place)
     if config.list_strategies:
         return print_strategies(STRATEGIES, availability, place)
+    check(config, place)
 
     stay_on_host(place)
 
-    # Imported only now: --help and a mistake in the flags are answered without waiting for the framework.
+    # Imported only now: --help and mistakes in the flags are answered without waiting for the framework.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with stderr_held_back(), hidden("sklearn"):

@@ -43,7 +43,7 @@ class GlobalBatchNorm(_BatchNorm):
         mean, count = sums[:-1] / sums[-1], sums[-1]
         centred = values - mean.view(shape)
         variance = self._sum(centred.square().sum(axes), "variance") / count
-        self._track(mean.detach(), variance.detach() * count / (count - 1))
+        self._track(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
         return normalised * self.weight.view(shape) + self.bias.view(shape) if self.affine else normalised
 

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from allstep.common.config import TrainConfig
-from allstep.common.errors import summary
+from allstep.common.errors import UserError, summary
 from allstep.common.launcher import Placement
 from allstep.common.quiet import stderr_held_back
 from allstep.common.strategies import check_flags
@@ -39,13 +39,22 @@ _FLAGS = {
 }
 
 
-def create(config: TrainConfig, place: Placement) -> Single:
-    """The configured strategy; its libraries are imported now and no earlier.
+def check(config: TrainConfig, place: Placement) -> None:
+    """Refuse what the chosen strategy cannot do, before any rank has spent time on importing TensorFlow.
 
     Raises:
-        UserError: a flag was given that the strategy does not look at.
+        UserError: the launcher does not serve the strategy, or a flag was given that it would not look at.
     """
     check_flags(config, _FLAGS, "TensorFlow", "PyTorch")
+    if place.launcher == "torchrun" and config.strategy == "horovod":
+        raise UserError(
+            "expected horovodrun, mpirun or srun for --strategy horovod, received torchrun; start it by "
+            f"horovodrun -np {place.world_size}"
+        )
+
+
+def create(config: TrainConfig, place: Placement) -> Single:
+    """The configured strategy; its libraries are imported now and no earlier."""
     module, name = _CLASSES[config.strategy]
     return getattr(importlib.import_module(f"allstep.tensorflow.strategies.{module}"), name)(place, config.parallel)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 import yaml
@@ -37,6 +38,60 @@ def test_learns_digits(framework, launcher, tmp_path):
     assert steps[0]["epoch"] == pytest.approx(20 * 32 * world_size / 1437)
     resolved = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert resolved["dataset"] == "digits" and resolved["strategy"] == start["strategy"]
+
+
+@pytest.mark.parametrize(("framework", "launcher"), [("pytorch", "alone"), ("tensorflow", "horovodrun-mpi")])
+def test_batches_grow_tails_are_left_out_and_the_learning_rate_steps(framework, launcher, tmp_path):
+    """1437 samples: 3 whole batches of 400, then one of 800; the learning rate halves between the epochs."""
+    batches = ("--global-batch-size", 400, "--batch-ramp", "1:2", "--drop-last")
+    rates = ("--base-lr", 0.02, "--lr-decay", "step", "--lr-milestones", 1, "--lr-step-factor", 0.5)
+    found = train(framework, launcher, 2, tmp_path, "--epochs", 2, "--log-every", 1, *batches, *rates)
+    steps = [event for event in found if event["event"] == "step"]
+    assert [event["learning_rate"] for event in steps] == pytest.approx([0.02, 0.02, 0.02, 0.01])
+    assert [event["epoch"] for event in steps] == pytest.approx([400 / 1437, 800 / 1437, 1200 / 1437, 1 + 800 / 1437])
+    losses = [event["loss"] for event in steps]
+    epochs = [event for event in found if event["event"] == "epoch"]
+    assert [one["train_loss"] for one in epochs] == pytest.approx([sum(losses[:3]) / 3, losses[3]], rel=1e-5)
+    assert [one["validation_samples"] for one in epochs] == [360, 360]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--batch-ramp", "soon"), "expected --batch-ramp as EPOCH:FACTOR"),
+        (("--batch-ramp", "3:2", "1:2"), "ascending epochs"),
+        (("--drop-last", "--global-batch-size", "2000"), "at most 1437"),
+        (("--epochs", "1", "--global-batch-size", "1437", "--base-lr", "1e30"), "expected a finite validation loss"),
+    ],
+    ids=str,
+)
+def test_mistakes_in_the_schedule(flags, told, tmp_path):
+    result = run(sys.executable, "pytorch/train.py", *flags, "--output-dir", tmp_path)
+    assert result.returncode == 2, result.output
+    assert len(result.stderr.strip().splitlines()) == 1 and told in result.stderr
+
+
+def test_a_run_resumed_elsewhere_sets_aside_what_lies_there(tmp_path):
+    first, other = tmp_path / "first", tmp_path / "other"
+    for directory in (first, other):
+        train("pytorch", "alone", 1, directory, "--epochs", 1, "--model", "mlp")
+    found = train("pytorch", "alone", 1, other, "--epochs", 2, "--model", "mlp", "--resume", first)
+    assert [event["epoch"] for event in found if event["event"] == "epoch"] == [2]
+    assert len(events(other / "previous-1")) == 3
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_validation_is_the_same_on_any_number_of_ranks(framework, tmp_path):
+    """Of weights that do not move: each of the 360 samples counts once, on ranks that do not divide the batches."""
+    found = {}
+    for ranks in (1, 2, 4):
+        still = ("--base-lr", "1e-60", "--epochs", 1, "--global-batch-size", 50)
+        run_of = train(framework, "horovodrun-mpi", ranks, tmp_path / str(ranks), *still)
+        found[ranks] = last(run_of, "epoch")
+    assert {one["validation_samples"] for one in found.values()} == {360}
+    assert len({one["validation_accuracy"] for one in found.values()}) == 1
+    losses = [one["validation_loss"] for one in found.values()]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
