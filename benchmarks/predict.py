@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ def _parser() -> Parser:
     some, positive, part = number(0), number(0, above=True), number(0, most=1)
     parser = Parser("predict", __doc__)
     what = parser.add_argument_group("what one rank does")
-    what.add_argument("--network", default="resnet50", metavar="NAME", help="a known one, or a YAML file of its layers")
+    what.add_argument("--network", metavar="NAME", help="a known one (resnet50), or a YAML file of its layers")
     what.add_argument("--parameters", type=at_least(1), metavar="N", help="instead: that many, in even layers")
     what.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="samples a rank and step")
     what.add_argument("--step-ms", type=positive, metavar="MS", help="step time of one rank alone")
@@ -155,11 +156,11 @@ def _workload(flags: Namespace) -> Workload:
         raise UserError("expected the step time of one rank, received none; give --step-ms, or --run of a measured run")
     if flags.parameters:
         network = uniform(flags.parameters, NUM_LAYERS)
-    elif flags.run and flags.network == "resnet50":
+    elif flags.run and flags.network is None:
         known = [network for network in known_networks().values() if network.num_parameters == num_parameters]
         network = known[0] if known else uniform(num_parameters, NUM_LAYERS)
     else:
-        network = _network(flags.network)
+        network = _network(flags.network or "resnet50")
     return Workload(network, batch_size, step_seconds, flags.backward_share, flags.jitter)
 
 
@@ -227,4 +228,4 @@ def _duration(seconds: float) -> str:
 
 
 def _command() -> str:
-    return " ".join(["allstep", *sys.argv[1:]])
+    return shlex.join(["allstep", *sys.argv[1:]])

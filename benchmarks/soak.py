@@ -343,7 +343,7 @@ def training(
         [
             *trainings.start(launcher, num_ranks),
             *(*program, *strategy, *parity.DATA_FLAGS, *parity.SETTINGS["momentum"].flags),
-            *("--epochs", NUM_EPOCHS, "--log-every", 1, "--output-dir", output_dir),
+            *("--seed", parity.SEED, "--epochs", NUM_EPOCHS, "--log-every", 1, "--output-dir", output_dir),
             *("--stall-timeout", STALL_SECONDS, *flags),
         ],
         output_dir,
