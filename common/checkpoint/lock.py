@@ -12,7 +12,7 @@ from pathlib import Path
 from allstep.common.errors import UserError
 
 # What flock answers where the file system has none: NFS without a lock daemon, Lustre without -o flock, ...
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 
 class OutputDirectory:
@@ -45,7 +45,7 @@ class OutputDirectory:
                 "wait for it to end, or choose another --output-dir"
             ) from None
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
             warn(
                 f"the file system of {self.path} has no locks ({error.strerror}): "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from allstep.common.checkpoint.lock import NO_LOCKS
 from allstep.common.errors import UserError
 
 SUMS_NAME = "SHA256SUMS"
@@ -41,7 +43,7 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
     For one process at a time: see `one_at_a_time`.
     """
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.partial")
     try:
         with open(temporary, "wb") as stream:
             yield stream
@@ -69,5 +71,9 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
     eyes of others that have just begun to read them. The lock goes when its holder ends, however it ends.
     """
     with open(directory / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:  # where there are none, files still appear whole or not at all
+                raise
         yield

@@ -34,29 +34,29 @@ def metrics_tell(output_dir: Path, event: str) -> bool:
     return metrics.exists() and f'"event": "{event}"' in metrics.read_text()
 
 
+SERVERS_LIST, SERVERS_FILE = "-H server1:4,server2:4", f"--hostfile {TWO_SERVERS}"
+
+
 @pytest.mark.parametrize(
-    ("framework", "line"),
+    ("framework", "start"),
     [
-        ("pytorch", "horovodrun -np 8 -H server1:4,server2:4 python pytorch/train.py"),
-        ("tensorflow", f"horovodrun --gloo -np 8 --hostfile {TWO_SERVERS} python tensorflow/train.py"),
-        pytest.param("pytorch", LINES["horovodrun, Gloo"], marks=pytest.mark.full),
-        pytest.param("pytorch", LINES["mpirun"], marks=pytest.mark.full),
-        pytest.param(
-            "tensorflow",
-            f"horovodrun -np 8 --hostfile {TWO_SERVERS} python tensorflow/train.py",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            "tensorflow",
-            f"mpirun -np 8 --hostfile {TWO_SERVERS} --bind-to none -x PATH python tensorflow/train.py",
-            marks=pytest.mark.full,
-        ),
+        ("pytorch", f"horovodrun -np 8 {SERVERS_LIST}"),
+        ("tensorflow", f"horovodrun -np 8 {SERVERS_LIST}"),
+        ("tensorflow", f"horovodrun --gloo -np 8 {SERVERS_FILE}"),
+        pytest.param("tensorflow", f"horovodrun --gloo -np 8 {SERVERS_LIST}", marks=pytest.mark.full),
+        pytest.param("tensorflow", f"horovodrun -np 8 {SERVERS_FILE}", marks=pytest.mark.full),
+        pytest.param("tensorflow", f"mpirun -np 8 {SERVERS_FILE} --bind-to none -x PATH", marks=pytest.mark.full),
+        pytest.param("pytorch", f"horovodrun --gloo -np 8 {SERVERS_LIST}", marks=pytest.mark.full),
+        pytest.param("pytorch", f"horovodrun --gloo -np 8 {SERVERS_FILE}", marks=pytest.mark.full),
+        pytest.param("pytorch", f"horovodrun -np 8 {SERVERS_FILE}", marks=pytest.mark.full),
+        pytest.param("pytorch", f"mpirun -np 8 {SERVERS_FILE} --bind-to none -x PATH", marks=pytest.mark.full),
     ],
 )
-def test_eight_ranks(framework, line, tmp_path):
+def test_eight_ranks(framework, start, tmp_path):
     """The first command on a cluster, as written."""
     flags = (*SHORT, "--output-dir", tmp_path / "run")
-    with bed.running(*shlex.split(line), *flags, output=tmp_path / "printed") as job:
+    program = ("python", f"{framework}/train.py")
+    with bed.running(*shlex.split(start), *program, *flags, output=tmp_path / "printed") as job:
         job.wait_until(lambda: metrics_tell(tmp_path / "run", "start"))
         ranks = {
             host: [words for words in job.commands_on(host) if words.startswith(f"python {framework}/train.py")]
