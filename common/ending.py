@@ -28,9 +28,11 @@ EXIT_INTERRUPTED = 130
 WATCH = "watch"
 """Name of the threads that watch."""
 
-# Long enough for a launcher to end the job after the first rank that left (0.1 to 1 s were seen), short
-# enough that a mistake seen by the last rank alone ends the job within ten seconds.
+# Long enough for a launcher to end the job after the first rank that left (0.1 to 1 s were seen). A mistake is found
+# before ranks have met, and importing takes some of them seconds longer on a crowded host; short enough that one seen
+# by the last rank alone ends the job within ten seconds.
 _FIRST_TURN_SECONDS = 1.5
+_FIRST_TURN_SECONDS_OF_MISTAKES = 4.0
 _TURN_SECONDS = 0.25
 _LAST_TURN = 16
 
@@ -49,7 +51,7 @@ def run_rank(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
     except UserError as error:
-        time.sleep(seconds_to_turn(place.rank))
+        time.sleep(seconds_to_turn(place.rank, first=_FIRST_TURN_SECONDS_OF_MISTAKES))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     except Exception as error:
         cause = error.__cause__ if isinstance(error, Fault) else error
@@ -77,9 +79,9 @@ def _traceback(error: BaseException | None) -> str:
     return "".join(traceback.format_exception(type(error), error, error.__traceback__)) if error else ""
 
 
-def seconds_to_turn(turn: int) -> float:
-    """How long to wait before speaking: not at all for turn 0."""
-    return _FIRST_TURN_SECONDS + _TURN_SECONDS * min(turn, _LAST_TURN) if turn > 0 else 0.0
+def seconds_to_turn(turn: int, *, first: float = _FIRST_TURN_SECONDS) -> float:
+    """How long to wait before speaking: not at all for turn 0, `first` and more for the others."""
+    return first + _TURN_SECONDS * min(turn, _LAST_TURN) if turn > 0 else 0.0
 
 
 def _leave_with_launcher(place: Placement, parent: int) -> None:

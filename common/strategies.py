@@ -31,6 +31,32 @@ def check_flags(config: TrainConfig, served: Mapping[str, Sequence[str]], framew
             )
 
 
+def check_one_process(name: str, place: Placement, *, instead: str) -> None:
+    """Refuse a launcher of several ranks for a strategy of one process.
+
+    Raises:
+        UserError: recommends the strategies `instead`.
+    """
+    if place.world_size > 1:
+        raise UserError(
+            f"expected one process for --strategy {name}, received {place.world_size} from {place.launcher}; they "
+            f"would train {place.world_size} times independently: use --strategy {instead}, or start one process"
+        )
+
+
+def check_launcher_of_horovod(place: Placement, *, instead: str = "") -> None:
+    """Refuse torchrun, of which Horovod knows nothing: each rank would take itself for the only one.
+
+    Raises:
+        UserError: recommends horovodrun, and the strategy `instead`.
+    """
+    if place.launcher == "torchrun":
+        raise UserError(
+            "expected horovodrun, mpirun or srun for --strategy horovod, received torchrun; start it by "
+            f"horovodrun -np {place.world_size}{f', or give --strategy {instead}' if instead else ''}"
+        )
+
+
 def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], place: Placement) -> None:
     """Print each strategy and whether this machine can run it: the answer to --list-strategies.
 

@@ -6,12 +6,16 @@ We write it from the addresses that the ranks have agreed on; a user may give on
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
+
+ROLES = {"multi-worker-mirrored": ("chief", "worker"), "parameter-server": ("chief", "ps", "worker")}
+"""The roles of processes under the strategies that TensorFlow reads TF_CONFIG for."""
+_NEEDED = {"multi-worker-mirrored": (), "parameter-server": ("chief", "ps", "worker")}
 
 # Ranks are counted in this order.
 _ORDER = ("chief", "ps", "worker")
@@ -49,8 +53,8 @@ def of_parameter_server(addresses: Sequence[str], server: str, rank: int) -> TFC
     return TFConfig(cluster, *(("worker", rank - 1) if rank else ("chief", 0)))
 
 
-def parse(text: str, roles: Collection[str]) -> TFConfig:
-    """Read what a user gives as TF_CONFIG for a strategy whose processes have these `roles`.
+def parse(text: str, strategy: str) -> TFConfig:
+    """Read what a user gives as TF_CONFIG for a strategy.
 
     Raises:
         UserError: it is no TF_CONFIG, or one for another strategy.
@@ -69,10 +73,13 @@ def parse(text: str, roles: Collection[str]) -> TFConfig:
         raise wrong('{"cluster": {ROLE: [HOST:PORT, ...]}, "task": {"type": ROLE, "index": NUMBER}}', f"{text[:60]!r}")
     cluster = content["cluster"]
     for role, addresses in cluster.items():
-        if role not in roles:
-            raise wrong(f"the roles {', '.join(roles)} for this strategy", repr(role))
+        if role not in ROLES[strategy]:
+            raise wrong(f"the roles {', '.join(ROLES[strategy])} for {strategy}", repr(role))
         if not isinstance(addresses, list) or not all(_is_address(address) for address in addresses):
             raise wrong(f"a list of HOST:PORT for {role}", repr(addresses))
+    missing = [role for role in _NEEDED[strategy] if not cluster.get(role)]
+    if missing:
+        raise wrong(f"a {', a '.join(_NEEDED[strategy])} for {strategy}", f"no {missing[0]}")
     addresses = sorted(address for group in cluster.values() for address in group)
     twice = [one for one, other in pairwise(addresses) if one == other]
     if twice:

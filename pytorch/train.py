@@ -50,7 +50,7 @@ def main() -> None:
     network = build_model(config.model, dataset.image_shape, dataset.num_classes)
     shapes = {name: array.shape for name, array in export_weights(network).items()}
     import_weights(network, initial_weights(shapes, config.data.seed))
-    network.to(device)
+    strategy.put(network, device)
     optimizer = build_optimizer(config.optimizer, network.parameters())
 
     # 3. Average gradients over all ranks where they are applied.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
-from allstep.common.strategies import check_flags
+from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process
 
 if TYPE_CHECKING:
     from allstep.pytorch.strategies.single import Single
@@ -51,16 +51,10 @@ def check(config: TrainConfig, place: Placement) -> None:
     """
     check_flags(config, _FLAGS, "PyTorch", "TensorFlow")
     name, flags = config.strategy, config.parallel
-    if name in ("single", "data-parallel") and place.world_size > 1:
-        raise UserError(
-            f"expected one process for --strategy {name}, received {place.world_size} from {place.launcher}; they "
-            f"would train {place.world_size} times independently: use --strategy horovod or ddp, or start one process"
-        )
-    if name == "horovod" and place.launcher == "torchrun":
-        raise UserError(
-            "expected horovodrun, mpirun or srun for --strategy horovod, received torchrun; start it by "
-            f"horovodrun -np {place.world_size}, or give --strategy ddp"
-        )
+    if name in ("single", "data-parallel"):
+        check_one_process(name, place, instead="horovod or ddp")
+    if name == "horovod":
+        check_launcher_of_horovod(place, instead="ddp")
     if name == "model-parallel" and place.launcher and flags.stages != place.world_size:
         raise UserError(
             f"expected as many processes as --stages, {flags.stages}, received {place.world_size} from "

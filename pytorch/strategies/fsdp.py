@@ -21,17 +21,19 @@ from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_fro
 class FSDP(ProcessGroup):
     """The five steps in FSDP; `ProcessGroup` has the first, `Single` the second."""
 
+    def put(self, network: torch.nn.Module, device: torch.device) -> None:
+        self._device = device
+
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, self.sum_over_ranks)
         broadcast_from_rank_0(network)
-        device = next(network.parameters()).device
-        mesh = dist.init_device_mesh(device.type, (self.world_size,))
+        mesh = dist.init_device_mesh(self._device.type, (self.world_size,))
         for layer in network.children():
             if any(True for _ in layer.parameters()):
-                fully_shard(layer, mesh=mesh)
+                fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
         fully_shard(network, mesh=mesh)
         # The shards are new parameters.
         [group] = optimizer.param_groups

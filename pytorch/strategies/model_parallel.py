@@ -33,13 +33,16 @@ class ModelParallel(ProcessGroup):
         self._loss_weight = 0.0
         self._schedules: dict[tuple[int, bool], Schedule1F1B] = {}
 
+    def put(self, network: torch.nn.Module, device: torch.device) -> None:
+        self._device = device
+
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """3. Keep this stage's layers; of the others `network` keeps names and shapes alone."""
         broadcast_from_rank_0(network)
         begin, end = self._cut(network)
-        stage = network[begin:end]
+        stage = network[begin:end].to(self._device)
         for index, layer in enumerate(network):
             if not begin <= index < end:
                 layer.to("meta")
@@ -97,8 +100,7 @@ class ModelParallel(ProcessGroup):
     def _schedule(self, model: torch.nn.Module, portion_size: int, training: bool) -> Schedule1F1B:
         """A stage agrees with its neighbours on the shapes of its portions once, so each size has its own schedule."""
         if (portion_size, training) not in self._schedules:
-            device = next(model.parameters()).device
-            stage = PipelineStage(model, self._stage_number, self.flags.stages, device)
+            stage = PipelineStage(model, self._stage_number, self.flags.stages, self._device)
             # The losses are sums over samples, and so are the gradients.
             loss = self._loss if training else None
             schedule = Schedule1F1B(stage, self.flags.micro_batches, loss_fn=loss, scale_grads=False)

@@ -40,6 +40,10 @@ class Single:
         torch.cuda.set_device(self.place.local_rank)
         return torch.device("cuda", self.place.local_rank)
 
+    def put(self, network: torch.nn.Module, device: torch.device) -> None:
+        """Move the network to this rank's device; strategies that cut it move their part alone, in `wrap`."""
+        network.to(device)
+
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

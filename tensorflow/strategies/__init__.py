@@ -7,11 +7,12 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+from allstep.common import tf_config
 from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError, summary
 from allstep.common.launcher import Placement
 from allstep.common.quiet import stderr_held_back
-from allstep.common.strategies import check_flags
+from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process
 
 if TYPE_CHECKING:
     from allstep.tensorflow.strategies.single import Single
@@ -43,13 +44,20 @@ def check(config: TrainConfig, place: Placement) -> None:
     """Refuse what the chosen strategy cannot do, before any rank has spent time on importing TensorFlow.
 
     Raises:
-        UserError: the launcher does not serve the strategy, or a flag was given that it would not look at.
+        UserError: the launcher or TF_CONFIG does not serve the strategy, or a flag was given that it would not look at.
     """
     check_flags(config, _FLAGS, "TensorFlow", "PyTorch")
-    if place.launcher == "torchrun" and config.strategy == "horovod":
+    name, given = config.strategy, os.environ.get("TF_CONFIG")
+    if name in ("single", "mirrored", "central-storage"):
+        check_one_process(name, place, instead="horovod or multi-worker-mirrored")
+    if name == "horovod":
+        check_launcher_of_horovod(place)
+    if name in tf_config.ROLES and given:
+        tf_config.placement(tf_config.parse(given, name), place)
+    elif name == "parameter-server" and place.world_size < 2:
         raise UserError(
-            "expected horovodrun, mpirun or srun for --strategy horovod, received torchrun; start it by "
-            f"horovodrun -np {place.world_size}"
+            f"expected at least two processes for --strategy {name}, a chief and a worker, received one; "
+            "start it as in horovodrun -np 3"
         )
 
 

@@ -22,7 +22,7 @@ class MultiWorkerMirrored(Distributed):
 
     def init(self) -> None:
         if given := os.environ.get("TF_CONFIG"):
-            config = tf_config.parse(given, roles=("chief", "worker"))
+            config = tf_config.parse(given, self.name)
             self.place = tf_config.placement(config, self.place)
         else:
             with rendezvous.free_ports(1) as [port]:

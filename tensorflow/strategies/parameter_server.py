@@ -28,7 +28,6 @@ import tensorflow as tf
 from allstep.common import rendezvous, tf_config
 from allstep.common.config import StrategyConfig
 from allstep.common.ending import EXIT_FAULT, leave
-from allstep.common.errors import UserError
 from allstep.common.launcher import Placement, threads_per_rank
 from allstep.common.tf_config import TFConfig
 from allstep.common.watch import NOTICES
@@ -58,21 +57,11 @@ class ParameterServer(Distributed):
         self.steps_in_flight = 2 * len(self._cluster.cluster["worker"])
 
     def _cluster_of(self, given: str) -> TFConfig:
-        config = tf_config.parse(given, roles=("chief", "ps", "worker"))
-        missing = [role for role in ("chief", "ps", "worker") if role not in config.cluster]
-        if missing:
-            raise UserError(
-                f"expected chief, ps and worker in TF_CONFIG for --strategy {self.name}, found no {missing[0]}; add it"
-            )
+        config = tf_config.parse(given, self.name)
         self.place = tf_config.placement(config, self.place)
         return config
 
     def _agree(self) -> TFConfig:
-        if self.place.world_size < 2:
-            raise UserError(
-                f"expected at least two processes for --strategy {self.name}, a chief and a worker, received one; "
-                "start it as in horovodrun -np 3"
-            )
         with rendezvous.free_ports(2) as ports:
             host = rendezvous.own_host(self.place)
             texts = rendezvous.all_gather(" ".join(f"{host}:{port}" for port in ports), self.place)

@@ -29,17 +29,7 @@ class Single:
         self.rank, self.world_size = place.rank, place.world_size
 
     def init(self) -> None:
-        """1. Learn who the others are.
-
-        Raises:
-            UserError: there are others.
-        """
-        if self.place.world_size > 1:
-            raise UserError(
-                f"expected one process for --strategy {self.name}, received {self.place.world_size} from "
-                f"{self.place.launcher}; they would train {self.place.world_size} times independently: "
-                "use --strategy horovod or start one process"
-            )
+        """1. Learn who the others are."""
 
     def pin_device(self) -> str:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""

@@ -10,7 +10,7 @@ from allstep.common import tf_config
 from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE, Placement
 
-ROLES = ("chief", "worker")
+STRATEGY = "multi-worker-mirrored"
 MPIRUN = Placement("mpirun", 1, 2, 1, 2, 0, 1, ("server1",))
 
 
@@ -22,7 +22,7 @@ def test_written_and_read_again():
     config = tf_config.of_workers(["10.0.0.1:5000", "10.0.0.2:5001"], rank=1)
     expected = {"cluster": {"worker": ["10.0.0.1:5000", "10.0.0.2:5001"]}, "task": {"type": "worker", "index": 1}}
     assert json.loads(config.to_json()) == expected
-    assert tf_config.parse(config.to_json(), ROLES) == config
+    assert tf_config.parse(config.to_json(), STRATEGY) == config
 
 
 def test_roles_of_a_parameter_server():
@@ -37,7 +37,10 @@ def test_roles_of_a_parameter_server():
         ("", "expected JSON"),
         ("[]", '{"cluster"'),
         ('{"task": {}}', '{"cluster"'),
-        (text({"worker": ["a:1"], "ps": ["b:1"]}), "roles chief, worker for this strategy in TF_CONFIG, received 'ps'"),
+        (
+            text({"worker": ["a:1"], "ps": ["b:1"]}),
+            "roles chief, worker for multi-worker-mirrored in TF_CONFIG, received 'ps'",
+        ),
         (text({"worker": "a:1"}), "list of HOST:PORT for worker"),
         (text({"worker": ["a"]}), "list of HOST:PORT for worker"),
         (text({"worker": ["a:0"]}), "list of HOST:PORT for worker"),
@@ -52,18 +55,27 @@ def test_roles_of_a_parameter_server():
 )
 def test_a_wrong_one_is_refused_in_one_line(wrong, expected):
     with pytest.raises(UserError) as caught:
-        tf_config.parse(wrong, ROLES)
+        tf_config.parse(wrong, STRATEGY)
     assert expected in str(caught.value) and "TF_CONFIG" in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("missing", ["chief", "ps", "worker"])
+def test_a_parameter_server_needs_every_role(missing):
+    cluster = {role: [f"{role}:1"] for role in ("chief", "ps", "worker") if role != missing}
+    with pytest.raises(
+        UserError, match=f"expected a chief, a ps, a worker for parameter-server .*received no {missing}"
+    ):
+        tf_config.parse(text(cluster, next(iter(cluster))), "parameter-server")
+
+
 def test_an_index_may_be_text():
-    assert tf_config.parse(text({"worker": ["a:1", "b:1"]}, index="1"), ROLES).index == 1
+    assert tf_config.parse(text({"worker": ["a:1", "b:1"]}, index="1"), STRATEGY).index == 1
 
 
 def test_place():
     cluster = {"worker": ["b:1", "b:2", "a:2"], "chief": ["a:1"]}
     places = [
-        tf_config.placement(tf_config.parse(text(cluster, role, index), ROLES), ALONE)
+        tf_config.placement(tf_config.parse(text(cluster, role, index), STRATEGY), ALONE)
         for role, index in (("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2))
     ]
     assert places == [
@@ -76,6 +88,6 @@ def test_place():
 
 def test_a_launcher_has_to_agree():
     cluster = {"worker": ["a:1", "a:2"]}
-    assert tf_config.placement(tf_config.parse(text(cluster, index=1), ROLES), MPIRUN) == MPIRUN
+    assert tf_config.placement(tf_config.parse(text(cluster, index=1), STRATEGY), MPIRUN) == MPIRUN
     with pytest.raises(UserError, match="rank 1 of 2 as mpirun does, received worker 0, process 0 of 2"):
-        tf_config.placement(tf_config.parse(text(cluster), ROLES), MPIRUN)
+        tf_config.placement(tf_config.parse(text(cluster), STRATEGY), MPIRUN)
