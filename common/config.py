@@ -1,24 +1,17 @@
-"""The training command line: one frozen dataclass a group of flags, read from flags and a YAML file.
+"""What a training run may be told: one frozen dataclass a group of flags.
 
-Every field is a flag of the same name (`base_lr` is `--base-lr`) and a key of the YAML file given by
-`--config`; flags win over the file. The two trainers take exactly the same flags.
+Every field is a flag of the same name (`base_lr` is `--base-lr`) and a key of the YAML file given by `--config`
+(`command_line.py` reads both). The two trainers take exactly the same flags.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import re
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from allstep.common.datasets.config import DataConfig, without_secrets
-from allstep.common.errors import UserError
-from allstep.common.launcher import Placement
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -222,175 +215,3 @@ class TrainConfig:
                     plain = str(value) if isinstance(value, Path) else value
                     flat[item.name.replace("_", "-")] = list(plain) if isinstance(plain, tuple) else plain
         return flat
-
-
-def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | None = None) -> TrainConfig:
-    """Read a run's configuration from the command line of this process, or from `argv`.
-
-    Args:
-        strategies: names of the framework's strategies; the choice is made by `place` where the user makes none.
-        place: rank 0 alone prints the help text.
-
-    Raises:
-        UserError: a flag, its value or the YAML file is wrong.
-        SystemExit: with status 0, after --help.
-    """
-    import tyro
-
-    argv = list(sys.argv[1:] if argv is None else argv)
-    described = tyro.conf.arg(help_behavior_hint="")
-    parsed = Annotated[TrainConfig, described, tyro.conf.OmitArgPrefixes]
-    arguments = _with_config_file(argv)
-    answer, mistake = io.StringIO(), io.StringIO()
-    try:
-        with contextlib.redirect_stdout(answer), contextlib.redirect_stderr(mistake):
-            config = tyro.cli(parsed, args=arguments, description=_DESCRIPTION)
-    except SystemExit as end:
-        if end.code == 0:
-            if place.rank == 0:
-                print(answer.getvalue(), end="")
-            raise
-        raise UserError(_one_line(mistake.getvalue())) from None
-    if config.strategy is None:
-        config = dataclasses.replace(config, strategy="horovod" if place.launcher else "single")
-    validate(config, strategies, place)
-    return config
-
-
-_DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config FILE.yaml; flags win over the file."
-
-
-def _with_config_file(argv: list[str]) -> list[str]:
-    """Replace `--config FILE` by the file's content as flags in front, where later ones override them."""
-    rest: list[str] = []
-    from_file: list[str] = []
-    arguments = iter(argv)
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name != "--config":
-            rest.append(argument)
-            continue
-        path = value if equals else next(arguments, None)
-        if not path:
-            raise UserError("expected a YAML file after --config, received nothing; name one as in --config run.yaml")
-        from_file += _flags_from_yaml(Path(path))
-    given = {argument.partition("=")[0] for argument in rest}
-    if given & {"--batch-size", "--global-batch-size"}:  # two ways to say one thing: the file's gives way
-        from_file = _without(from_file, {"--batch-size", "--global-batch-size"})
-    return from_file + rest
-
-
-def _without(flags: list[str], names: set[str]) -> list[str]:
-    return [flag for i, flag in enumerate(flags) if flag not in names and (i == 0 or flags[i - 1] not in names)]
-
-
-def _flags_from_yaml(path: Path) -> list[str]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"expected a readable YAML file for --config, received {path}: {reason}") from None
-    if not isinstance(content, dict):
-        raise UserError(
-            f"expected `flag: value` lines in {path}, received {type(content).__name__}; see --help for the flags"
-        )
-    flags: list[str] = []
-    for key, value in content.items():
-        name = str(key).replace("_", "-")
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            flags.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            flags += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return flags
-
-
-def _one_line(panel: str) -> str:
-    """The message of one of tyro's panels: a title, a rule, the message, a rule, hints."""
-    sections = re.split(r"^\s*-{9,}\s*$", panel, flags=re.MULTILINE)
-    return f"{' '.join(sections[1 if len(sections) > 1 else 0].split())} (--help lists all flags)"
-
-
-_STRATEGIES_OF_ONE = {
-    **dict.fromkeys(("ddp", "fsdp", "data-parallel", "model-parallel"), "PyTorch"),
-    **dict.fromkeys(("mirrored", "multi-worker-mirrored", "central-storage", "parameter-server"), "TensorFlow"),
-}
-
-
-def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -> None:
-    """Check what the types do not say.
-
-    Raises:
-        UserError: names the first wrong value.
-    """
-    schedule, optimizer = config.schedule, config.optimizer
-    if config.strategy not in strategies:
-        framework = _STRATEGIES_OF_ONE.get(config.strategy)
-        hint = f", a strategy of {framework}: start {framework.lower()}/train.py for it" if framework else ""
-        raise UserError(f"expected --strategy to be one of {', '.join(strategies)}, received {config.strategy}{hint}")
-    if schedule.batch_size is not None and schedule.global_batch_size is not None:
-        raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
-    for name, value, least in (
-        ("--epochs", schedule.epochs, 1),
-        ("--batch-size", schedule.batch_size, 1),
-        ("--global-batch-size", schedule.global_batch_size, 1),
-        ("--early-stop-patience", schedule.early_stop_patience, 0),
-        ("--accumulate-steps", config.parallel.accumulate_steps, 1),
-        ("--stages", config.parallel.stages, 1),
-        ("--micro-batches", config.parallel.micro_batches, 1),
-        ("--bucket-size", config.parallel.bucket_size, 0),
-        ("--num-gpus", config.parallel.num_gpus, 1),
-        ("--num-devices", config.parallel.num_devices, 1),
-        ("--log-every", config.output.log_every, 0),
-        ("--checkpoint-every", config.output.checkpoint_every, 0),
-        ("--keep-checkpoints", config.output.keep_checkpoints, 1),
-        ("--stall-timeout", config.faults.stall_timeout, 0),
-        ("--fault-timeout", config.faults.fault_timeout, 3),
-        ("--synthetic-samples", config.data.synthetic_samples, 1),
-    ):
-        if value is not None and value < least:
-            raise UserError(f"expected {name} to be at least {least}, received {value}")
-    output = config.output
-    if output.output_dir is None:
-        for name, given in (
-            ("--log-every", output.log_every),
-            ("--tensorboard", output.tensorboard),
-            ("--checkpoint-every", output.checkpoint_every),
-        ):
-            if given:
-                raise UserError(f"expected --output-dir with {name}, received none; name a folder to write to")
-    if output.resume and output.init_from:
-        raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
-    if not 0 < schedule.base_lr < float("inf"):
-        raise UserError(f"expected --base-lr to be a positive number, received {schedule.base_lr}")
-    if not 0 <= optimizer.momentum < 1:
-        raise UserError(f"expected --momentum in [0, 1), received {optimizer.momentum}")
-    if not 0 <= optimizer.weight_decay < float("inf"):
-        raise UserError(f"expected --weight-decay to be 0 or more, received {optimizer.weight_decay}")
-
-
-def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:
-    """Check the configuration against the training samples.
-
-    Raises:
-        UserError: there are more ranks than samples, or a global batch does not fill the ranks.
-    """
-    global_batch_size = config.global_batch_size(world_size)
-    if config.schedule.drop_last and global_batch_size > num_samples:
-        raise UserError(
-            f"expected a global batch size of at most {num_samples}, all samples, with --drop-last, received "
-            f"{global_batch_size}; lower it or leave --drop-last out"
-        )
-    if world_size > num_samples:
-        raise UserError(
-            f"expected at least one training sample per rank, received {num_samples} samples of "
-            f"{config.data.dataset} for {world_size} ranks; start fewer ranks"
-        )
-    if global_batch_size < world_size:
-        raise UserError(
-            f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
-            f"received {global_batch_size}; give each rank a sample or start fewer ranks"
-        )

@@ -14,7 +14,7 @@ import numpy as np
 
 from allstep.common import checkpoint, datasets, engine, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
-from allstep.common.config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig, validate_for_data
+from allstep.common.config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig
 from allstep.common.datasets import Dataset
 from allstep.common.ending import who
 from allstep.common.errors import Fault, UserError
@@ -22,6 +22,7 @@ from allstep.common.launcher import Placement
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
 from allstep.common.schedule import Schedule
+from allstep.common.validation import validate_for_data
 from allstep.common.watch import Limits, Pulse, watching
 from allstep.common.worker import Collectives, Worker
 

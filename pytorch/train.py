@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-from allstep.common.config import parse
+from allstep.common.command_line import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
 from allstep.common.loopback import stay_on_host

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from allstep.common.config import parse
+from allstep.common.command_line import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
 from allstep.common.loopback import stay_on_host

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from allstep.common.config import TrainConfig, parse, validate_for_data
+from allstep.common.command_line import parse
+from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE
+from allstep.common.validation import validate_for_data
 
 STRATEGIES = ("horovod", "single")
 RANK_1 = replace(ALONE, launcher="mpirun", rank=1, world_size=2)

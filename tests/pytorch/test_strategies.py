@@ -17,7 +17,7 @@ from ranks import events as read_events
 
 from allstep.benchmarks.parity import weights_apart
 from allstep.common.checkpoint import load
-from allstep.common.config import parse
+from allstep.common.command_line import parse
 from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE, placement
 from allstep.pytorch.strategies import STRATEGIES, check, num_ranks_to_spawn
