@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import signal
 import subprocess
@@ -12,11 +11,19 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import REPOSITORY, environment, last, run
+from jobs import (
+    HOROVODRUN_GLOO,
+    MPIRUN,
+    RAISES,
+    Job,
+    assert_same_curve,
+    assert_same_weights,
+    broken,
+    slurm_tasks,
+)
+from ranks import REPOSITORY, environment, run
 from ranks import events as read_events
 
-from allstep.benchmarks.parity import weights_apart
-from allstep.common.checkpoint import load
 from allstep.common.command_line import parse
 from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE, placement
@@ -25,35 +32,23 @@ from allstep.pytorch.strategies import STRATEGIES, check, num_ranks_to_spawn
 # 2 epochs of 26 steps. Slices are uneven, and the last batch of training and that of validation have a single sample.
 FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 226, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 9,
          "--epochs", 2, "--log-every", 1)  # fmt: skip
-MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe", "-np")
-HOROVODRUN_GLOO = ("horovodrun", "--gloo", "--disable-cache", "-np")
 TORCHRUN = ("torchrun", "--nproc-per-node")
 ONE_DEVICE = "allstep: data-parallel runs on one device"
 DDP, FSDP = ("--strategy", "ddp"), ("--strategy", "fsdp")
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """How a strategy is started."""
-
-    strategy: tuple[str | int, ...]
-    launcher: tuple[str | int, ...] = ()
-    resumes: bool = False
-    """Whether it goes on from a checkpoint that `single` wrote in mid-epoch, instead of from the start."""
-
-
 JOBS = {
-    "horovod": Job(("--strategy", "horovod"), (*MPIRUN, 2)),
-    "horovod, 3 passes": Job(("--strategy", "horovod", "--accumulate-steps", 3), (*HOROVODRUN_GLOO, 2), resumes=True),
-    "ddp": Job((*DDP, "--num-gpus", 2)),
-    "ddp under torchrun, 3 passes": Job((*DDP, "--accumulate-steps", 3), (*TORCHRUN, 2), resumes=True),
-    "ddp under horovodrun": Job((*DDP, "--no-gradient-as-bucket-view"), (*HOROVODRUN_GLOO, 2), resumes=True),
-    "ddp under mpirun": Job((*DDP, "--no-static-graph"), (*MPIRUN, 3), resumes=True),
-    "fsdp": Job((*FSDP, "--num-gpus", 2)),
-    "fsdp, 2 passes": Job((*FSDP, "--num-gpus", 3, "--accumulate-steps", 2), resumes=True),
-    "data-parallel": Job(("--strategy", "data-parallel", "--accumulate-steps", 2)),
-    "model-parallel": Job(("--strategy", "model-parallel")),
-    "model-parallel, 3 stages": Job(("--strategy", "model-parallel", "--stages", 3, "--micro-batches", 3), (*MPIRUN, 3),
+    "horovod": Job(("horovod",), (*MPIRUN, 2)),
+    "horovod, 3 passes": Job(("horovod", "--accumulate-steps", 3), (*HOROVODRUN_GLOO, 2), resumes=True),
+    "ddp": Job(("ddp", "--num-gpus", 2)),
+    "ddp under torchrun, 3 passes": Job(("ddp", "--accumulate-steps", 3), (*TORCHRUN, 2), resumes=True),
+    "ddp under horovodrun": Job(("ddp", "--no-gradient-as-bucket-view"), (*HOROVODRUN_GLOO, 2), resumes=True),
+    "ddp under mpirun": Job(("ddp", "--no-static-graph"), (*MPIRUN, 3), resumes=True),
+    "fsdp": Job(("fsdp", "--num-gpus", 2)),
+    "fsdp, 2 passes": Job(("fsdp", "--num-gpus", 3, "--accumulate-steps", 2), resumes=True),
+    "data-parallel": Job(("data-parallel", "--accumulate-steps", 2)),
+    "model-parallel": Job(("model-parallel",)),
+    "model-parallel, 3 stages": Job(("model-parallel", "--stages", 3, "--micro-batches", 3), (*MPIRUN, 3),
                                     resumes=True),
 }  # fmt: skip
 
@@ -68,10 +63,6 @@ def train(output_dir: Path, *flags: str | int | Path, launcher: tuple[str | int,
     return read_events(output_dir)
 
 
-def arrays(output_dir: Path, step: int) -> dict:
-    return load(output_dir / "checkpoints" / f"step-{step:08d}", output_dir, warn=print).arrays
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
     output_dir = tmp_path_factory.mktemp("single")
@@ -83,21 +74,11 @@ def test_same_curve_as_single(name, reference, tmp_path):
     """Losses, weights and optimizer slots, from the start or from the middle of an epoch, there and at the end."""
     job, (expected_dir, expected) = JOBS[name], reference
     resumed = ("--resume", expected_dir / "checkpoints" / "step-00000040") if job.resumes else ()
-    events = train(tmp_path, *FLAGS, "--checkpoint-every", 20, *job.strategy, *resumed, launcher=job.launcher)
-    losses, expected_losses = (
-        {event["step"]: event["loss"] for event in of if event["event"] == "step"} for of in (events, expected)
-    )
-    assert list(losses) == list(range(41 if job.resumes else 1, 53))
-    assert losses == pytest.approx({step: expected_losses[step] for step in losses}, rel=1e-4)
-    assert last(events, "epoch")["validation_samples"] == last(expected, "epoch")["validation_samples"]
-    assert last(events, "epoch")["validation_loss"] == pytest.approx(
-        last(expected, "epoch")["validation_loss"], rel=1e-5
-    )
-    assert last(events, "epoch")["train_loss"] == pytest.approx(last(expected, "epoch")["train_loss"], rel=1e-5)
-    assert last(events, "start")["parameter_count"] == last(expected, "start")["parameter_count"]
-    assert weights_apart(arrays(expected_dir, 52), arrays(tmp_path, 52)) <= 1e-5
-    if not job.resumes:
-        assert weights_apart(arrays(expected_dir, 40), arrays(tmp_path, 40)) <= 1e-5
+    flags = ("--checkpoint-every", 20, "--strategy", *job.flags, *resumed)
+    events = train(tmp_path, *FLAGS, *flags, launcher=job.launcher)
+    assert_same_curve(events, expected, first_step=41 if job.resumes else 1)
+    for step in (52,) if job.resumes else (40, 52):
+        assert_same_weights(tmp_path, expected_dir, step)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "horovod"])
@@ -110,49 +91,20 @@ def test_what_each_rank_computes(strategy):
 
 def test_slurm_s_tasks_meet():
     """Two processes with the variables that srun sets; there is no Slurm here."""
-    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2",
-             "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "localhost"}  # fmt: skip
     command = [sys.executable, "pytorch/train.py", *DDP, "--epochs", "1"]
-    tasks = [
-        subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env=environment(**slurm, SLURM_PROCID=number, SLURM_LOCALID=number),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in "01"
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    tasks = [subprocess.Popen(command, cwd=REPOSITORY, env=environment(**task), **pipes) for task in slurm_tasks(2)]
     outputs = [task.communicate(timeout=120)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], outputs
     assert outputs[0].startswith("Epoch =  1:") and outputs[1] == ""
 
 
-BROKEN = """
-from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
-from allstep.pytorch import train, worker
-original, steps = worker.Worker.train_step, 0
-def train_step(self, batch, learning_rate):
-    global steps
-    steps += 1
-    loss = original(self, batch, learning_rate)
-    if placement().rank == 1:
-        {what}
-    return loss
-worker.Worker.train_step = train_step
-run_rank(train.main)
-"""
 DRIFTS = "next(self._network.parameters()).data.view(-1)[7] += 1e-6"
-RAISES = "if steps == 7: raise OSError('lost the disk')"
 DIES = "if steps == 7: import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
 def run_broken(what: str, tmp_path: Path, *flags: str):
-    script = tmp_path / "broken.py"
-    script.write_text(BROKEN.format(what=what))
-    return run(sys.executable, script, *flags, timeout=60)
+    return run(sys.executable, broken("pytorch", what, tmp_path), *flags, timeout=60)
 
 
 def test_a_drifted_rank_stops_the_job(tmp_path):

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from jobs import (
+    HOROVODRUN_GLOO,
+    MPIRUN,
+    RAISES,
+    Job,
+    assert_same_curve,
+    assert_same_weights,
+    broken,
+    losses,
+    slurm_tasks,
+)
 from ranks import REPOSITORY, environment, last, run
 from ranks import events as read_events
 
-from allstep.benchmarks.parity import weights_apart
-from allstep.common.checkpoint import load
 from allstep.tensorflow.strategies import STRATEGIES
 
 # 2 epochs of 26 steps: no number of ranks divides the batches, and an epoch's last one has a single sample.
 FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 1426, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 57,
          "--epochs", 2, "--log-every", 1)  # fmt: skip
-MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe", "-np")
-HOROVODRUN_GLOO = ("horovodrun", "--gloo", "--disable-cache", "-np")
 SCRIPTS = Path(__file__).parent / "ranks"
-
-
-@dataclass(frozen=True)
-class Job:
-    """How a strategy is started."""
-
-    flags: tuple[str | int, ...]
-    launcher: tuple[str | int, ...] = ()
-    resumes: bool = False
-    """Whether it goes on from a checkpoint that `single` wrote in mid-epoch, instead of from the start."""
 
 
 JOBS = {
@@ -57,14 +52,6 @@ def train(output_dir: Path, *flags: str | int | Path, launcher: tuple[str | int,
     return read_events(output_dir)
 
 
-def arrays(output_dir: Path, step: int) -> dict:
-    return load(output_dir / "checkpoints" / f"step-{step:08d}", output_dir, warn=print).arrays
-
-
-def losses(events: list[dict]) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
     output_dir = tmp_path_factory.mktemp("single")
@@ -77,14 +64,10 @@ def test_same_curve_as_single(name, reference, tmp_path):
     job, (expected_dir, expected) = JOBS[name], reference
     resumed = ("--resume", expected_dir / "checkpoints" / "step-00000040") if job.resumes else ()
     events = train(tmp_path, *FLAGS, "--strategy", *job.flags, *resumed, launcher=job.launcher)
-    assert list(losses(events)) == list(range(41 if job.resumes else 1, 53))
-    assert losses(events) == pytest.approx({step: losses(expected)[step] for step in losses(events)}, rel=1e-4)
-    for field in ("validation_samples", "validation_loss", "train_loss"):
-        assert last(events, "epoch")[field] == pytest.approx(last(expected, "epoch")[field], rel=1e-5)
+    assert_same_curve(events, expected, first_step=41 if job.resumes else 1)
+    assert_same_weights(tmp_path, expected_dir, 52)
     start = last(events, "start")
-    assert start["parameter_count"] == last(expected, "start")["parameter_count"]
     assert (start["strategy"], start["world_size"]) == (job.flags[0], job.launcher[-1] if job.launcher else 1)
-    assert weights_apart(arrays(expected_dir, 52), arrays(tmp_path, 52)) <= 1e-5
     if job.flags[0] == "parameter-server":  # nobody else updates the weights
         assert (last(events, "end")["staleness_mean"], last(events, "end")["staleness_max"]) == (0, 0)
 
@@ -130,12 +113,7 @@ def outcomes(started: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
 
 def test_slurm_s_tasks_meet():
     """Two processes with the variables that srun sets; there is no Slurm here."""
-    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2",
-             "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_JOB_NODELIST": "localhost"}  # fmt: skip
-    tasks = processes(
-        *("--strategy", "multi-worker-mirrored", "--epochs", "1"),
-        environments=[{**slurm, "SLURM_PROCID": number, "SLURM_LOCALID": number} for number in "01"],
-    )
+    tasks = processes("--strategy", "multi-worker-mirrored", "--epochs", "1", environments=slurm_tasks(2))
     [(status, stdout, _), (other_status, other_stdout, _)] = outcomes(tasks)
     assert (status, other_status, other_stdout) == (0, 0, "")
     assert stdout.startswith("Epoch =  1:")
@@ -160,7 +138,7 @@ def test_a_dead_worker_ends_the_job_and_is_named():
     cluster[3].send_signal(signal.SIGKILL)
     [(status, _, stderr), *servers] = outcomes(cluster)
     assert status == 1
-    assert re.findall("rank 0 of 4 stopped: rank 3 .worker 1 at 127.0.0.1:[0-9]+. is gone", stderr), stderr
+    assert re.findall("rank 0 of 4 on .* stopped: rank 3 .worker 1 at 127.0.0.1:[0-9]+. is gone", stderr), stderr
     assert [status for status, *_ in servers] == [0, 0, -signal.SIGKILL]
 
 
@@ -185,23 +163,7 @@ run_rank(train.main)
     assert "rank 2 (worker 1 at" in result.output or "process rank 2 with PID" in result.output, result.output
 
 
-BROKEN = """
-from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
-from allstep.tensorflow import train, worker
-original, steps = worker.Worker.train_step, 0
-def train_step(self, batch, learning_rate):
-    global steps
-    steps += 1
-    loss = original(self, batch, learning_rate)
-    if placement().rank == 1:
-        {what}
-    return loss
-worker.Worker.train_step = train_step
-run_rank(train.main)
-"""
 DRIFTS = "bias = self._model.trainable_variables[1]; bias.assign(bias.value.numpy() + 1e-6)"
-RAISES = "if steps == 7: raise OSError('lost the disk')"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +175,7 @@ RAISES = "if steps == 7: raise OSError('lost the disk')"
     ids=["drifts", "raises"],
 )
 def test_a_broken_rank_is_told_once(what, expected, tmp_path):
-    script = tmp_path / "broken.py"
-    script.write_text(BROKEN.format(what=what))
+    script = broken("tensorflow", what, tmp_path)
     result = run(*HOROVODRUN_GLOO, 2, sys.executable, script, "--strategy", "multi-worker-mirrored", timeout=60)
     assert result.returncode == 1, result.output
     assert result.output.count(" stopped: ") == 1 and re.search(expected, result.output), result.output

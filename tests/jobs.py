@@ -1,0 +1,82 @@
+"""What the tests of both frameworks' strategies share: jobs, what they leave behind, and ranks that break."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ranks import LAUNCHERS, last
+
+from allstep.benchmarks.parity import weights_apart
+from allstep.common.checkpoint import load
+
+MPIRUN, HOROVODRUN_GLOO = LAUNCHERS["mpirun"], LAUNCHERS["horovodrun-gloo"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a strategy is started."""
+
+    flags: tuple[str | int, ...]
+    """The strategy's name, and what follows it."""
+    launcher: tuple[str | int, ...] = ()
+    resumes: bool = False
+    """Whether it goes on from a checkpoint that `single` wrote in mid-epoch, instead of from the start."""
+
+
+def losses(events: list[dict]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
+def arrays(output_dir: Path, step: int) -> dict:
+    return load(output_dir / "checkpoints" / f"step-{step:08d}", output_dir, warn=print).arrays
+
+
+def assert_same_curve(events: list[dict], expected: list[dict], *, first_step: int) -> None:
+    """Losses from `first_step` to step 52, the last one, validation and the number of parameters."""
+    found, reference = losses(events), losses(expected)
+    assert list(found) == list(range(first_step, 53))
+    assert found == pytest.approx({step: reference[step] for step in found}, rel=1e-4)
+    for field in ("validation_samples", "validation_loss", "train_loss"):
+        assert last(events, "epoch")[field] == pytest.approx(last(expected, "epoch")[field], rel=1e-5)
+    assert last(events, "start")["parameter_count"] == last(expected, "start")["parameter_count"]
+
+
+def assert_same_weights(output_dir: Path, expected_dir: Path, step: int) -> None:
+    """Weights and optimizer slots of the checkpoint after a step."""
+    assert weights_apart(arrays(expected_dir, step), arrays(output_dir, step)) <= 1e-5
+
+
+def slurm_tasks(number: int) -> list[dict[str, str]]:
+    """The variables that srun sets for each task of a step on one host."""
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(number),
+            "SLURM_TASKS_PER_NODE": str(number), "SLURM_NODEID": "0", "SLURM_NNODES": "1",
+            "SLURM_JOB_NODELIST": "localhost"}  # fmt: skip
+    return [{**step, "SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(number)]
+
+
+_BROKEN = """
+from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
+from allstep.{framework} import train, worker
+original, steps = worker.Worker.train_step, 0
+def train_step(self, batch, learning_rate):
+    global steps
+    steps += 1
+    loss = original(self, batch, learning_rate)
+    if placement().rank == 1:
+        {what}
+    return loss
+worker.Worker.train_step = train_step
+run_rank(train.main)
+"""
+RAISES = "if steps == 7: raise OSError('lost the disk')"
+
+
+def broken(framework: str, what: str, folder: Path) -> Path:
+    """A trainer whose rank 1 does `what`, a statement, after each step; the file in `folder` that runs it."""
+    script = folder / "broken.py"
+    script.write_text(_BROKEN.format(framework=framework, what=what))
+    return script
