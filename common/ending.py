@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from allstep.common.errors import Fault, UserError, summary
 from allstep.common.launcher import ALONE, Placement, placement
+from allstep.common.lines import print_line
 from allstep.common.orphan import wait_until_orphaned
 
 EXIT_FAULT = 1
@@ -105,7 +106,7 @@ def speak(message: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more where the launcher is gone
             sys.stdout.flush()
             if message:
-                print(message, file=sys.stderr, flush=True)
+                print_line(message, sys.stderr)
 
 
 def has_spoken() -> bool:

@@ -19,6 +19,7 @@ from allstep.common.datasets import Dataset
 from allstep.common.ending import who
 from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
+from allstep.common.lines import print_line
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
 from allstep.common.schedule import Schedule
@@ -82,7 +83,7 @@ def train(
             raise Fault(f"{pulse.notice} after step {pulse.step}; nothing is saved without --output-dir")
         if place.rank == 0:
             stopped = f"{who(place)} stopped after step {pulse.step} by {pulse.notice}"
-            print(f"allstep: {stopped}; resumable: --resume latest goes on from here", file=sys.stderr)
+            print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
 
 
 def _counting_unreadable(
@@ -193,7 +194,7 @@ def _ramp(text: str) -> tuple[float, int]:
 
 def warn(message: str) -> None:
     """One line on standard error about something that the run can live with."""
-    print(f"allstep: warning: {message}", file=sys.stderr, flush=True)
+    print_line(f"allstep: warning: {message}", sys.stderr)
 
 
 def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from allstep.common.datasets.config import without_secrets
 from allstep.common.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums, write_atomically
 from allstep.common.errors import UserError
+from allstep.common.lines import print_line
 
 TIMEOUT_SECONDS = 30.0
 MIN_BYTES_PER_SECOND = 10_000
@@ -87,7 +88,7 @@ def _check_own_files(sums: dict[str, str], directory: Path) -> None:
             raise UserError(f"{path} is missing, although {SUMS_NAME} beside it lists it: put the file there")
         if not has_sum(path, sha256):
             raise UserError(f"{path} is not the file that {SUMS_NAME} beside it lists: replace either")
-    print(f"{directory / SUMS_NAME} counts instead of the published checksums", file=sys.stderr)
+    print_line(f"{directory / SUMS_NAME} counts instead of the published checksums", sys.stderr)
 
 
 class _AnswerError(Exception):
@@ -103,7 +104,7 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
     for mirror in mirrors:
         url = _url(mirror, file.name)
         shown = without_secrets(url)
-        print(f"Downloading {shown} ({file.num_bytes / 1e6:.1f} MB)", file=sys.stderr)
+        print_line(f"Downloading {shown} ({file.num_bytes / 1e6:.1f} MB)", sys.stderr)
         digest = hashlib.sha256()
         try:
             with write_atomically(path) as stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from allstep.common.lines import print_line
 from allstep.common.reporting.base import Reporter
 
 
@@ -13,7 +14,7 @@ class EpochLines(Reporter):
 
     def event(self, name: str, **fields: Any) -> None:
         if name == "epoch":
-            print(epoch_line(**fields), flush=True)
+            print_line(epoch_line(**fields))
 
 
 def epoch_line(

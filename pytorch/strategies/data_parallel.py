@@ -7,6 +7,7 @@ import sys
 import torch
 
 from allstep.common.errors import UserError
+from allstep.common.lines import print_line
 from allstep.pytorch.strategies.single import Single
 
 
@@ -23,7 +24,7 @@ class DataParallel(Single):
                 )
             self._num_devices = self.flags.num_gpus
         if self._num_devices == 1:
-            print("allstep: data-parallel runs on one device", file=sys.stderr, flush=True)
+            print_line("allstep: data-parallel runs on one device", sys.stderr)
         return super().pin_device()
 
     def wrap(
