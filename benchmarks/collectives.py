@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import statistics
 import sys
 import tempfile
@@ -30,14 +29,14 @@ from pathlib import Path
 
 from allstep.benchmarks import horovod_settings
 from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES
+from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.cells import SYNTHETIC_IMAGES
 from allstep.benchmarks.comparison.machine import variables
 from allstep.benchmarks.measure import BenchmarkFailed, environment, running
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.common.cli import Parser, at_least, listed
-from allstep.common.errors import UserError
 
-FORMAT, VERSION = "allstep-collectives", 1
+FORMAT = "allstep-collectives"
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
 """8 B to 128 MiB by factors of 8, and 256 MiB."""
@@ -75,10 +74,8 @@ def main(arguments: Sequence[str]) -> None:
     rows = [row for name in flags.backends if samples[name] for row in summed_up(name, samples[name])]
     _print(rows, missing)
     content = {
-        "format": FORMAT,
-        "version": VERSION,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["allstep", "collectives", *arguments]),
+        "command": results.command("collectives", arguments),
         "ranks": flags.ranks,
         "rounds": flags.rounds,
         "load_average": os.getloadavg(),
@@ -97,9 +94,9 @@ def main(arguments: Sequence[str]) -> None:
         content["recommendation"] = horovod_settings.recommend(costs, flags.network, flags.step_ms)
         print(horovod_settings.told(content["recommendation"]))
         if flags.tune:
-            _save(flags.output, content)
+            results.write_output(flags.output, content, FORMAT)
             content["tuning"] = horovod_settings.try_out(content["recommendation"], flags.ranks, flags.rounds)
-    _save(flags.output, content)
+    results.write_output(flags.output, content, FORMAT)
     if failures or not all(row["right"] for row in rows):
         sys.exit(1)
 
@@ -221,13 +218,3 @@ def _reason(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip(" -")] or [type(error).__name__]
     told = [line[line.index("allstep: ") :] for line in lines if "allstep: " in line]
     return " ".join((told or lines[:1])[0].split())[:300]
-
-
-def _save(path: Path, content: dict) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.tmp")
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"expected a file to write for --output, received {path}: {error}") from None

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
 MODELS = ("mlp", "cnn", "resnet18", "resnet50")
 LEAST_REPETITIONS = 5  # below that, neither a median nor an interval says much
 BUSY = 0.5  # load average
+EPOCHS = 30  # of digits, which takes about 50 ms: more than a second on the clock in every launch
 # To see in a minute whether all works: the figures mean nothing.
 QUICK = {
     "repetitions": 1,
@@ -68,7 +68,8 @@ def main(arguments: Sequence[str]) -> None:
             settings,
             num_rounds=flags.repetitions,
             time_limit=flags.time_limit,
-            command=shlex.join(["allstep", "compare", *arguments]),
+            command=results.command("compare", arguments),
+            oversubscribe=flags.oversubscribe,
         )
         comparison.run()
         summary = comparison.write(finished=True)
@@ -92,6 +93,7 @@ def _parser() -> Parser:
     num_cores = len(os.sched_getaffinity(0))
     ranks = (1, 2) if num_cores > 1 else (1,)
     add("--ranks", type=listed(at_least(1)), default=ranks, metavar="N,...", help="one rank is always measured")
+    add("--oversubscribe", action="store_true", help="measure more ranks than cores, too: they share them")
     add("--models", type=listed(str, MODELS), default=("cnn",), metavar="NAME,...")
     add("--batch-sizes", type=listed(at_least(1)), default=(64,), metavar="N,...", help="samples a step on one rank")
     add(
@@ -104,7 +106,7 @@ def _parser() -> Parser:
     add("--num-iters", type=at_least(1), default=5, metavar="N", help="timed blocks of batches in a launch")
     add("--dataset", default="digits", metavar="NAME", help="of real input")
     add("--data-dir", metavar="DIR")
-    add("--epochs", type=at_least(2), default=10, metavar="N", help="of real input; the first warms up")
+    add("--epochs", type=at_least(2), default=EPOCHS, metavar="N", help="of real input; the first warms up")
     add("--base-lr", type=float, default=0.02, metavar="RATE", help="of real input")
     add("--target-accuracy", type=float, default=0.97, metavar="SHARE", help="of real input, in 0..1")
     add("--gate-steps", type=at_least(1), default=10, metavar="N", help="steps over which curves are compared")

@@ -118,7 +118,10 @@ def told(recommendation: dict) -> str:
 
 
 def try_out(recommendation: dict, num_ranks: int, num_rounds: int) -> dict:
-    """Train with several settings in turn; print and return the ratios."""
+    """Train with several settings in turn; print the ratios, and return them with settings and rates.
+
+    `default` is what the trainers do where nothing is set: what was before.
+    """
     choices = {
         "default": {},
         "Horovod's own": variables({"threshold": HOROVODS.threshold, "cycle_ms": 1000 * HOROVODS.cycle}),
@@ -132,7 +135,7 @@ def try_out(recommendation: dict, num_ranks: int, num_rounds: int) -> dict:
     ratios = {f"recommended / {name}": median_ratio(ours, others) for name, others in rates.items()}
     for what, ratio in ratios.items():
         print(f"images/s, {what}: {ratio:.3f}")
-    return {"images_per_second": {"recommended": ours, **rates}, "ratios": ratios}
+    return {"settings": choices, "images_per_second": {"recommended": ours, **rates}, "ratios": ratios}
 
 
 def _rate(settings: dict[str, str], network: str, num_ranks: int) -> float:

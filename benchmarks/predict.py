@@ -2,7 +2,7 @@
 
     allstep predict --network resnet50 --batch-size 32 --step-ms 200 --ranks-per-node 8 --inter-gbit 100
     allstep predict --run runs/one-rank --ranks 1,2,4,8
-    allstep predict --validate [--measured DIR --collectives FILE]
+    allstep predict --validate [--measured DIR --collectives FILE,...] [--output FILE]
     allstep predict --loss-of-parameters 175e9
 
 Needed: the step time of one rank, the parameters per layer, and latency and bandwidth of the links in a node and
@@ -10,21 +10,21 @@ between nodes (`allstep collectives` measures them). Every rank has the same bat
 what costs most at that size, and the one change that would help most. `closed` is the step time without overlap and
 fusion: computing, then one all-reduce of everything, 2(N-1)/N S/B and latency for a ring.
 
-`--validate` forecasts published tables and, if named, your own compare results, and prints the errors; its exit status
-is 1 where an efficiency is off by more than 5 points.
+`--run` takes step time, parameters and jitter from a run. `--validate` forecasts published tables and, if named, your
+own compare results, and prints the errors; its exit status is 1 where an efficiency is off by more than 5 points. Own
+results need a file of `allstep collectives` for each number of ranks.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from allstep.benchmarks.comparison import results
 from allstep.benchmarks.prediction import own_runs
 from allstep.benchmarks.prediction.accuracy import epochs_needed, loss_by_parameters
 from allstep.benchmarks.prediction.allreduce import ALGORITHMS
@@ -39,6 +39,8 @@ from allstep.common.errors import UserError
 GIGABIT = 1e9 / 8
 NUM_LAYERS = 50
 """Into which a network is cut of which nothing but the number of parameters is known."""
+JITTER = 0.02
+"""Of GPUs in a data center (published/); where nothing was measured."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -47,9 +49,9 @@ def main(arguments: Sequence[str]) -> None:
     if flags.loss_of_parameters:
         print(f"loss {loss_by_parameters(flags.loss_of_parameters):.4f} nats a token (Kaplan et al. 2020)")
     elif flags.validate:
-        _validate(flags)
+        _validate(flags, results.command("predict", arguments))
     else:
-        _forecast(flags)
+        _forecast(flags, results.command("predict", arguments))
 
 
 def number(least: float, *, above: bool = False, most: float = sys.float_info.max) -> Callable[[str], float]:
@@ -80,14 +82,18 @@ def _parser() -> Parser:
     what.add_argument("--step-ms", type=positive, metavar="MS", help="step time of one rank alone")
     what.add_argument("--run", type=Path, metavar="DIR", help="instead: a training run on one rank that was measured")
     what.add_argument("--backward-share", type=part, default=2 / 3, metavar="X", help="backward's share of it")
-    what.add_argument("--jitter", type=some, default=0.02, metavar="X", help="deviation of its step time over mean")
+    what.add_argument(
+        "--jitter", type=some, metavar="X", help=f"deviation of its step time over mean; else --run's, else {JITTER:g}"
+    )
     where = parser.add_argument_group("the machine")
     where.add_argument("--ranks-per-node", type=at_least(1), default=8, metavar="N")
     where.add_argument("--intra-us", type=some, default=3.4, metavar="US", help="latency of a hop in a node")
     where.add_argument("--intra-gbit", type=positive, default=800.0, metavar="GBIT/S", help="bandwidth that is reached")
     where.add_argument("--inter-us", type=some, default=14.0, metavar="US", help="latency of a hop between nodes")
     where.add_argument("--inter-gbit", type=positive, default=90.0, metavar="GBIT/S", help="shared by a node's ranks")
-    where.add_argument("--collectives", type=Path, metavar="FILE", help="instead: links of a node that were measured")
+    where.add_argument(
+        "--collectives", type=listed(Path), metavar="FILE,...", help="instead: links of a node that were measured"
+    )
     where.add_argument("--contention", type=part, default=0.0, metavar="X", help="of its speed backward then loses")
     where.add_argument(
         "--crowding", type=number(1), default=1.0, metavar="X", help="step time in a full node, over alone"
@@ -108,19 +114,20 @@ def _parser() -> Parser:
     goal.add_argument("--samples", type=at_least(1), metavar="N", help="in an epoch")
     goal.add_argument("--epochs", type=positive, default=90.0, metavar="X", help="that it takes, small batches")
     goal.add_argument("--critical-batch", type=positive, default=math.inf, metavar="N", help="that takes twice as many")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="keep the forecast as JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="keep the forecast, or the errors, as JSON")
     parser.add_argument("--validate", action="store_true", help="forecast published tables, and print the errors")
     parser.add_argument("--measured", type=Path, metavar="DIR", help="with --validate: own results, too")
     parser.add_argument("--loss-of-parameters", type=positive, metavar="N", help="print L(N) of a language model")
     return parser
 
 
-def _forecast(flags: Namespace) -> None:
+def _forecast(flags: Namespace, command: str) -> None:
     workload, machine = _workload(flags), _machine(flags)
     rows = []
     print(
         f"{workload.network.name}: {workload.network.num_parameters:,} parameters, "
-        f"{workload.batch_size} samples a rank, {1000 * workload.step_seconds:.4g} ms on one rank\n"
+        f"{workload.batch_size} samples a rank, {1000 * workload.step_seconds:.4g} ms on one rank, "
+        f"jitter {workload.jitter:.1%}\n"
     )
     width = 14
     accuracy = f" {'to accuracy':>12}" if flags.samples else ""
@@ -143,25 +150,28 @@ def _forecast(flags: Namespace) -> None:
         limits = {"bottleneck": cost, "bottleneck_share": share, "helps": helps}
         rows.append({**asdict(found), **limits, "seconds_to_accuracy": seconds})
     if flags.output:
-        flags.output.parent.mkdir(parents=True, exist_ok=True)
-        content = {"format": "allstep-predict", "version": 1, "command": _command(), "forecasts": rows}
-        flags.output.write_text(json.dumps(content, indent=1) + "\n")
+        results.write_output(flags.output, {"command": command, "forecasts": rows}, "allstep-predict")
 
 
 def _workload(flags: Namespace) -> Workload:
-    step_seconds, batch_size = flags.step_ms and flags.step_ms / 1000, flags.batch_size
-    if flags.run:
-        step_seconds, batch_size, num_parameters = own_runs.read_run(flags.run)
-    if not step_seconds:
+    run = own_runs.read_run(flags.run) if flags.run else None
+    if not (run or flags.step_ms):
         raise UserError("expected the step time of one rank, received none; give --step-ms, or --run of a measured run")
     if flags.parameters:
         network = uniform(flags.parameters, NUM_LAYERS)
-    elif flags.run and flags.network is None:
-        known = [network for network in known_networks().values() if network.num_parameters == num_parameters]
-        network = known[0] if known else uniform(num_parameters, NUM_LAYERS)
+    elif run and flags.network is None:
+        known = [network for network in known_networks().values() if network.num_parameters == run.num_parameters]
+        network = known[0] if known else uniform(run.num_parameters, NUM_LAYERS)
     else:
         network = _network(flags.network or "resnet50")
-    return Workload(network, batch_size, step_seconds, flags.backward_share, flags.jitter)
+    given = (flags.jitter, run and run.jitter, JITTER)
+    return Workload(
+        network,
+        run.batch_size if run else flags.batch_size,
+        run.step_seconds if run else flags.step_ms / 1000,
+        flags.backward_share,
+        next(jitter for jitter in given if jitter is not None),
+    )
 
 
 def _network(name: str) -> Network:
@@ -176,7 +186,7 @@ def _network(name: str) -> Network:
 def _machine(flags: Namespace) -> Machine:
     intra = Link(flags.intra_us / 1e6, flags.intra_gbit * GIGABIT)
     if flags.collectives:
-        intra = own_runs.read_link(flags.collectives)
+        intra = own_runs.read_link(flags.collectives[0])
     return Machine(
         Cluster(flags.ranks_per_node, intra, Link(flags.inter_us / 1e6, flags.inter_gbit * GIGABIT)),
         algorithm=flags.algorithm,
@@ -190,11 +200,12 @@ def _machine(flags: Namespace) -> Machine:
     )
 
 
-def _validate(flags: Namespace) -> None:
-    rows = [row for path in sorted(PUBLISHED.glob("*.yaml")) for row in check(path)]
+def _validate(flags: Namespace, command: str) -> None:
+    rows, notes = [row for path in sorted(PUBLISHED.glob("*.yaml")) for row in check(path)], ()
     if flags.measured:
         if not flags.collectives:
             raise UserError("expected --collectives with --measured, received none; run allstep collectives")
+        notes = own_runs.NOTES
         rows += own_runs.check_compare(flags.measured, flags.collectives)
     print(f"{'':28} {'network':16} {'ranks':>6} {'measured':>8} {'forecast':>8} {'error':>7}  within 5 points")
     for row in rows:
@@ -206,6 +217,12 @@ def _validate(flags: Namespace) -> None:
         f"\n{len(rows) - len(missed)} of {len(rows)} within {100 * LARGEST_ERROR:g} points; largest error of the "
         f"{len(true)} rows from which nothing was estimated: {100 * largest:.1f} points"
     )
+    for note in notes:
+        print(note)
+    if flags.output:
+        told = [{**asdict(row), "error": row.error, "within": row.within} for row in rows]
+        content = {"command": command, "largest_error": LARGEST_ERROR, "rows": told, "notes": notes}
+        results.write_output(flags.output, content, "allstep-validation")
     if missed:
         sys.exit(1)
 
@@ -225,7 +242,3 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-def _command() -> str:
-    return shlex.join(["allstep", *sys.argv[1:]])

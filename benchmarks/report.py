@@ -2,10 +2,11 @@
 
     allstep report DIR...
 
-Takes results of `allstep compare`, `allstep collectives` and `allstep predict --output`, kept benchmarks, and training
-runs (metrics.jsonl and config.yaml), wherever in the directories they are. Both files go to the first directory.
-report.html is one file that needs no network: it can be mailed, read on a phone and printed. What cannot be read is
-named in one line, on the terminal and in the report, and the rest goes on; the exit status is 2 where there is no rest.
+Takes results of `allstep compare`, `allstep collectives`, `allstep predict --output` and `--validate --output`, kept
+benchmarks, and training runs (metrics.jsonl), wherever in the directories they are. Both files go to the first
+directory. report.html is one file that needs no network: it can be mailed, read on a phone and printed. What cannot be
+read, and a directory without any of these, is named in one line, on the terminal and in the report, and the rest goes
+on; the exit status is 2 where there is no rest.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def build(sources: Sources) -> list[Section]:
         parts.append((path, lambda content=content: [other_sections.collectives(content)]))
     for path, content in sources.forecasts:
         parts.append((path, lambda content=content: [other_sections.forecast(content)]))
+    for path, content in sources.validations:
+        parts.append((path, lambda content=content: [other_sections.validation(content)]))
     for path, content in sources.benchmarks:
         parts.append((path, lambda path=path, content=content: [other_sections.benchmark(path, content)]))
     if sources.runs:
@@ -72,7 +75,7 @@ def build(sources: Sources) -> list[Section]:
     for path, make in parts:
         try:
             sections += make()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             sources.problems.append(f"{path}: not as expected: {type(error).__name__} {' '.join(str(error).split())}")
     return sections
 

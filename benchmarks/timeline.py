@@ -80,29 +80,42 @@ def read_ways(path: Path) -> dict[str, list[Way]]:
     Raises:
         UserError: the file is no timeline, or has no all-reduce.
     """
+    try:
+        ways = _ways(_events(path))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"an event lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise UserError(
+            f"expected a Horovod timeline, received {path}, in which {what}; write one with --timeline"
+        ) from None
+    if not ways:
+        raise UserError(f"expected a Horovod timeline with all-reduces, received {path} without any")
+    return ways
+
+
+def _ways(events: Iterable[dict]) -> dict[str, list[Way]]:
     names: dict[int, str] = {}
     open_since: dict[int, list[tuple[str, float]]] = defaultdict(list)
     stages: dict[int, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     starts: dict[int, float] = {}
     ways: dict[str, list[Way]] = defaultdict(list)
-    for event in _events(path):
+    for event in events:
         pid, phase = event.get("pid"), event.get("ph")
         if phase == "M" and "name" in event.get("args", {}):
             names[pid] = event["args"]["name"]
         elif phase == "B":
-            open_since[pid].append((event["name"], event["ts"]))
-            starts.setdefault(pid, event["ts"])
+            open_since[pid].append((event["name"], float(event["ts"])))
+            starts.setdefault(pid, float(event["ts"]))
         elif phase == "E" and open_since[pid]:
-            name, since = open_since[pid].pop()
+            (name, since), until = open_since[pid].pop(), float(event["ts"])
             if stage := _stage(name):
-                stages[pid][stage].append((since, event["ts"]))
+                stages[pid][stage].append((since, until))
             elif name == _KIND:
-                ways[names[pid]].append(Way(starts.pop(pid), event["ts"], stages.pop(pid, defaultdict(list))))
+                ways[names.get(pid, str(pid))].append(
+                    Way(starts.pop(pid, since), until, stages.pop(pid, defaultdict(list)))
+                )
             elif not open_since[pid]:  # some other collective's way
                 starts.pop(pid, None)
                 stages.pop(pid, None)
-    if not ways:
-        raise UserError(f"expected a Horovod timeline with all-reduces, received {path} without any")
     return ways
 
 
@@ -143,7 +156,7 @@ def summary(ways: dict[str, list[Way]]) -> Summary:
     # The first step makes the gradients known to all ranks and allocates buffers.
     later = steps[1:] or steps
     shares = {stage: statistics.median(_share(step, stage) for step in later) for stage in STAGES}
-    total = sum(shares.values())
+    total = sum(shares.values()) or 1.0
     reductions = [_union(interval for way in step for interval in way.stages["reduction"]) for step in later]
     seconds = [sum(end - start for start, end in reduction) / 1e6 for reduction in reductions]
     overlaps = [
@@ -162,7 +175,8 @@ def summary(ways: dict[str, list[Way]]) -> Summary:
 
 
 def _share(step: Sequence[Way], stage: str) -> float:
-    return sum(way.seconds(stage) for way in step) / sum((way.end - way.start) / 1e6 for way in step)
+    length = sum((way.end - way.start) / 1e6 for way in step)
+    return sum(way.seconds(stage) for way in step) / length if length else 0.0
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:

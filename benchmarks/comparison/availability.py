@@ -14,8 +14,12 @@ from allstep.benchmarks.measure import environment
 from allstep.common.errors import Fault
 
 
-def unavailable(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
-    """Ids of the cells that this machine cannot run, and why."""
+def unavailable(cells: Sequence[Cell], *, oversubscribe: bool = False) -> Iterator[tuple[str, str]]:
+    """Ids of the cells that this machine cannot run, and why.
+
+    Args:
+        oversubscribe: whether ranks may share cores.
+    """
     num_cores, path = len(os.sched_getaffinity(0)), environment()["PATH"]
     reasons = {framework: _reasons(framework) for framework in dict.fromkeys(cell.framework for cell in cells)}
     for cell in cells:
@@ -24,8 +28,12 @@ def unavailable(cells: Sequence[Cell]) -> Iterator[tuple[str, str]]:
             yield cell.id, reason
         elif shutil.which(start.program[0], path=path) is None:
             yield cell.id, f"expected {start.program[0]} on the path, received none; run make setup"
-        elif cell.ranks > num_cores:
-            yield cell.id, f"expected at most a rank for each of the {num_cores} cores, received {cell.ranks} ranks"
+        elif cell.ranks > num_cores and not oversubscribe:
+            yield (
+                cell.id,
+                f"expected at most a rank for each of the {num_cores} cores, received {cell.ranks} ranks; "
+                "--oversubscribe lets them share cores",
+            )
 
 
 def _reasons(framework: str) -> dict[str, str]:

@@ -1,23 +1,32 @@
-"""The files of a comparison: one a launch, written whole or not at all, and read again by who goes on with it."""
+"""The files of a comparison and of the commands beside it: JSON with a format and its version, written whole or not at
+all, and read again by who goes on with it."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from allstep.common.errors import UserError
 
-FORMAT, VERSION = "allstep-compare", 1
+FORMAT = "allstep-compare"
+VERSIONS = {FORMAT: 1, "allstep-collectives": 1, "allstep-predict": 1, "allstep-validation": 1}
 SUMMARY = "compare.json"
 
 
-def write(path: Path, content: dict) -> None:
+def command(name: str, arguments: Sequence[str]) -> str:
+    """The line that repeats a command of `allstep`."""
+    return shlex.join(["allstep", name, *arguments])
+
+
+def write(path: Path, content: dict, kind: str = FORMAT) -> None:
     """Write `content` as JSON under the name `path`, with the format and its version."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    text = json.dumps({"format": FORMAT, "version": VERSION, **content}, indent=1, allow_nan=False)
+    temporary = path.with_name(f"{path.name}.tmp")
+    text = json.dumps({"format": kind, "version": VERSIONS[kind], **content}, indent=1, allow_nan=False)
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
@@ -25,8 +34,20 @@ def write(path: Path, content: dict) -> None:
     temporary.replace(path)
 
 
+def write_output(path: Path, content: dict, kind: str) -> None:
+    """`write` to the file that a user named.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        write(path, content, kind)
+    except OSError as error:
+        raise UserError(f"expected a file to write for --output, received {path}: {error}") from None
+
+
 def read(path: Path) -> dict | None:
-    """What was written under that name; None where nothing was, or what is there is broken, which is told.
+    """What a comparison wrote under that name; None where nothing was, or what is there is broken, which is told.
 
     Raises:
         UserError: it is of another program or of another version of this one.
@@ -38,10 +59,27 @@ def read(path: Path) -> dict | None:
     except (OSError, ValueError) as error:
         warn(f"{path} cannot be read ({error}); it is measured again")
         return None
+    return _checked(content, path, FORMAT, "give another --output-dir")
+
+
+def read_input(path: Path, kind: str) -> dict:
+    """A result file that a user named.
+
+    Raises:
+        UserError: it is missing, half-written, of another kind or of another version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"expected a readable {kind} file, received {path}: {error}") from None
+    return _checked(content, path, kind, "measure anew, or read it with the allstep that wrote it")
+
+
+def _checked(content: object, path: Path, kind: str, advice: str) -> dict:
     found = (content.get("format"), content.get("version")) if isinstance(content, dict) else None
-    if found != (FORMAT, VERSION):
+    if found != (kind, VERSIONS[kind]):
         received = f"{found[0]} {found[1]}" if found else type(content).__name__
-        raise UserError(f"expected {FORMAT} {VERSION} in {path}, received {received}; give another --output-dir")
+        raise UserError(f"expected {kind} {VERSIONS[kind]} in {path}, received {received}; {advice}")
     return content
 
 

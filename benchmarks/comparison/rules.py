@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from allstep.benchmarks.comparison.cells import Settings
 
 
-def rules(settings: Settings, *, num_rounds: int) -> Sequence[str]:
+def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -> Sequence[str]:
     """One sentence a rule."""
+    of_cores = (
+        "Ranks may outnumber the cores (--oversubscribe). They then share them, the independent processes as well, so "
+        "that efficiency against those is communication's part and efficiency against one process the cores'."
+        if oversubscribe
+        else "Each rank has a core, or the cell is left out."
+    )
     return (
         # gate.py
         f"Parity gate: a place is compared only after it trained {settings.gate_steps} steps on digits along the same "
@@ -20,9 +26,12 @@ def rules(settings: Settings, *, num_rounds: int) -> Sequence[str]:
         # compare.py
         f"Every cell is launched anew by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...), so "
         "that what else the machine does meets all alike.",
+        # availability.py
+        of_cores,
         # samples.py
         "The slowest rank counts: images of all ranks over the longest time of any rank, block by block; a launch's "
-        "speed is the median of its blocks.",
+        f"speed is the median of its blocks ({settings.num_iters} blocks of {settings.num_batches_per_iter} steps of "
+        f"synthetic input, {settings.epochs - 1} epochs of real input).",
         "Median, mean with its 95 % confidence interval (Student's t) and spread (standard deviation of one launch) "
         "are told apart, over launches.",
         # cells.py

@@ -32,6 +32,7 @@ class Comparison:
         num_rounds: int,
         time_limit: float,
         command: str,
+        oversubscribe: bool = False,
     ) -> None:
         """Read what an earlier call has left in `directory`.
 
@@ -40,12 +41,13 @@ class Comparison:
         """
         self._directory, self._cells, self._settings = directory, cells, settings
         self._num_rounds, self._time_limit, self._command = num_rounds, time_limit, command
+        self._oversubscribe = oversubscribe
         self._machine = machine.describe(REPOSITORY, threads_per_rank=settings.threads_per_rank)
         self._created = _now()
         if earlier := results.read(directory / results.SUMMARY):
             self._check_same(earlier)
             self._created = earlier["created"]
-        self._unavailable = dict(unavailable(cells))
+        self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe))
         self._gates = {place.id: _read_good(results.gate_path(directory, place.id)) for place in self._places()}
         self._samples = {
             cell.id: [_read_good(results.sample_path(directory, cell.id, number)) for number in range(num_rounds)]
@@ -98,7 +100,7 @@ class Comparison:
             "command": self._command,
             "settings": dataclasses.asdict(self._settings),
             "num_rounds": self._num_rounds,
-            "rules": rules(self._settings, num_rounds=self._num_rounds),
+            "rules": rules(self._settings, num_rounds=self._num_rounds, oversubscribe=self._oversubscribe),
             "environment": self._machine,
             "cells": [
                 {

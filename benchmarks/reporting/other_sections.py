@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,17 @@ from typing import Any
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, share
 from allstep.benchmarks.reporting.figures import Line, bars, lines
 from allstep.benchmarks.reporting.sources import Run
+
+_LAUNCHERS = {
+    "horovodrun": ("horovodrun", "-np", "{ranks}", "python"),
+    # What horovodrun says to it; ranks that fill the host are not refused.
+    "mpirun": ("mpirun", "--bind-to", "none", "--oversubscribe", "-np", "{ranks}", "python"),
+    "mpiexec": ("mpiexec", "-n", "{ranks}", "python"),
+    "PMI": ("mpiexec", "-n", "{ranks}", "python"),
+    "torchrun": ("torchrun", "--nproc-per-node", "{ranks}"),
+    "srun": ("srun", "-n", "{ranks}", "python"),
+}
+"""By the name in the start event; on one host. A run that was started alone starts its ranks by itself."""
 
 
 def collectives(content: dict[str, Any]) -> Section:
@@ -92,6 +104,38 @@ def forecast(content: dict[str, Any]) -> Section:
     return Section("Forecast", figures=[figure], tables=[Table("", header, table)], commands=[content["command"]])
 
 
+def validation(content: dict[str, Any]) -> Section:
+    """A result of `allstep predict --validate --output`: every row, and plainly what misses."""
+    rows, bound = content["rows"], 100 * content["largest_error"]
+    missed = [row for row in rows if abs(row["error"]) > content["largest_error"]]
+    told = (
+        f"{len(rows) - len(missed)} of {len(rows)} efficiencies are forecast within {bound:g} points. A row from which "
+        "a parameter was estimated says little about the error."
+    )
+    section = Section("Forecasts beside measurements", text=[told, *content["notes"]], commands=[content["command"]])
+    section.items = [
+        f"MISSED by {100 * abs(row['error']):.1f} points: {row['title']}, {row['system']}, {row['network']} on "
+        f"{row['num_ranks']} ranks"
+        for row in missed
+    ]
+    table = [
+        [
+            row["title"],
+            row["system"],
+            row["network"],
+            f"{row['num_ranks']}" + (f" over {row['baseline_ranks']}" if row["baseline_ranks"] > 1 else ""),
+            *(share(row[name]) for name in ("measured", "forecast")),
+            f"{100 * row['error']:+.1f}",
+            "NO" if row in missed else "yes",
+            row["estimated"] or NOTHING,
+        ]
+        for row in rows
+    ]
+    header = ["measured by", "", "network", "ranks", "measured", "forecast", "points", f"within {bound:g}", "estimated"]
+    section.tables.append(Table("Efficiency", header, table))
+    return section
+
+
 def benchmark(path: Path, content: dict[str, Any]) -> Section:
     """What a benchmark kept by `measure.save`."""
     rows = [
@@ -139,7 +183,8 @@ def runs(found: Sequence[tuple[Path, Run]]) -> Section:
                 mebibytes(run.end.get("peak_memory_bytes")) if run.end else "did not end",
             ]
         )
-        section.commands.append(_command(path, run))
+        if run.config:
+            section.commands.append(_command(run.config, run))
     if losses:
         section.figures.append(lines("Training loss", losses, x_label="epoch", y_label="loss"))
         caption = "Validation accuracy against training time"
@@ -151,8 +196,8 @@ def runs(found: Sequence[tuple[Path, Run]]) -> Section:
     return section
 
 
-def _command(path: Path, run: Run) -> str:
-    """The command that trains as the run did."""
-    ranks = run.start["world_size"]
-    launcher = f"horovodrun -np {ranks} " if ranks > 1 else ""
-    return f"{launcher}python {run.start['framework']}/train.py --config {path / 'config.yaml'}"
+def _command(config: Path, run: Run) -> str:
+    """The command that trains as the run did, on as many ranks by the same launcher."""
+    ranks, known = run.start["world_size"], _LAUNCHERS.get(str(run.start.get("launcher")), ())
+    program = [part.format(ranks=ranks) for part in known] or ["python"]
+    return shlex.join([*program, f"{run.start['framework']}/train.py", "--config", str(config)])

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-VERSIONS = {"allstep-compare": 1, "allstep-collectives": 1, "allstep-predict": 1}
+from allstep.benchmarks.comparison.results import VERSIONS
+
 _LARGEST_FILE = 64 * 2**20
+_LARGEST_NUMBER = 1e30  # what is drawn and printed is far below
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _SECRETS = (
     (re.compile(r"(//)[^/\s@]+@"), r"\1(hidden)@"),
@@ -28,6 +30,7 @@ class Sources:
     compares: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     collectives: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     forecasts: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
+    validations: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     benchmarks: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     """What `benchmarks.measure.save` wrote."""
     runs: list[tuple[Path, Run]] = field(default_factory=list)
@@ -35,18 +38,20 @@ class Sources:
     """One line each."""
 
     def __len__(self) -> int:
-        return sum(map(len, (self.compares, self.collectives, self.forecasts, self.benchmarks, self.runs)))
+        of_commands = (self.compares, self.collectives, self.forecasts, self.validations)
+        return sum(map(len, (*of_commands, self.benchmarks, self.runs)))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training run's metrics.jsonl and config.yaml."""
+    """A training run's metrics.jsonl."""
 
     start: dict[str, Any]
     epochs: list[dict[str, Any]]
     end: dict[str, Any] | None
     """None for a run that has not ended, or was killed."""
-    config: dict[str, Any]
+    config: Path | None
+    """Its config.yaml; None where that is gone."""
 
 
 def read(directories: Iterable[Path]) -> Sources:
@@ -72,8 +77,8 @@ def _guarded(found: Sources, path: Path, reader: Callable[[Sources, Path], None]
         if path.stat().st_size > _LARGEST_FILE:
             raise ValueError(f"larger than {_LARGEST_FILE // 2**20} MiB")
         reader(found, path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{error}" if isinstance(error, (OSError, ValueError)) else f"lacks {error}"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error)
         found.problems.append(f"{path}: not readable as a result: {' '.join(reason.split())}")
 
 
@@ -82,12 +87,17 @@ def _read_json(found: Sources, path: Path) -> None:
     if not isinstance(content, dict):
         return
     kind = content.get("format")
-    if kind in VERSIONS:
+    if isinstance(kind, str) and kind in VERSIONS:
         if content.get("version") != VERSIONS[kind]:
             received = content.get("version")
             raise ValueError(f"{kind} of version {received}, and this allstep reads version {VERSIONS[kind]}")
-        lists = {"allstep-compare": found.compares, "allstep-collectives": found.collectives}
-        lists.get(kind, found.forecasts).append((path, content))
+        lists = {
+            "allstep-compare": found.compares,
+            "allstep-collectives": found.collectives,
+            "allstep-predict": found.forecasts,
+            "allstep-validation": found.validations,
+        }
+        lists[kind].append((path, content))
     elif isinstance(content.get("figures"), list) and "samples" in content:
         for figure in content["figures"]:
             _require(figure, "what", "target", "reached")
@@ -96,14 +106,14 @@ def _read_json(found: Sources, path: Path) -> None:
 
 
 def _read_run(found: Sources, path: Path) -> None:
-    import yaml
-
     events = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             events.append(without_secrets(json.loads(line)))
         except ValueError:
             found.problems.append(f"{path}: a line is half-written and was left out")
+    if not all(isinstance(event, dict) for event in events):
+        raise ValueError("a line that is no event")
     starts, epochs, ends = (
         [event for event in events if event.get("event") == name] for name in ("start", "epoch", "end")
     )
@@ -113,20 +123,34 @@ def _read_run(found: Sources, path: Path) -> None:
     _require_numbers(starts[-1], "world_size", "global_batch_size")
     for epoch in epochs:
         _require_numbers(epoch, "epoch", "train_loss", "validation_accuracy", "cumulative_seconds")
+        _allow_numbers(epoch, "images_per_second")
+    for end in ends:
+        _allow_numbers(end, "peak_memory_bytes")
     config = path.with_name("config.yaml")
-    given = without_secrets(yaml.safe_load(config.read_text(encoding="utf-8"))) if config.exists() else {}
-    found.runs.append((path.parent, Run(starts[-1], epochs, ends[-1] if ends else None, given or {})))
+    run = Run(starts[-1], epochs, ends[-1] if ends else None, config if config.exists() else None)
+    found.runs.append((path.parent, run))
 
 
 def _require(mapping: dict[str, Any], *names: str) -> None:
+    if not isinstance(mapping, dict):
+        raise ValueError(f"expected {', '.join(names)}, received {type(mapping).__name__}")
     if missing := [name for name in names if name not in mapping]:
         raise ValueError(f"lacks {', '.join(missing)}")
 
 
 def _require_numbers(mapping: dict[str, Any], *names: str) -> None:
     _require(mapping, *names)
-    if wrong := [name for name in names if not isinstance(mapping[name], (int, float))]:
+    if wrong := [name for name in names if not _is_number(mapping[name])]:
         raise ValueError(f"has no number in {', '.join(wrong)}")
+
+
+def _allow_numbers(mapping: dict[str, Any], *names: str) -> None:
+    """What need not be there is a number where it is."""
+    _require_numbers(mapping, *(name for name in names if mapping.get(name) is not None))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < _LARGEST_NUMBER  # which nan is not
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

@@ -122,6 +122,29 @@ def test_recommendations_follow_the_costs():
         horovod_settings.recommend(slow_copies, "nosuch", 40)
 
 
+def test_a_recommendation_is_tried_out_on_real_ranks(tmp_path):
+    """The file tells what Horovod is told before and after, what each trained with it, and the ratios of that."""
+    output = tmp_path / "collectives.json"
+    flags = ("--backends", "memcpy,horovod-torch", "--collectives", "all-reduce", "--sizes", "8,1048576")
+    network = ("--rounds", "1", "--network", "mlp", "--step-ms", "3", "--tune")
+    result = run("allstep", "collectives", *flags, *network, "--output", output, timeout=300)
+    assert result.returncode == 0, result.output
+    content = json.loads(output.read_text())
+    found, tuning = content["recommendation"], content["tuning"]
+    assert found["simulated_seconds"] <= found["simulated_seconds_by_default"]
+    assert tuning["settings"]["default"] == {}
+    assert tuning["settings"]["recommended"] == {
+        "HOROVOD_FUSION_THRESHOLD": f"{found['threshold']:.0f}",
+        "HOROVOD_CYCLE_TIME": f"{found['cycle_ms']:g}",
+    }
+    rates = {name: rate for name, [rate] in tuning["images_per_second"].items()}
+    assert rates.keys() == tuning["settings"].keys() and all(rate > 0 for rate in rates.values())
+    ours = rates.pop("recommended")
+    for name, rate in rates.items():
+        assert tuning["ratios"][f"recommended / {name}"] == pytest.approx(ours / rate)
+        assert f"recommended / {name}: {ours / rate:.3f}" in result.stdout
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -163,10 +186,35 @@ def test_a_timeline_by_hand(tmp_path, capsys):
     assert (cut.num_steps, cut.num_gradients, cut.overlap) == (1, 2, pytest.approx(1 / 3))
     timeline.main([str(path)])
     assert "33% of it during backward" in capsys.readouterr().out
-    for wrong in ("", "{}", "[]", "[1]"):
-        path.write_text(wrong)
-        with pytest.raises(UserError, match="timeline"):
-            timeline.read_ways(path)
+
+
+BEGIN, END = {"ph": "B", "pid": 1, "name": "ALLREDUCE", "ts": 1}, {"ph": "E", "pid": 1, "ts": 2}
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        *("", "{}", "[]", "[1]", "[", '{"traceEvents": []}'),
+        *([BEGIN], [END], [{"ph": "X", "name": "cudaLaunchKernel", "ts": 1, "dur": 3}], [{**BEGIN, "name": "x"}, END]),
+        *([{"ph": "B", "pid": 1, "ts": 1}], [{"ph": "B", "pid": 1, "name": "x"}], [BEGIN, {"ph": "E", "pid": 1}]),
+        *([{**BEGIN, "ts": "soon"}], [{**BEGIN, "pid": [1]}], [{**BEGIN, "name": 3}, END], [{"ph": "M", "args": None}]),
+    ],
+    ids=str,
+)
+def test_a_foreign_trace_is_refused_in_one_line(tmp_path, foreign):
+    """As another profiler writes Chrome's format: other names, and keys that lack."""
+    path = tmp_path / "trace.json"
+    path.write_text(foreign if isinstance(foreign, str) else json.dumps(foreign))
+    with pytest.raises(UserError, match=f"expected a Horovod timeline.*{path.name}") as caught:
+        timeline.main([str(path)])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_timeline_without_names_or_length_has_a_summary(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([BEGIN, {**END, "ts": BEGIN["ts"]}]))
+    found = timeline.summary(timeline.read_ways(path))
+    assert (found.num_steps, found.num_gradients, found.reduction_seconds) == (1, 1, 0.0)
 
 
 def test_timeline_and_autotune_of_a_trainer(tmp_path):

@@ -25,6 +25,7 @@ from allstep.benchmarks.comparison.cells import Cell, Settings, commands, matrix
 from allstep.benchmarks.comparison.estimate import Estimate, estimate
 from allstep.benchmarks.comparison.gate import Gate, Place, place_of
 from allstep.benchmarks.comparison.jobs import Outcome, run_job
+from allstep.benchmarks.comparison.rules import rules
 from allstep.common.cli import call
 from allstep.common.errors import UserError
 
@@ -249,6 +250,14 @@ def test_a_missing_launcher_is_told(tmp_path, monkeypatch):
     reasons = dict(unavailable(cells))
     assert reasons.keys() == {cells[1].id, cells[2].id}
     assert "expected horovodrun" in reasons[cells[1].id] and "10000 ranks" in reasons[cells[2].id]
+    assert "--oversubscribe" in reasons[cells[2].id]
+    assert dict(unavailable(cells, oversubscribe=True)).keys() == {cells[1].id}
+
+
+def test_the_rules_say_whether_ranks_share_cores():
+    alone, shared = (" ".join(rules(SETTINGS, num_rounds=5, oversubscribe=shared)) for shared in (False, True))
+    assert "--oversubscribe" in shared and "Each rank has a core" not in shared
+    assert "--oversubscribe" not in alone and "Each rank has a core" in alone
 
 
 # The machine.

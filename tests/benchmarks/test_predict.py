@@ -6,11 +6,13 @@ import json
 import math
 import random
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from allstep.benchmarks import predict
+from allstep.benchmarks.comparison import results
 from allstep.benchmarks.prediction import own_runs
 from allstep.benchmarks.prediction.accuracy import epochs_needed, loss_by_parameters
 from allstep.benchmarks.prediction.allreduce import hierarchical, ring, tree
@@ -165,46 +167,123 @@ def test_the_command(tmp_path, capsys):
     assert "1.0000" in capsys.readouterr().out
 
 
-def own_results(directory: Path, rate: float) -> tuple[Path, Path]:
-    """Compare results in which 2 independent processes are as fast as 2 times one, and Horovod has `rate`."""
+def own_results(
+    directory: Path, rates: dict[tuple[str, int], float], block_seconds: Sequence[float] = (1.0, 1.0)
+) -> list[str]:
+    """Flags that name a comparison with these images/s by strategy and ranks, and links of 1 GB/s on 2 and 4 ranks.
 
-    def cell(strategy: str, ranks: int, images_per_second: float) -> dict:
-        return {
-            "workload": "synthetic-weak", "framework": "pytorch", "strategy": strategy, "ranks": ranks, "model": "cnn",
-            "batch_size": 64, "samples": [], "images_per_second": {"median": images_per_second},
-        }  # fmt: skip
+    `block_seconds`: of the blocks, of 4 steps each, of a launch of independent processes.
+    """
+    blocks = [{"images_per_second": 1000.0 / seconds} for seconds in block_seconds]
+    (directory / "independent.json").write_text(json.dumps({"blocks": blocks}))
+    cells = []
+    for (strategy, ranks), rate in rates.items():
+        cells.append(
+            {
+                "id": f"{strategy}.{ranks}",
+                "workload": "synthetic-weak",
+                "framework": "pytorch",
+                "model": "cnn",
+                "strategy": strategy,
+                "ranks": ranks,
+                "batch_size": 64,
+                "precision": "float32",
+                "comparable": True,
+                "samples": ["independent.json"] if strategy == "independent" else [],
+                "images_per_second": {"median": rate},
+                "efficiency": {"single_process": {"median": rate / ranks / rates["independent", 1]}},
+            }  # fmt: skip
+        )
+    cells.append({**cells[-1], "strategy": "ddp", "comparable": False, "images_per_second": None, "efficiency": None})
+    results.write(directory / "compare.json", {"settings": {"num_batches_per_iter": 4}, "cells": cells})
+    files = []
+    for ranks in (2, 4):
+        files.append(str(directory / f"collectives-{ranks}.json"))
+        sizes = ((8, 1e-5), (2**24, 2**24 / 1e9))
+        rows = [
+            {"backend": "mpi4py", "collective": "all-reduce", "bytes": size, "seconds": {"average": seconds}}
+            for size, seconds in sizes
+        ]
+        results.write(Path(files[-1]), {"ranks": ranks, "rows": rows}, "allstep-collectives")
+    return ["--validate", "--measured", str(directory), "--collectives", ",".join(files)]
 
-    cells = [cell("independent", 1, 1000.0), cell("independent", 2, 2000.0), cell("horovod", 2, rate)]
-    (directory / "compare.json").write_text(json.dumps({"format": "allstep-compare", "version": 1, "cells": cells}))
-    row = {"backend": "mpi4py", "collective": "all-reduce"}
-    rows = [
-        {**row, "bytes": 8, "seconds": {"average": 1e-5}, "bus_bandwidth": 1.0},
-        {**row, "bytes": 2**24, "seconds": {"average": 0.01}, "bus_bandwidth": 1e9},
-    ]
-    links = directory / "collectives.json"
-    links.write_text(json.dumps({"format": "allstep-collectives", "version": 1, "ranks": 2, "rows": rows}))
-    return directory, links
+
+LIMITS = {("independent", 1): 1000.0, ("independent", 2): 2000.0, ("independent", 4): 2000.0}
 
 
 def test_own_runs_beside_forecasts(tmp_path, capsys):
-    """4.8 MB at 1 GB/s of bus bandwidth take 4.8 ms of a 64 ms step, none of it hidden on CPUs: 93%."""
-    directory, links = own_results(tmp_path, 1860.0)
-    [row] = own_runs.check_compare(directory, links)
-    assert row.measured == pytest.approx(0.93) and row.forecast == pytest.approx(64 / 68.8, abs=0.01)
-    predict.main(["--validate", "--measured", str(directory), "--collectives", str(links)])
+    """4.8 MB at 1 GB/s take 4.8 ms, none of it hidden on CPUs; a step takes 64 ms, 128 where 4 ranks share 2 cores."""
+    steps = {1: 64.0, 2: 64.0 + 4.8, 4: 128.0 + 4.8}
+    horovod = {("horovod", ranks): ranks * 64_000 / step for ranks, step in steps.items()}
+    flags, output = own_results(tmp_path, {**LIMITS, **horovod}), tmp_path / "new" / "validation.json"
+    predict.main([*flags, "--output", str(output)])
     assert "own runs" in capsys.readouterr().out
-    own_results(tmp_path, 1500.0)
-    with pytest.raises(SystemExit):
-        predict.main(["--validate", "--measured", str(directory), "--collectives", str(links)])
-    assert "NO" in capsys.readouterr().out
+    content = json.loads(output.read_text())
+    own = {row["num_ranks"]: row for row in content["rows"] if row["title"].startswith("own runs")}
+    assert own.keys() == steps.keys() and content["notes"]
+    for num_ranks, row in own.items():
+        assert row["measured"] == pytest.approx(64 / steps[num_ranks])
+        assert row["forecast"] == pytest.approx(64 / steps[num_ranks], abs=0.005) and row["within"]
 
 
-def test_a_measured_run(tmp_path):
+def test_a_miss_is_said(tmp_path, capsys):
+    """A third of the speed is lost, and no model of the link says so."""
+    flags, output = own_results(tmp_path, {**LIMITS, ("horovod", 2): 1300.0}), tmp_path / "validation.json"
+    with pytest.raises(SystemExit) as ended:
+        predict.main([*flags, "--output", str(output)])
+    assert ended.value.code == 1 and "NO" in capsys.readouterr().out
+    [missed] = [row for row in json.loads(output.read_text())["rows"] if not row["within"]]
+    assert missed["error"] == pytest.approx(64 / 68.8 - 0.65, abs=0.005)
+    with pytest.raises(UserError, match="collectives on 2 ranks for horovod.2, received those on 4"):
+        predict.main([*flags[:-1], str(tmp_path / "collectives-4.json")])
+
+
+def test_a_comparison_that_is_not_whole_is_told_in_one_line(tmp_path):
+    flags = own_results(tmp_path, {**LIMITS, ("horovod", 2): 1860.0})
+    (tmp_path / "independent.json").unlink()
+    with pytest.raises(UserError, match="FileNotFoundError.*independent.json") as caught:
+        predict.main(flags)
+    assert "\n" not in str(caught.value)
+    results.write(tmp_path / "compare.json", {"cells": [{"workload": "synthetic-weak"}]})
+    with pytest.raises(UserError, match="KeyError 'comparable'"):
+        predict.main(flags)
+
+
+def test_ranks_wait_for_the_slowest_in_each_step_and_not_in_each_block_of_steps(tmp_path):
+    """Blocks of 4 steps deviate by a tenth, so steps by a fifth; the larger of two lies 1 / sqrt(pi) deviations up.
+
+    Two processes at once take 1.2 times as long as one, and the slower one of them counts.
+    """
+    crowded, of_block, of_step = 1.2, 1 + 0.1 / math.sqrt(math.pi), 1 + 0.2 / math.sqrt(math.pi)
+    rates = {("independent", 1): 1000.0, ("independent", 2): 2000.0 / crowded / of_block, ("horovod", 2): 1500.0}
+    own_results(tmp_path, rates, block_seconds=(0.9, 1.0, 1.1))
+    [row] = own_runs.check_compare(tmp_path, [tmp_path / "collectives-2.json"])
+    assert row.forecast == pytest.approx(64 / (64 * crowded * of_step + 4.8), abs=0.002)
+
+
+def test_times_between_measured_sizes():
+    times = [(100, 1.0), (200, 3.0), (400, 4.0)]
+    assert [own_runs.interpolated(times, size) for size in (1, 100, 150, 400, 800)] == [1, 1, 2, 4, 8]
+
+
+def test_a_measured_run(tmp_path, capsys):
     run = tmp_path / "metrics.jsonl"
     start = {"event": "start", "world_size": 1, "global_batch_size": 64, "parameter_count": 1_199_882}
-    epochs = [{"event": "epoch", "images_per_second": rate} for rate in (100.0, 640.0, 640.0)]
-    run.write_text("".join(json.dumps(event) + "\n" for event in [start, *epochs]))
-    assert own_runs.read_run(tmp_path) == (pytest.approx(0.1), 64, 1_199_882)
+
+    def of_rates(*rates: float) -> own_runs.MeasuredRun:
+        epochs = [{"event": "epoch", "images_per_second": rate} for rate in rates]
+        run.write_text("".join(json.dumps(event) + "\n" for event in [start, *epochs]))
+        return own_runs.read_run(tmp_path)
+
+    assert of_rates(100.0, 640.0) == own_runs.MeasuredRun(pytest.approx(0.1), 64, 1_199_882, None)
+    # Epochs of 0.9, 1 and 1.1 times 0.1 s a step: a standard deviation of a tenth of the mean.
+    assert of_rates(1.0, 640 / 0.9, 640.0, 640 / 1.1).jitter == pytest.approx(0.1)
+    for flags, jitter in (([], "10.0%"), (["--jitter", "0.03"], "3.0%"), (["--jitter", "0"], "0.0%")):
+        predict.main(["--run", str(tmp_path), *flags])
+        assert f"jitter {jitter}" in capsys.readouterr().out
+    of_rates(100.0, 640.0)
+    predict.main(["--run", str(tmp_path)])
+    assert f"jitter {predict.JITTER:.1%}" in capsys.readouterr().out
     run.write_text(json.dumps({**start, "world_size": 2}) + "\n")
     with pytest.raises(UserError, match="one rank"):
         own_runs.read_run(tmp_path)
@@ -212,12 +291,12 @@ def test_a_measured_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("", "readable"), ('{"format": "allstep-compare", "version": 2}', "version 2"), ("[1]", "received None")],
+    [("", "readable"), ('{"format": "allstep-compare", "version": 2}', "received allstep-compare 2"), ("[1]", "list")],
 )
 def test_results_of_another_version_or_half_written(tmp_path, content, expected):
     (tmp_path / "compare.json").write_text(content)
     with pytest.raises(UserError, match=expected):
-        own_runs.read_json(tmp_path / "compare.json", "allstep-compare")
+        results.read_input(tmp_path / "compare.json", "allstep-compare")
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from ranks import environment
+from ranks import REPOSITORY, environment
 from requirements import need
 
 from allstep.benchmarks import report
+from allstep.benchmarks.reporting import other_sections
 from allstep.benchmarks.reporting.figures import Line, lines
-from allstep.benchmarks.reporting.sources import without_secrets
+from allstep.benchmarks.reporting.sources import Run, without_secrets
 from allstep.common.errors import UserError
 
+ARTEFACTS = REPOSITORY / "build" / "artefacts"
+"""Where the screenshots stay; git ignores build/."""
 HOSTILE = '<script>alert("x")</script> | `$HOME` & $x$'
 CAPTIONS = ("Images per second", "Efficiency", "Training loss", "Validation accuracy", "Peak memory", "Bus bandwidth")
 
@@ -111,15 +114,29 @@ def collectives_result() -> dict:
     }  # fmt: skip
 
 
+START = {"event": "start", "framework": "pytorch", "strategy": "horovod", "launcher": "horovodrun", "world_size": 2}
+START |= {"global_batch_size": 64}
+EPOCHS = [
+    {"event": "epoch", "epoch": e, "train_loss": 1 / e, "validation_accuracy": 0.9, "cumulative_seconds": 3.0 * e}
+    for e in (1, 2, 3)
+]
+
+
+def validation_result() -> dict:
+    """What `allstep predict --validate --output` leaves: a row within 5 points and one that misses."""
+    row = {"title": "own runs, pytorch", "system": "horovod", "network": "cnn", "baseline_ranks": 1, "estimated": ""}
+    rows = [
+        {**row, "num_ranks": 2, "measured": 0.9, "forecast": 0.923, "error": 0.023, "within": True},
+        {**row, "num_ranks": 4, "measured": 0.4, "forecast": 0.471, "error": 0.071, "within": False},
+    ]
+    content = {"command": "allstep predict --validate", "largest_error": 0.05, "rows": rows, "notes": ["Told so."]}
+    return {"format": "allstep-validation", "version": 1, **content}
+
+
 def write_run(directory: Path) -> None:
     """What a trainer leaves in its output directory; the last line is half-written."""
     directory.mkdir(parents=True)
-    start = {"event": "start", "framework": "pytorch", "strategy": "horovod", "world_size": 2, "global_batch_size": 64}
-    events = [start]
-    events += [
-        {"event": "epoch", "epoch": e, "train_loss": 1 / e, "validation_accuracy": 0.9, "cumulative_seconds": 3.0 * e}
-        for e in (1, 2, 3)
-    ]
+    events = [START, *EPOCHS]
     lines_ = [json.dumps(event) for event in events] + ['{"event": "end", "peak_mem']
     (directory / "metrics.jsonl").write_text("\n".join(lines_))
     (directory / "config.yaml").write_text("strategy: horovod\n")
@@ -133,6 +150,7 @@ def results(tmp_path: Path) -> Path:
     (tmp_path / "collectives.json").write_text(json.dumps(collectives_result()))
     figure = {"what": HOSTILE, "ours": 1.0, "reference": 2.0, "ratio": 0.5, "target": ">= 0.9", "reached": False}
     (tmp_path / "overhead.json").write_text(json.dumps({"figures": [figure], "samples": {}}))
+    (tmp_path / "validation.json").write_text(json.dumps(validation_result()))
     write_run(tmp_path / "runs" / "one")
     return tmp_path
 
@@ -151,8 +169,9 @@ def test_a_browser_shows_the_page(results):
     })</script>"""
     probed = results / "probed.html"
     probed.write_text(page.replace("</body>", probe + "</body>"))
-    artefact = results / "report.png"
-    for width, picture in ((1200, artefact), (390, results / "phone.png")):
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    for width, picture in ((1200, ARTEFACTS / "report.png"), (390, ARTEFACTS / "report-phone.png")):
+        picture.unlink(missing_ok=True)
         common = [
             "chromium",
             "--headless",
@@ -229,7 +248,12 @@ def test_numbers_of_the_results_are_in_both_forms(results, capsys):
             "unfinished",
         ):
             assert what in written, (name, what)
-        assert "horovodrun -np 2 python pytorch/train.py --config" in written
+        assert (
+            f"horovodrun -np 2 python pytorch/train.py --config {results / 'runs' / 'one' / 'config.yaml'}" in written
+        )
+        assert "1 of 2 efficiencies are forecast within 5 points" in written and "Told so." in written
+        assert "MISSED by 7.1 points: own runs, pytorch, horovod, cnn on 4 ranks" in written
+        assert "+2.3" in written and "+7.1" in written
         assert "horovod: images" not in written
 
 
@@ -254,6 +278,59 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     assert "Fastest of synthetic-weak" in (results / "report.html").read_text()
     with pytest.raises(UserError, match="received none"):
         report.main([str(results / "empty")])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "num_ranks", "expected"),
+    [
+        ("horovodrun", 4, "horovodrun -np 4 python"),
+        ("mpirun", 2, "mpirun --bind-to none --oversubscribe -np 2 python"),
+        ("torchrun", 2, "torchrun --nproc-per-node 2"),
+        ("srun", 8, "srun -n 8 python"),
+        (None, 1, "python"),
+        ("allstep", 2, "python"),  # one process, which started the others
+    ],
+)
+def test_a_run_is_repeated_by_its_own_launcher(tmp_path, launcher, num_ranks, expected):
+    run = Run({**START, "launcher": launcher, "world_size": num_ranks}, EPOCHS, None, tmp_path / "a b" / "config.yaml")
+    [command] = other_sections.runs([(tmp_path, run)]).commands
+    assert command == f"{expected} pytorch/train.py --config '{tmp_path}/a b/config.yaml'"
+
+
+ILL_TYPED = {
+    "epoch": [START, {**EPOCHS[0], "train_loss": "low"}],
+    "rate": [START, {**EPOCHS[0], "images_per_second": [1]}],
+    "memory": [START, *EPOCHS, {"event": "end", "peak_memory_bytes": "much"}],
+    "infinite": [START, {**EPOCHS[0], "cumulative_seconds": 10**400}],
+    "ranks": [{**START, "world_size": None}],
+    "no-event": [START, 7],
+    "no-start": EPOCHS,
+}
+
+
+def test_an_ill_typed_run_does_not_drop_the_others(results, capsys):
+    for name, events in ILL_TYPED.items():
+        (results / "runs" / name).mkdir()
+        (results / "runs" / name / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (results / "runs" / "one" / "config.yaml").write_text("{")  # its text is nobody's business here
+    report.main([str(results)])
+    told = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
+    assert len(told) == len(ILL_TYPED) and all(any(f"runs/{name}/" in line for line in told) for name in ILL_TYPED)
+    written = (results / "report.md").read_text()
+    assert "| one | pytorch horovod | 2 | 64 | 3 |" in written and "| epoch |" not in written
+
+
+def test_a_directory_of_another_program_is_told_in_one_line(results, capsys):
+    """As a search for hyperparameters leaves it: nothing of allstep's format."""
+    study = results / "study"
+    study.mkdir()
+    (study / "study.db").write_bytes(b"SQLite format 3\x00")
+    (study / "trials.json").write_text('[{"number": 0, "value": 0.9}]')
+    (study / "best.json").write_text('{"format": ["a"], "value": 0.9}')
+    report.main([str(results), str(study)])
+    told = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
+    assert told == [f"left out: {study}: no results of allstep in it"]
+    assert "Fastest of synthetic-weak" in (results / "report.md").read_text()
 
 
 def test_secrets():
