@@ -67,8 +67,7 @@ class Fault:
         program = KINDS[self.kind].program
         if not program:
             return ["-m", f"allstep.{framework}.train"]
-        number = self.step - first_step + 1
-        return ["-m", "allstep.benchmarks.faulty", framework, program, str(self.rank), str(number)]
+        return faulty(framework, program, self.rank, self.step - first_step + 1)
 
     def strike(self, run: Training) -> bool:
         """Wait until the fault is due and let it happen; False where the job has ended before."""
@@ -81,6 +80,11 @@ class Fault:
             return run.signal_launcher(kind.number)
         ranks = run.ranks() if kind.target == "ranks" else [self.rank]
         return any([run.signal_rank(rank, kind.number) for rank in ranks])
+
+
+def faulty(framework: str, fault: str, rank: int, step: int) -> list[str]:
+    """What to run with `python` for a trainer that goes wrong by itself (`benchmarks/faulty.py`)."""
+    return ["-m", "allstep.benchmarks.faulty", framework, fault, str(rank), str(step)]
 
 
 def check_ended(run: Training, kind: Kind) -> float | None:

@@ -2,7 +2,8 @@
 
     python -m allstep.benchmarks.faulty FRAMEWORK FAULT RANK STEP [FLAGS of the trainer]
 
-FAULT is `raises`, `stuck` (in the input pipeline) or `leaves-out` (a step, and with it a collective).
+FAULT is `raises`, `stuck` (in the input pipeline), `hangs` (at the end of a step), `leaves-out` (a step, and with it a
+collective) or `lingers` (after the last epoch, whatever STEP is).
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ from allstep.common.launcher import placement
 from allstep.common.loader import Batch
 from allstep.common.quiet import hidden, stderr_held_back
 
-FAULTS = ("raises", "stuck", "leaves-out")
-
 
 def main() -> None:
     framework, fault, rank, step, *flags = sys.argv[1:]
     sys.argv[1:] = flags
     trainer = importlib.import_module(f"allstep.{framework}.train")
     if placement().rank == int(rank):
-        {"raises": raise_at, "stuck": get_stuck_at, "leaves-out": leave_out}[fault](framework, int(step))
+        FAULTS[fault](framework, int(step))
     trainer.main()
 
 
@@ -48,6 +47,16 @@ def leave_out(framework: str, step: int) -> None:
     _replace_step(framework, step, lambda *_: np.float32(0))
 
 
+def hang_after(framework: str, step: int) -> None:
+    """Never return from the training step of that number; the other ranks have all that they need of it."""
+
+    def hang(train_step: Callable, *args: object) -> None:
+        float(train_step(*args))
+        time.sleep(1e6)
+
+    _replace_step(framework, step, hang)
+
+
 def get_stuck_at(framework: str, step: int) -> None:
     """Never get the batch of that number."""
     original, numbers = engine.train_batches, itertools.count(1)
@@ -61,12 +70,26 @@ def get_stuck_at(framework: str, step: int) -> None:
     engine.train_batches = batches
 
 
+def linger(framework: str, step: int) -> None:
+    """Train to the end, and never leave."""
+    fit = engine.fit
+
+    def fit_and_stay(*args: object) -> None:
+        fit(*args)
+        time.sleep(1e6)
+
+    engine.fit = fit_and_stay
+
+
+FAULTS = {"raises": raise_at, "stuck": get_stuck_at, "hangs": hang_after, "leaves-out": leave_out, "lingers": linger}
+
+
 def _replace_step(framework: str, step: int, instead: Callable) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with stderr_held_back(), hidden("sklearn"):
         worker = importlib.import_module(f"allstep.{framework}.worker").Worker
     original, numbers = worker.train_step, itertools.count(1)
-    worker.train_step = lambda *args: (instead if next(numbers) == step else original)(*args)
+    worker.train_step = lambda *args: instead(original, *args) if next(numbers) == step else original(*args)
 
 
 if __name__ == "__main__":

@@ -23,64 +23,34 @@ travels alone (HOROVOD_FUSION_THRESHOLD=0), and equal runs are equal. The exit s
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allstep.benchmarks import parity
-from allstep.benchmarks import training as trainings
-from allstep.benchmarks.faults import KINDS, STALL_SECONDS, Fault, Violation, check_ended
-from allstep.benchmarks.parity import Curve, weights_apart
+from allstep.benchmarks.faults import KINDS, Fault, Violation, check_ended
+from allstep.benchmarks.parity import Curve
+from allstep.benchmarks.resumed import (
+    NUM_STEPS,
+    Case,
+    check_checkpoints,
+    check_end,
+    train_undisturbed,
+    training,
+    wait_for_good_end,
+)
 from allstep.benchmarks.training import LAUNCHERS, Training, last_step
-from allstep.common.checkpoint import load
 from allstep.common.cli import Parser, at_least, listed
-from allstep.common.errors import UserError
 
-NUM_EPOCHS = 2
-NUM_STEPS = NUM_EPOCHS * parity.STEPS_PER_EPOCH
-FINAL_BOUND = 1e-6
-# On other numbers of ranks than the undisturbed run's: while they are small, weights differ more, relatively.
-BOUND_ON_THE_WAY = parity.Bounds.runs
 MOST_A_RUN = 4
 START_UP_SHARE = 0.15
 """Of the kills, those before the first step."""
 START_UP_SECONDS = 3.0
 STEP_SECONDS = 0.05
 """The longest wait from the step at which a kill is due to the kill: a few steps, with their checkpoints."""
-JOB_SECONDS = 300
-
-
-@dataclass(frozen=True)
-class Case:
-    """How a run that will be disturbed is made."""
-
-    framework: str
-    ranks: tuple[int, ...]
-    """Numbers of ranks to choose from at each start; one where it stays the same."""
-    launchers: tuple[str, ...] = ("horovodrun-mpi",)
-    """To choose from at each start."""
-
-    @property
-    def reference(self) -> tuple[str, int, str]:
-        """Framework, number of ranks and launcher of the undisturbed run to compare with."""
-        return self.framework, self.ranks[0], self.launchers[0]
-
-    @property
-    def exact(self) -> bool:
-        """Whether every bit must be that of the undisturbed run."""
-        # In which order the values of three ranks and more are added depends on the launcher's library.
-        same_sums = len(self.launchers) == 1 or self.ranks[0] <= 2
-        return self.framework == "pytorch" and len(self.ranks) == 1 and same_sums
-
-    def __str__(self) -> str:
-        return f"{self.framework}, {'mixed' if len(self.ranks) > 1 else self.ranks[0]} ranks"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -227,8 +197,7 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
                 output_dir,
                 *(*flags, *resume),
                 launcher=start.launcher,
-                fault=start.fault if budget else None,
-                first_step=saved_step + 1,
+                program=start.fault.program(case.framework, saved_step + 1) if budget else (),
             ) as run:
                 struck = bool(budget) and start.fault.strike(run)
                 seconds = check_end_of(run, start) if struck else wait_for_good_end(run)
@@ -250,102 +219,3 @@ def check_end_of(run: Training, start: Start) -> float | None:
     if start.starting_up or start.num_ranks == 1:  # the launcher alone knows what happened, or nobody is left
         kind = replace(kind, can_tell=False)
     return check_ended(run, kind)
-
-
-def wait_for_good_end(run: Training) -> float:
-    """Wait for the end of a job that nothing has befallen."""
-    try:
-        run.process.wait(JOB_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise Violation(f"did not end in {JOB_SECONDS} s: {run.output()}") from None
-    if run.status:
-        raise Violation(f"ended with status {run.status}: {run.output()}")
-    return 0.0
-
-
-def check_checkpoints(case: Case, output_dir: Path, undisturbed: Curve) -> int:
-    """The step of the latest checkpoint, 0 without any; all of them must be whole and right."""
-    latest = 0
-    try:
-        for path in sorted((output_dir / "checkpoints").glob("step-*")):
-            state = load(path, output_dir, warn=_refuse)
-            latest = state.progress.step
-            _check_weights(case, parity.weights_of(state), undisturbed, latest, BOUND_ON_THE_WAY)
-        if latest and load("latest", output_dir / "checkpoints", warn=_refuse).progress.step != latest:
-            raise Violation("latest is not the checkpoint of the highest step")
-    except UserError as error:
-        raise Violation(str(error)) from None
-    return latest
-
-
-def check_end(case: Case, output_dir: Path, undisturbed: Curve) -> None:
-    """What must hold of a run that has ended."""
-    if check_checkpoints(case, output_dir, undisturbed) != NUM_STEPS:
-        raise Violation("the last step has no checkpoint")
-    state = load("latest", output_dir / "checkpoints", warn=_refuse)
-    _check_weights(case, parity.weights_of(state), undisturbed, NUM_STEPS, FINAL_BOUND)
-    events = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
-    told = {name: [event for event in events if event["event"] == name] for name in ("step", "epoch", "end")}
-    for name, number in (("step", NUM_STEPS), ("epoch", NUM_EPOCHS)):
-        if [event[name] for event in told[name]] != list(range(1, number + 1)):
-            raise Violation(f"metrics.jsonl tells the {name}s {[event[name] for event in told[name]]}")
-    if len(told["end"]) != 1:
-        raise Violation(f"metrics.jsonl tells the end {len(told['end'])} times")
-    bound = 0.0 if case.exact else BOUND_ON_THE_WAY
-    for event in told["step"]:
-        expected = undisturbed.losses[event["step"]]
-        if not math.isclose(event["loss"], expected, rel_tol=bound):
-            raise Violation(f"expected a loss of {expected} at step {event['step']}, received {event['loss']}")
-
-
-def _check_weights(case: Case, weights: dict, undisturbed: Curve, step: int, bound: float) -> None:
-    apart = weights_apart(undisturbed.weights[step], weights)
-    if not apart <= (0.0 if case.exact else bound):
-        raise Violation(f"the weights of step {step} differ from the undisturbed run's by {apart:.1e}")
-
-
-def _refuse(warning: str) -> None:
-    raise Violation(f"unexpected warning: {warning}")
-
-
-def train_undisturbed(framework: str, num_ranks: int, launcher: str) -> Curve:
-    """The run to compare with, with the weights of every step.
-
-    Raises:
-        Violation: it failed.
-    """
-    print(f"{framework}, {num_ranks} ranks, {launcher}: undisturbed", flush=True)
-    with tempfile.TemporaryDirectory() as directory:
-        flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS)
-        with training(framework, num_ranks, Path(directory), *flags, launcher=launcher) as run:
-            wait_for_good_end(run)
-        return parity.read_curve(Path(directory), NUM_STEPS)
-
-
-def training(
-    framework: str,
-    num_ranks: int,
-    output_dir: Path,
-    *flags: str | int,
-    launcher: str = "horovodrun-mpi",
-    fault: Fault | None = None,
-    first_step: int = 1,
-) -> AbstractContextManager[Training]:
-    """A job of a trainer, alone on one rank; nothing of it is left when the block ends.
-
-    Args:
-        fault: what will befall it, where the trainer itself goes wrong.
-        first_step: the step with which it starts.
-    """
-    program = fault.program(framework, first_step) if fault else ["-m", f"allstep.{framework}.train"]
-    strategy = ("--strategy", "ddp") if launcher == "torchrun" else ()
-    return trainings.training(
-        [
-            *trainings.start(launcher, num_ranks),
-            *(*program, *strategy, *parity.DATA_FLAGS, *parity.SETTINGS["momentum"].flags),
-            *("--seed", parity.SEED, "--epochs", NUM_EPOCHS, "--log-every", 1, "--output-dir", output_dir),
-            *("--stall-timeout", STALL_SECONDS, *flags),
-        ],
-        output_dir,
-        num_ranks,
-    )

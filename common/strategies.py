@@ -11,6 +11,11 @@ from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
 
 
+def many_gradients(names: Sequence[str]) -> str:
+    """Gradients in words, for a report of what a rank waits for."""
+    return f"{len(names)} gradients, from {names[0]} to {names[-1]}"
+
+
 def check_flags(config: TrainConfig, served: Mapping[str, Sequence[str]], framework: str, other: str) -> None:
     """Refuse a flag that the chosen strategy would not look at.
 

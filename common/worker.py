@@ -35,9 +35,10 @@ class Collectives(Protocol):
         ...
 
     def awaited_tensors(self) -> Sequence[str]:
-        """Names of the tensors that this rank waits for at the moment; empty where that is not known.
+        """Names of the tensors that this rank waits for in a training step; empty where nothing is known.
 
-        Another thread than that of the training loop calls it.
+        Where the strategy cannot tell which, the collective in words. Another thread than that of the training loop
+        calls it, in a step alone; whether the rank waits or computes, the answer may be the same.
         """
         ...
 
@@ -58,6 +59,15 @@ class Worker(Protocol):
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         """Sum of the losses of this rank's samples and the number of them classified rightly."""
+        ...
+
+    def average_statistics(self) -> None:
+        """Give all ranks the mean of the running statistics that batch norms keep of each rank's samples.
+
+        They are moving averages, which are linear: averaged at whatever moments, they come to the same (but for a step
+        that has no samples for some rank, which keeps its own), and training does not look at them. All ranks call it;
+        it does nothing where there is no batch norm, or one that keeps them.
+        """
         ...
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:

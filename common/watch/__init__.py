@@ -48,13 +48,14 @@ def watching(
         Fault: rank 0 cannot be reached.
     """
     world_size = place.world_size if collectives else 1
-    monitor = None
+    monitor, first_host = None, socket.gethostname()
     if place.rank == 0 or world_size == 1:
         own_end, monitors_end = map(Channel, socket.socketpair())
         monitor = Monitor(world_size, monitors_end, pulse, limits)
     if world_size > 1:
-        address = _agree_on_address(collectives, place, monitor)
-    member = Member(place, own_end if monitor else _connect(place, address), pulse, limits, tensors)
+        first_host, address = _agree_on_address(collectives, place, monitor)
+    channel = own_end if monitor else _connect(place, address)
+    member = Member(place, channel, pulse, limits, tensors, first_host=first_host)
     restore_signals = member.catch_signals()
     ending.before_leaving(monitor.tell_farewell if monitor else member.tell_farewell)
     threads = [threading.Thread(target=one.run, name=ending.WATCH, daemon=True) for one in (monitor, member) if one]
@@ -69,8 +70,8 @@ def watching(
     restore_signals()
 
 
-def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monitor | None) -> str:
-    """Rank 0 listens; all ranks learn the names of its host, its port and the token to show."""
+def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monitor | None) -> tuple[str, str]:
+    """Rank 0 listens; all ranks learn its host, and the names to reach that by with port and the token to show."""
     text = b""
     if monitor:
         host = rendezvous.own_host(place)
@@ -80,10 +81,12 @@ def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monit
         listener = socket.create_server((host if on_one_host else "", 0), backlog=place.world_size)
         token = secrets.token_hex(16)
         monitor.listen(listener, token)
-        text = f"{','.join(hosts)} {listener.getsockname()[1]} {token}".encode()
+        text = f"{socket.gethostname()} {','.join(hosts)} {listener.getsockname()[1]} {token}".encode()
     address = np.zeros(_ADDRESS_BYTES, np.uint8)
     address[: len(text)] = np.frombuffer(text, np.uint8)
-    return collectives.broadcast_arrays({"watch": address})["watch"].tobytes().rstrip(b"\0").decode()
+    told = collectives.broadcast_arrays({"watch": address})["watch"].tobytes().rstrip(b"\0").decode()
+    first_host, _, address = told.partition(" ")
+    return first_host, address
 
 
 def _connect(place: Placement, address: str) -> Channel:

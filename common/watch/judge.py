@@ -12,6 +12,8 @@ from allstep.common.watch.pulse import PLACES
 
 # What may have to be compiled before, or reads what was never read before.
 _COMPILES = ("start", "step", "validation")
+# In these a rank gets ahead by a collective in which the others took part, and so have compiled as well.
+_MET_IN = ("start", "step")
 _PATIENCE_WHEN_NEW = 12
 # What a rank has taken before may come again, and more, before it counts as stuck.
 _SLOWER = 3
@@ -98,8 +100,14 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
     is_new = phase in _COMPILES and any(seen.is_new for seen in behind)
     if len(ranks) == 1 or phase in _UNLIMITED or (is_new and not ahead):
         return None
-    longest = max(seen.longest for seen in behind)
-    if seconds < max(timeout * (_PATIENCE_WHEN_NEW if is_new else 1), _SLOWER * longest):
+    patience = max(timeout, _SLOWER * max(seen.longest for seen in behind))
+    if is_new and phase in _MET_IN:
+        # As long again as the others took. They may have been ahead for less: on GPUs a program runs ahead of them.
+        took = max(seen.moved_at for seen in ahead) - max(seen.moved_at for seen in behind)
+        patience = took + max(timeout, took)
+    elif is_new:
+        patience = timeout * _PATIENCE_WHEN_NEW
+    if seconds < patience:
         return None
     if ahead and phase in _COLLECTIVES:
         return Stall(waiting=behind, missing=ahead, seconds=seconds, went_on=True)
@@ -109,11 +117,16 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
 def told_apart(
     stall: Stall, timeout: float, tensors: Mapping[int, Sequence[str]], in_framework: Mapping[int, bool]
 ) -> Stall | None:
-    """Where all ranks are at the same point, tell who waits from who is missing; None where nobody is, as far as known.
+    """Tell who waits from who is missing by what the ranks have answered; None where nobody is, as far as known.
 
-    Who waits for tensors waits; failing that, who is inside the framework while others are in code outside of it.
-    After a long time (compared with what such a phase has taken before) all of them count as missing.
+    Where all ranks are at the same point, who waits for tensors waits; failing that, who is inside the framework while
+    others are in code outside of it. After a long time (compared with what such a phase has taken before) all of them
+    count as missing.
     """
+    if stall.went_on:
+        # Whoever waits in a collective is inside the framework; who is not was stuck after it.
+        stuck = tuple(seen for seen in stall.waiting if in_framework.get(seen.rank) is False)
+        return Stall(stall.missing, stuck, stall.seconds, went_on=False) if stuck else stall
     if stall.waiting:
         return stall
     for waits in (tensors, in_framework):
@@ -162,7 +175,7 @@ def tell_stall(stall: Stall, world_size: int, tensors: Mapping[int, Sequence[str
 
 def _awaited(seen: Seen, tensors: Mapping[int, Sequence[str]]) -> str:
     names = list(tensors.get(seen.rank, ()))
-    if not names:
+    if not names or seen.phase != "step":
         return _COLLECTIVES.get(seen.phase, "the others")
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{', '.join(names[:_MOST_NAMES])}{more}"

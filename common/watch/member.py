@@ -40,10 +40,18 @@ class Member:
     """Runs in a thread of each rank, and ends the process where the job cannot go on."""
 
     def __init__(
-        self, place: Placement, channel: Channel, pulse: Pulse, limits: Limits, tensors: Callable[[], Sequence[str]]
+        self,
+        place: Placement,
+        channel: Channel,
+        pulse: Pulse,
+        limits: Limits,
+        tensors: Callable[[], Sequence[str]],
+        *,
+        first_host: str,
     ) -> None:
-        """`channel` leads to the monitor; `tensors` names those that the rank waits for, where that is known."""
+        """`channel` leads to the monitor, on `first_host`; `tensors` names those that the rank waits for, if known."""
         self._place, self._channel, self._pulse, self._limits, self._tensors = place, channel, pulse, limits, tensors
+        self._first_host = first_host
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
         self._sources = selectors.DefaultSelector()
@@ -51,7 +59,7 @@ class Member:
         self._sources.register(channel, selectors.EVENT_READ)
         self._heard_at = time.monotonic()
         self._connected = True
-        self._farewell: int | None = None  # the status with which rank 0 said that it leaves
+        self._farewell: int | None = None  # the status with which rank 0 said that it leaves; 0 when all are through
         self._noticed_at: float | None = None
         self._cut_off = False
         self._last_words: tuple[float, int, str] | None = None  # when to leave, with which status and message
@@ -74,7 +82,7 @@ class Member:
         return restore
 
     def finish(self) -> None:
-        """Let the thread end: the run is over."""
+        """Let the thread end when all ranks are through: until then a rank may be lost, and somebody has to tell."""
         self._outbox.send(_FINISHED)
 
     def tell_farewell(self, status: int) -> None:
@@ -82,18 +90,17 @@ class Member:
         self._channel.send(bye=status)
 
     def run(self) -> None:
-        """Watch until `finish` is called."""
+        """Watch until `finish` is called on all ranks."""
         next_beat = time.monotonic()
-        while True:
+        while self._farewell != 0:
             until = min(next_beat, self._last_words[0]) if self._last_words else next_beat
             ready = [key.fileobj for key, _ in self._sources.select(max(0.0, until - time.monotonic()))]
             if self._inbox in ready:
                 for number in self._inbox.recv(64):
                     if number == _FINISHED[0]:
-                        self._channel.send(bye=0)
-                        self._channel.close()
-                        return
-                    self._signalled(number)
+                        self._channel.send(finished=True)
+                    else:
+                        self._signalled(number)
             if self._channel in ready:
                 self._receive()
             now = time.monotonic()
@@ -102,6 +109,7 @@ class Member:
                 self._beat(now)
             if self._last_words:
                 self._leave(now)
+        self._channel.close()
 
     def _beat(self, now: float) -> None:
         pulse = self._pulse
@@ -125,7 +133,7 @@ class Member:
             self._disconnect()
             if self._farewell is None:
                 self._lose_first_rank(None)
-            elif self._farewell:
+            else:
                 leave(self._farewell, "")
             return
         self._heard_at = time.monotonic()
@@ -166,11 +174,10 @@ class Member:
     def _lose_first_rank(self, seconds_of_silence: float | None) -> None:
         """Rank 0 would have told of a fault; in its place the first rank speaks of those that are left on each host."""
         place, reason = self._place, judge.reason_lost(seconds_of_silence)
-        message = f"allstep: rank 0 of {place.world_size} stopped at step {self._pulse.step}: {reason}"
+        stopped = f"rank 0 of {place.world_size} on {self._first_host} stopped at step {self._pulse.step}"
         speaks = place.rank == 1 or place.local_rank == 0
-        self._leave_at(
-            seconds_to_turn(place.rank - 1), EXIT_FAULT, f"{message} (told by {who(place)})" if speaks else ""
-        )
+        message = f"allstep: {stopped}: {reason} (told by {who(place)})" if speaks else ""
+        self._leave_at(seconds_to_turn(place.rank - 1), EXIT_FAULT, message)
         self._cut_off = seconds_of_silence is not None
 
     def _leave_at(self, seconds: float, status: int, message: str) -> None:

@@ -25,6 +25,7 @@ _GATHER_SECONDS = 0.05
 _ANSWER_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 5.0
 _SOON_SECONDS = 0.02
+_QUIET_SECONDS = 3 * BEAT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,10 @@ class Monitor:
         self._started = time.monotonic()
         self._channels: dict[int, Channel] = {}
         self._seen: dict[int, Seen] = {}
-        self._farewells: dict[int, int] = {}  # exit statuses of the ranks that said that they leave
+        self._farewells: dict[int, int] = {}  # exit statuses of the ranks that have told why they leave
+        self._finished: set[int] = set()
         self._lost: list[Seen] = []
-        self._stall: Stall | None = None
+        self._asked = False  # where the ranks are, since some seem to be stuck
         self._answers: dict[int, dict] = {}
         self._ask_at = 0.0  # not before are ranks asked where they are
         self._decide_at = 0.0
@@ -85,10 +87,10 @@ class Monitor:
         self.tell_all(bye=status)
 
     def run(self) -> None:
-        """Watch until rank 0's own member is done."""
+        """Watch until all ranks are through, and know that the others are."""
         next_beat = time.monotonic()
-        while 0 in self._channels:
-            concluding = self._lost or self._stall
+        while self._channels:
+            concluding = self._lost or self._asked
             wait = _SOON_SECONDS if concluding else max(0.0, next_beat - time.monotonic())
             for key, _ in self._selector.select(wait):
                 if key.fd in self._selector.get_map():  # one before it may have closed it
@@ -99,7 +101,6 @@ class Monitor:
                 self.tell_all(beat=True)
                 self._look(now)
             self._conclude(now)
-        self.tell_all(bye=0)
 
     # Who is there.
 
@@ -160,6 +161,10 @@ class Monitor:
             self._seen[rank].hear(time.monotonic(), **message)
         elif "bye" in message:
             self._farewells[rank] = message["bye"]
+        elif "finished" in message:
+            self._finished.add(rank)
+            if self._is_over:
+                self.tell_all(bye=0)
         elif "notice" in message and not self._notice:
             self._notice = message["notice"]
             self.tell_all(freeze=True)
@@ -173,29 +178,39 @@ class Monitor:
 
     def _gone(self, rank: int) -> None:
         """A connection has ended: in peace, or by a rank that has told why, or without a word."""
-        if rank not in self._farewells:
-            self._lose([self._seen[rank]], _GATHER_SECONDS)
-        elif self._farewells[rank]:
+        if rank in self._farewells:
             leave(self._farewells[rank], "")
+        elif not self._is_over:
+            self._lose([self._seen[rank]], _GATHER_SECONDS)
+
+    @property
+    def _is_over(self) -> bool:
+        return len(self._finished) == self._world_size
 
     # What follows from it.
 
     def _look(self, now: float) -> None:
         """Look for ranks that are silent or stuck."""
-        if self._lost or self._stall or self._farewells:
+        if self._lost or self._asked or self._farewells:
             return
-        if judge.silent(self._seen.values(), now, self._limits.lost):
+        there = [self._seen[rank] for rank in self._channels]
+        if judge.silent(there, now, self._limits.lost):
             # Those that went silent with it, too: their last heartbeats came within the same moments.
-            self._lose(judge.silent(self._seen.values(), now, self._limits.lost / 2), 0.0)
+            self._lose(judge.silent(there, now, self._limits.lost / 2), 0.0)
         elif len(self._seen) < self._world_size:
             if now - self._started > self._limits.silence:
                 missing = [rank for rank in range(self._world_size) if rank not in self._seen]
                 self._lose([Seen(rank, "an unknown host", now, now) for rank in missing], 0.0)
-        elif self._limits.stall and now >= self._ask_at:
-            self._stall = judge.stalled(list(self._seen.values()), now, self._limits.stall)
-            if self._stall:
-                self._decide_at = now + _ANSWER_SECONDS
-                self.tell_all(ask="where")
+        elif self._stalled(now) and now >= self._ask_at:
+            self._asked, self._decide_at = True, now + _ANSWER_SECONDS
+            self.tell_all(ask="where")
+
+    def _stalled(self, now: float) -> Stall | None:
+        # Who is not heard of is not stuck, but may soon be lost.
+        quiet = judge.silent(self._seen.values(), now, _QUIET_SECONDS)
+        if not self._limits.stall or self._finished or quiet:
+            return None
+        return judge.stalled(list(self._seen.values()), now, self._limits.stall)
 
     def _lose(self, ranks: list[Seen], seconds: float) -> None:
         if not self._lost:
@@ -213,12 +228,12 @@ class Monitor:
                 leave(EXIT_FAULT, report)
             speak(report)
             self._decide_at = now + self._limits.linger
-        if self._stall and (now >= self._decide_at or len(self._answers) == len(self._channels)):
+        if self._asked and (now >= self._decide_at or len(self._answers) == len(self._channels)):
             tensors, in_framework, stacks = (
                 {rank: answer[name] for rank, answer in self._answers.items()}
                 for name in ("tensors", "in_framework", "stack")
             )
-            stall = judge.told_apart(self._stall, self._limits.stall, tensors, in_framework)
-            if stall:
+            stall = self._stalled(now)  # somebody may have moved since
+            if stall and (stall := judge.told_apart(stall, self._limits.stall, tensors, in_framework)):
                 leave(EXIT_FAULT, judge.tell_stall(stall, self._world_size, tensors, stacks))
-            self._stall, self._answers, self._ask_at = None, {}, now + _ASK_AGAIN_SECONDS
+            self._asked, self._answers, self._ask_at = False, {}, now + _ASK_AGAIN_SECONDS

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.process_group import ProcessGroup
 
@@ -24,9 +26,12 @@ class DDP(ProcessGroup):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, self.sum_over_ranks)
+        self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         model = DistributedDataParallel(
             network,
             bucket_cap_mb=self.flags.bucket_size,
+            # Each rank keeps the statistics of its own samples until the worker averages them.
+            forward_sync_buffers=False,
             gradient_as_bucket_view=self.flags.gradient_as_bucket_view,
             # A static graph reduces in every backward pass, also in those that only add up.
             static_graph=self.flags.static_graph and self.flags.accumulate_steps == 1,
@@ -45,5 +50,9 @@ class DDP(ProcessGroup):
         return contextlib.nullcontext() if last else model.no_sync()
 
     def forward(self, model: DistributedDataParallel, images: torch.Tensor) -> torch.Tensor:
-        """Without DDP, which would send buffers: some ranks may have fewer batches to evaluate."""
+        """Without DDP: there are no gradients to average."""
         return model.module(images)
+
+    def awaited_tensors(self) -> Sequence[str]:
+        # Which bucket is under way, DDP does not tell.
+        return (f"the all-reduce of DDP's buckets of {self._gradients}",)

@@ -7,6 +7,7 @@ one reduce-scatter (Rajbhandari et al. 2020, ZeRO stage 3).
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
 
@@ -29,6 +31,7 @@ class FSDP(ProcessGroup):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, self.sum_over_ranks)
+        self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         broadcast_from_rank_0(network)
         mesh = dist.init_device_mesh(self._device.type, (self.world_size,))
         for layer in network.children():
@@ -46,6 +49,10 @@ class FSDP(ProcessGroup):
     def a_pass(self, model: FSDPModule, *, last: bool) -> contextlib.AbstractContextManager:
         model.set_requires_gradient_sync(last)
         return contextlib.nullcontext()
+
+    def awaited_tensors(self) -> Sequence[str]:
+        # Which of them is under way, FSDP does not tell.
+        return (f"an all-gather of weights or the reduce-scatter of {self._gradients}",)
 
     def whole(self, tensor: torch.Tensor) -> np.ndarray:
         return super().whole(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import horovod
 import keras
@@ -14,6 +14,7 @@ from allstep.common.config import StrategyConfig
 from allstep.common.launcher import Placement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
+from allstep.tensorflow.models import canonical_weights
 from allstep.tensorflow.strategies.single import Single
 
 
@@ -36,6 +37,7 @@ class Horovod(Single):
         self.rank = hvd.rank()
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        self._names = [weight.name for weight in canonical_weights(model) if weight.variable.trainable]
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
         return model, hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
@@ -54,6 +56,9 @@ class Horovod(Single):
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))  # horovod.tensorflow has no barrier
+
+    def awaited_tensors(self) -> Sequence[str]:
+        return self._names  # they travel as a group, so who waits for one waits for all
 
     def versions(self) -> dict[str, str]:
         return {"horovod": horovod.__version__}

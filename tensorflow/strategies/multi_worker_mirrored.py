@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 from allstep.common import rendezvous, tf_config
 from allstep.common.errors import Fault, UserError
+from allstep.common.strategies import many_gradients
+from allstep.tensorflow.models import canonical_weights
 from allstep.tensorflow.strategies.distribute import Distributed
 
 
@@ -50,6 +52,11 @@ class MultiWorkerMirrored(Distributed):
             )
         return device
 
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        names = [weight.name for weight in canonical_weights(model) if weight.variable.trainable]
+        self._gradients = many_gradients(names)
+        return model, optimizer
+
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         variables = [*model.variables, *optimizer.variables]
         values = self.broadcast_arrays({str(number): v.numpy() for number, v in enumerate(variables)})
@@ -69,6 +76,9 @@ class MultiWorkerMirrored(Distributed):
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))
+
+    def awaited_tensors(self) -> Sequence[str]:
+        return (f"the all-reduce of {self._gradients}",)
 
     def _broadcast(self, array: np.ndarray) -> np.ndarray:
         # A sum to which the others add nothing; TensorFlow's collectives have no kernels for narrow integers.

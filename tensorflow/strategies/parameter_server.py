@@ -9,6 +9,9 @@ may place the parameters on processes of their own, in the role `ps`.
 
 Updates do not wait for each other, so a gradient may be older than the weights it changes. Its staleness is the
 number of updates by others between reading the weights and applying the gradient; the run reports mean and maximum.
+
+A notice to end (SIGTERM, SIGUSR1) has to reach the chief, as it does where a launcher passes it to all ranks; a worker
+that gets one alone goes on. A process that is frozen counts as gone after twice _ANSWER_SECONDS.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import numpy as np
 import tensorflow as tf
 from allstep.common import rendezvous, tf_config
 from allstep.common.config import StrategyConfig
-from allstep.common.ending import EXIT_FAULT, leave
+from allstep.common.ending import EXIT_FAULT, leave, seconds_to_turn, who
 from allstep.common.launcher import Placement, threads_per_rank
 from allstep.common.tf_config import TFConfig
 from allstep.common.watch import NOTICES
@@ -35,6 +38,8 @@ from allstep.tensorflow.strategies.distribute import Distributed
 
 _LOOK_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
+# Two of these are within the 30 s of --fault-timeout, and leave the launcher time to end the job.
+_ANSWER_SECONDS = 10.0
 _NUM_FAILURES = 2  # in a row, before a process counts as gone
 
 
@@ -92,9 +97,12 @@ class ParameterServer(Distributed):
         for number in NOTICES:
             signal.signal(number, signal.SIG_IGN)
         [chief] = self._cluster.cluster["chief"]
-        while not _answers(chief):
+        while _failure(chief):
             time.sleep(_LOOK_SECONDS)
-        _wait_until_gone(chief)
+        if _wait_until_gone(chief) == _FROZEN:
+            told = f"allstep: {who(self.place)} stopped: rank 0 (chief at {chief}) {_FROZEN}"
+            time.sleep(seconds_to_turn(self.place.rank - 1))
+            leave(EXIT_FAULT, told if self.place.rank == 1 else "")
         return True
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
@@ -133,13 +141,12 @@ class ParameterServer(Distributed):
 
     def _watch(self, role: str, index: int, address: str) -> None:
         """End the run when a process that serves is gone: TensorFlow would wait for it to come back."""
-        _wait_until_gone(address)
+        failure = _wait_until_gone(address)
         world_size, num_workers = self.place.world_size, len(self._cluster.cluster["worker"])
         rank = index + (1 if role == "ps" else world_size - num_workers)
         leave(
             EXIT_FAULT,
-            f"allstep: rank 0 of {world_size} stopped: rank {rank} ({role} {index} at {address}) is gone; "
-            "it was killed, or its host cannot be reached",
+            f"allstep: {who(self.place)} stopped: rank {rank} ({role} {index} at {address}) {failure}",
         )
 
 
@@ -173,18 +180,30 @@ class Update:
         return float(loss_sum)
 
 
-def _wait_until_gone(address: str) -> None:
-    """Return when nobody listens at host:port any more."""
+_GONE = "is gone; it was killed, or its host cannot be reached"
+_FROZEN = "does not answer; it is frozen"
+
+
+def _wait_until_gone(address: str) -> str:
+    """Return when the server at host:port does not answer any more: _GONE or _FROZEN."""
     num_failures = 0
     while num_failures < _NUM_FAILURES:
         time.sleep(_LOOK_SECONDS)
-        num_failures = 0 if _answers(address) else num_failures + 1
+        failure = _failure(address)
+        num_failures = num_failures + 1 if failure else 0
+    return failure
 
 
-def _answers(address: str) -> bool:
+def _failure(address: str) -> str:
+    """What is wrong with the server at host:port; empty where it answers."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+        with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            try:
+                # The kernel connects for a frozen process, too. A server of gRPC speaks first (RFC 9113, section 3.4).
+                return "" if connection.recv(1) else _GONE
+            except TimeoutError:
+                return _FROZEN
     except OSError:
-        return False
-    return True
+        return _GONE

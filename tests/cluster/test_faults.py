@@ -10,52 +10,74 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from cluster import bed
 from cluster.bed import Job
+from ranks import BIN, REPOSITORY
 
 from allstep.benchmarks import parity
-from allstep.benchmarks.faults import CLEAN_SECONDS, END_SECONDS, TOLD
+from allstep.benchmarks.faults import CLEAN_SECONDS, END_SECONDS, TOLD, faulty
 from allstep.benchmarks.training import last_step
 from allstep.common.checkpoint import load
 
 STEP = 5
 HOSTS = ("server1", "server2")
 LAUNCHERS = {
-    "horovodrun-gloo": "horovodrun --gloo --disable-cache -np 4 -H server1:2,server2:2",
-    "horovodrun-mpi": "horovodrun --mpi --disable-cache -np 4 -H server1:2,server2:2",
-    "mpirun": "mpirun -np 4 -H server1:2,server2:2 --bind-to none",
+    "horovodrun-gloo": "horovodrun --gloo --disable-cache -np 4 -H server1:2,server2:2 python",
+    "horovodrun-mpi": "horovodrun --mpi --disable-cache -np 4 -H server1:2,server2:2 python",
+    "mpirun": "mpirun -np 4 -H server1:2,server2:2 --bind-to none -x PATH python",
+    "torchrun": "torchrun --nnodes 2 --master-addr server1 --master-port 29500 --nproc-per-node 2",
 }
 FLAGS = (*parity.DATA_FLAGS, "--epochs", "1000", "--log-every", "1", "--checkpoint-every", "2")
-# The cut comes to light after two thirds of it, or when Open MPI's own keepalive ends the job.
+# A cut comes to light after two thirds of it, or when Open MPI's own keepalive ends the job.
 FAULT_TIMEOUT = 9
 MPIRUN_SECONDS = 30
+STALL_TIMEOUT = 3
+# Of a process that is started and ended by ssh on a crowded machine.
+MARGIN_SECONDS = 5
+KILL_THE_LAUNCHER = "kill -{} $(pgrep -o -f '^[^ ]*(python3?[^ ]* [^ ]*horovodrun|mpirun) ')"
+# The first process of it: what a rank starts has its environment.
+KILL_RANK_2 = """
+for process in $(ip netns pids server2 | sort -n); do
+  grep -qzE '^(OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=2$' /proc/$process/environ && exec kill -9 $process
+done
+"""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A fault: what is done to a host or to the launcher, and what is told."""
+    """A fault: what is done to a host, a rank or the launcher, or a trainer that goes wrong by itself; what is told."""
 
-    command: str
+    command: str = ""
     """Run on the launcher host."""
     told: str = ""
     """What the one line says; empty where nobody is left to say it."""
     cuts: bool = False
+    program: str = ""
+    """The fault of `benchmarks/faulty.py` in place of a command, on rank 2."""
 
 
 KINDS = {
+    "killed rank": Kind(KILL_RANK_2, r"rank 2 of 4 on server2 stopped at step \d+: gone without a word"),
     "killed host": Kind(
         "kill -9 $(pgrep -P $(cat /run/bed/server2.pid))", r"ranks? 2(, 3)? of 4 on server2 .*gone without a word"
     ),
     "cut link": Kind("ip link set v2 down", r"ranks 2, 3 of 4 on server2 .*not heard of", cuts=True),
-    "cut link of rank 0": Kind("ip link set v1 down", "rank 0 of 4 stopped .*not heard of", cuts=True),
-    "SIGKILL of the launcher": Kind("kill -9 $(pgrep -o -f '^[^ ]*(python3?[^ ]* [^ ]*horovodrun|mpirun) ')"),
-    "SIGTERM of the launcher": Kind("kill $(pgrep -o -f '^[^ ]*(python3?[^ ]* [^ ]*horovodrun|mpirun) ')"),
+    "cut link of rank 0": Kind("ip link set v1 down", "rank 0 of 4 on server1 stopped .*not heard of", cuts=True),
+    "a rank that raises": Kind(told="rank 2 of 4 on server2 stopped: step 5 failed: .*lost the disk", program="raises"),
+    "a stuck rank": Kind(told=r"rank 2 of 4 on server2 stopped at step 5: stuck for \d+ s in reading", program="stuck"),
+    "SIGKILL of the launcher": Kind(KILL_THE_LAUNCHER.format("KILL")),
+    "SIGTERM of the launcher": Kind(KILL_THE_LAUNCHER.format("TERM")),
+    "SIGINT of the launcher": Kind(KILL_THE_LAUNCHER.format("INT")),
 }
+OF_RANKS = ("killed rank", "a rank that raises", "a stuck rank")
 QUICK = [
     ("killed host", "horovodrun-mpi", "pytorch"),
+    ("killed rank", "torchrun", "pytorch"),
     ("cut link", "horovodrun-gloo", "pytorch"),
+    ("a stuck rank", "horovodrun-gloo", "pytorch"),
     ("SIGKILL of the launcher", "horovodrun-gloo", "tensorflow"),
     ("SIGKILL of the launcher", "horovodrun-mpi", "pytorch"),
 ]
@@ -65,33 +87,59 @@ REST = [
     for launcher in LAUNCHERS
     for framework in ("pytorch", "tensorflow")
     if (kind, launcher, framework) not in QUICK
+    # torchrun starts no strategy of TensorFlow, and each host has a launcher of its own.
+    if launcher != "torchrun" or (framework == "pytorch" and kind in OF_RANKS)
 ]
+
+
+def command(kind: Kind, launcher: str, framework: str, output_dir: Path) -> list[str]:
+    """What a user types on the launcher host."""
+    timeouts = ("--fault-timeout", FAULT_TIMEOUT, "--stall-timeout", STALL_TIMEOUT)
+    flags = [*map(str, timeouts), *map(str, FLAGS), "--output-dir", str(output_dir)]
+    program = faulty(framework, kind.program, 2, STEP) if kind.program else [f"{framework}/train.py"]
+    words = [*shlex.split(LAUNCHERS[launcher]), *program, *flags]
+    if launcher != "torchrun":
+        return words
+    here = f"cd {REPOSITORY}; . {BIN}/activate; export OMP_NUM_THREADS=1; "
+    words += ["--strategy", "ddp"]
+    typed = [
+        f"ssh {host} {shlex.quote(here + shlex.join([*words[:1], '--node-rank', str(number), *words[1:]]))}"
+        for number, host in enumerate(HOSTS)
+    ]
+    return ["bash", "-c", f"{typed[1]} & {typed[0]}; status=$?; wait; exit $status"]
 
 
 @pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK, *REST])
 def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
     fault, output_dir = KINDS[kind], tmp_path / "run"
-    line = [*shlex.split(LAUNCHERS[launcher]), "python", f"{framework}/train.py", "--fault-timeout", str(FAULT_TIMEOUT)]
     # The hosts outlive the job, to be looked at.
     outliving = ("bash", "-c", '"$@"; echo "status $?"; sleep 120', "job")
-    words = [*outliving, *line, *map(str, FLAGS), "--output-dir", output_dir]
+    words = [*outliving, *command(fault, launcher, framework, output_dir)]
+    # A step is told of while the next one is computed.
+    due = STEP - 2 if fault.program else STEP
     with bed.running(*words, output=tmp_path / "printed") as job:
-        job.wait_until(lambda: last_step(output_dir) >= STEP)
-        job.inside("bash", "-c", fault.command)
-        limit = (MPIRUN_SECONDS if "gloo" not in launcher else FAULT_TIMEOUT) if fault.cuts else 0
-        job.wait_until(lambda: "\nstatus " in job.output.read_text(), END_SECONDS + limit)
-        wait_until(lambda: not trainers(job), CLEAN_SECONDS + limit)
+        job.wait_until(lambda: last_step(output_dir) >= due)
+        if fault.command:
+            job.inside("bash", "-c", fault.command)
+        by_mpi = launcher in ("horovodrun-mpi", "mpirun")
+        limit = (MPIRUN_SECONDS if by_mpi else FAULT_TIMEOUT) + MARGIN_SECONDS if fault.cuts else END_SECONDS
+        started = time.monotonic()
+        job.wait_until(lambda: "\nstatus " in job.output.read_text(), limit)
+        ended = time.monotonic()
+        # Open MPI's daemon on the host that was cut off finds that out by itself.
+        wait_until(lambda: not trainers(job), CLEAN_SECONDS + (MPIRUN_SECONDS if fault.cuts and by_mpi else 0))
         printed = job.output.read_text()
+    print(f"ended in {ended - started:.1f} s, clean {time.monotonic() - ended:.1f} s later")
     assert not re.search(r"^status 0$", printed, re.MULTILINE), printed
     if fault.told:
         assert len(TOLD.findall(printed)) == 1 and re.search(fault.told, printed), printed
-    assert load("latest", output_dir / "checkpoints", warn=pytest.fail).progress.step >= STEP - 2
+    assert load("latest", output_dir / "checkpoints", warn=pytest.fail).progress.step >= due - 2
 
 
 def trainers(job: Job) -> list[str]:
     """What of the job still runs on the hosts."""
     lines = [line for host in HOSTS for line in job.commands_on(host)]
-    return [line for line in lines if "train.py" in line or "orted" in line]
+    return [line for line in lines if re.search(r"train\.py|faulty|torchrun|orted", line)]
 
 
 def wait_until(happened: Callable[[], bool], timeout: float) -> None:
@@ -104,8 +152,8 @@ def wait_until(happened: Callable[[], bool], timeout: float) -> None:
 @pytest.mark.parametrize("launcher", ["horovodrun-gloo", pytest.param("mpirun", marks=pytest.mark.full)])
 def test_a_host_that_is_down_before_the_start(launcher, tmp_path):
     """Not after 44 s; Open MPI's own words are more than one line, but name the host as well."""
-    command = f"ip link set v2 down; timeout 20 {LAUNCHERS[launcher]} python pytorch/train.py"
-    result = bed.run("bash", "-c", command, timeout=60)
+    line = f"ip link set v2 down; timeout 20 {LAUNCHERS[launcher]} pytorch/train.py"
+    result = bed.run("bash", "-c", line, timeout=60)
     assert result.returncode not in (0, 124), result.output
     assert result.output.count("connect to host server2 port 22") == 1, result.output
     assert "Traceback" not in result.output

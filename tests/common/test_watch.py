@@ -87,9 +87,32 @@ def test_who_is_missing(name):
     assert stall.went_on == went_on
 
 
+@pytest.mark.parametrize("phase", ["start", "step"])
+def test_a_first_step_may_take_as_long_again_as_that_of_the_others(phase):
+    """Oracle: by hand; the other one has taken 3 s, or 20 s, and waits since, which proves that all have compiled."""
+    after = {"start": "input", "step": "check"}[phase]
+
+    def is_stalled(took: float, waited: float) -> bool:
+        ranks = [seen(0, after, 3, waited), seen(1, phase, 2, took + waited, is_new=True)]
+        return judge.stalled(ranks, NOW, TIMEOUT) is not None
+
+    assert not is_stalled(3, 9) and is_stalled(3, 11)
+    assert not is_stalled(20, 19) and is_stalled(20, 21)
+
+
+def test_who_hangs_after_a_collective_is_missing_and_who_waits_in_one_is_not():
+    ranks = [seen(0, "check", 9, 12), seen(1, "step", 8, 12)]
+    stall = judge.stalled(ranks, NOW, TIMEOUT)
+    hangs = judge.told_apart(stall, TIMEOUT, {}, {0: True, 1: False})
+    assert ([one.rank for one in hangs.missing], hangs.went_on) == ([1], False)
+    waits = judge.told_apart(stall, TIMEOUT, {}, {0: True, 1: True})
+    assert ([one.rank for one in waits.missing], waits.went_on) == ([0], True)
+
+
 HEALTHY = {
     "the last one has just moved": [seen(0, "step", 9, 30), seen(1, "input", 8, 1)],
     "a step that compiles": [seen(rank, "step", 2, 3000, is_new=True) for rank in range(2)],
+    "a validation that compiles": [seen(0, "sums", 9, 100), seen(1, "validation", 8, 110, is_new=True)],
     "its batches take as long as that": [seen(0, "step", 9, 30), seen(1, "input", 8, 20, longest=8)],
     "rank 0 writes": [seen(0, "writing", 8, 999), seen(1, "input", 9, 999)],
     "nobody waits for the only one": [seen(0, "input", 8, 999)],
@@ -150,7 +173,7 @@ def test_strangers_are_turned_away_and_a_rank_is_let_in():
             time.sleep(0.1)
             rank.sendall(greeting[9:])
             assert json.loads(rank.makefile().readline()) == {"beat": True}
-            rank.sendall(b'{"bye": 0}\n')
+            rank.sendall(b'{"finished": true}\n')
 
 
 def test_a_notice_stops_a_rank_alone():

@@ -7,15 +7,19 @@ was saved the undisturbed run (the short form of `make soak`).
 from __future__ import annotations
 
 import re
+import signal
+import time
 
 import pytest
 from ranks import events, run
 
-from allstep.benchmarks import soak
-from allstep.benchmarks.faults import KINDS, Fault, check_ended
+from allstep.benchmarks.faults import END_SECONDS, KINDS, TOLD, Fault, check_ended, faulty
+from allstep.benchmarks.parity import STEPS_PER_EPOCH
+from allstep.benchmarks.resumed import training
 from allstep.common.checkpoint import load
 
 STEP = 6
+FAULT_TIMEOUT = 30  # the default of --fault-timeout
 QUICK = [
     ("a killed rank", "horovodrun-gloo", "pytorch"),
     ("a killed rank", "horovodrun-mpi", "tensorflow"),
@@ -47,7 +51,7 @@ def disturbed(kind: str, launcher: str, framework: str, output_dir, *, rank: int
     """What a job that was given a fault has printed; it has ended as it must."""
     fault = Fault(kind, rank, STEP)
     flags = ("--checkpoint-every", 4, "--epochs", 1000)
-    with soak.training(framework, 2, output_dir, *flags, launcher=launcher, fault=fault) as job:
+    with training(framework, 2, output_dir, *flags, launcher=launcher, program=fault.program(framework, 1)) as job:
         assert fault.strike(job), job.output()
         check_ended(job, KINDS[kind])
         return job.output()
@@ -56,6 +60,8 @@ def disturbed(kind: str, launcher: str, framework: str, output_dir, *, rank: int
 @pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK, *REST])
 def test_ends_and_says_why(kind, launcher, framework, tmp_path):
     output = disturbed(kind, launcher, framework, tmp_path)
+    if kind == "a rank stuck in the input":
+        assert re.search(r"rank 0 on \S+ waits in step 6 for .*conv1\.weight", output), output
     # What it saved is whole, and at a notice it is where the run stopped.
     state = load("latest", tmp_path / "checkpoints", warn=pytest.fail)
     if found := re.search(r"stopped after step (\d+) by", output):
@@ -66,7 +72,37 @@ def test_ends_and_says_why(kind, launcher, framework, tmp_path):
 def test_a_killed_rank_is_named(rank, tmp_path):
     """Rank 0 tells of the others; another one of rank 0."""
     output = disturbed("a killed rank", "mpirun", "pytorch", tmp_path, rank=rank)
-    assert re.search(rf"rank {rank} of 2 (on \S+ )?stopped at step \d+: gone without a word", output), output
+    assert re.search(rf"rank {rank} of 2 on \S+ stopped at step \d+: gone without a word", output), output
+
+
+@pytest.mark.parametrize(
+    ("rank", "launcher", "framework"),
+    [
+        (0, "mpirun", "pytorch"),
+        *(
+            pytest.param(*of, marks=pytest.mark.full)
+            for of in [
+                (0, "horovodrun-gloo", "tensorflow"),
+                (0, "torchrun", "pytorch"),
+                (1, "mpirun", "tensorflow"),
+                (1, "horovodrun-gloo", "pytorch"),
+            ]
+        ),
+    ],
+)
+def test_a_rank_that_is_killed_after_the_last_epoch_is_named(rank, launcher, framework, tmp_path):
+    """The other rank is through before, and waits until all are."""
+    program = faulty(framework, "lingers", rank, 0)
+    with training(framework, 2, tmp_path, "--epochs", 1, launcher=launcher, program=program) as job:
+        while not job.told_its_end():
+            assert job.status is None, job.output()
+            time.sleep(0.1)
+        time.sleep(2)  # the other one is through as well
+        assert job.signal_rank(rank, signal.SIGKILL), job.output()
+        assert job.process.wait(END_SECONDS) != 0
+        output = job.output()
+    assert len(TOLD.findall(output)) == 1, output
+    assert re.search(rf"rank {rank} of 2 on \S+ stopped at step {STEPS_PER_EPOCH}: gone without a word", output), output
 
 
 def test_a_stall_report_has_tensors_ranks_and_stack(tmp_path):
@@ -76,15 +112,54 @@ def test_a_stall_report_has_tensors_ranks_and_stack(tmp_path):
     assert re.search(r"rank 1 on \S+ is missing; its Python stack", output) and "time.sleep" in output, output
 
 
+@pytest.mark.parametrize("framework", ["pytorch", pytest.param("tensorflow", marks=pytest.mark.full)])
+def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
+    """The others are through with theirs, so nothing is being compiled."""
+    program = faulty(framework, "hangs", 1, 1)
+    with training(framework, 2, tmp_path, program=program) as job:
+        assert job.process.wait(60) != 0, job.output()
+        output = job.output()
+    assert re.search(r"rank 1 of 2 on \S+ stopped at step 1: stuck for \d+ s in step 1", output), output
+    assert re.search(r"rank 0 on \S+ waits in the in-step check after step 1 for the all-gather", output), output
+
+
+def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
+    """It is silent for longer than --stall-timeout before it counts as lost, as a host is that was cut off."""
+    with training("pytorch", 2, tmp_path, "--epochs", 1000, "--fault-timeout", 9, launcher="horovodrun-gloo") as job:
+        job.wait_for_step(STEP)
+        assert job.signal_rank(1, signal.SIGSTOP), job.output()
+        assert job.process.wait(9 + END_SECONDS) != 0
+        output = job.output()
+    assert len(TOLD.findall(output)) == 1, output
+    assert re.search(r"rank 1 of 2 on \S+ stopped at step \d+: not heard of for 6 s", output), output
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("rank", "told_by"), [(2, 0), (0, 1)])
+def test_a_frozen_rank_of_a_parameter_server_is_named(rank, told_by, tmp_path):
+    """Its kernel still takes connections; the others would wait for ever."""
+    flags = ("--epochs", 10_000)
+    start = training("tensorflow", 3, tmp_path, *flags, launcher="horovodrun-gloo", strategy="parameter-server")
+    with start as job:
+        job.wait_for_step(STEP)
+        assert job.signal_rank(rank, signal.SIGSTOP), job.output()
+        assert job.process.wait(FAULT_TIMEOUT + END_SECONDS) != 0
+        output = job.output()
+    assert len(TOLD.findall(output)) == 1, output
+    role = "chief" if rank == 0 else f"worker {rank - 1}"
+    words = rf"rank {told_by} of 3 on \S+ stopped: rank {rank} \({role} at \S+\) does not answer; it is frozen"
+    assert re.search(words, output), output
+
+
 def test_stops_alone_and_goes_on(tmp_path):
     """Without a launcher, too."""
     flags = ("--checkpoint-every", 1000, "--epochs", 40)
     fault = Fault("SIGTERM to all ranks", 0, STEP)
-    with soak.training("pytorch", 1, tmp_path, *flags, fault=fault) as job:
+    with training("pytorch", 1, tmp_path, *flags) as job:
         assert fault.strike(job)
         check_ended(job, KINDS[fault.kind])
     stopped_at = load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step
-    with soak.training("pytorch", 1, tmp_path, *flags, "--resume", "latest") as job:
+    with training("pytorch", 1, tmp_path, *flags, "--resume", "latest") as job:
         assert job.process.wait(60) == 0, job.output()
     steps = [event["step"] for event in events(tmp_path) if event["event"] == "step"]
     assert stopped_at < 1000 and steps == list(range(1, 1001))
