@@ -21,8 +21,10 @@ exceeded with one --seed, from one step on and by one comparison, may be such a 
 
 Adam and AdamW divide a gradient by its own running size. Where that is no larger than the rounding errors of its
 sum, the update is made of rounding errors, and yet as large as any other: the same half unit moved the weights after
-50 steps by 1e-6 to 1e-1 (median 1e-5), where SGD with momentum moved by 5e-7 to 7e-6. For these two the wide bound
-says no more than that the curves are the same; that the formulas are, tests of the optimizers must say.
+50 steps by 1e-6 to 1e-1 (median 1e-5), where SGD with momentum moved by 5e-7 to 7e-6. So their bounds are ten times
+what the default seed shows: Adam meets no such gradient there (2e-6 between runs, 3e-5 between frameworks), AdamW meets
+one at step 10 (5e-5 then, 1e-2 after 50 steps), and its bound says no more than that the curves are the same; that the
+formulas are, tests of the optimizers must say. Adam with another seed may exceed its bound in that way.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Setting:
     bounds: Bounds = Bounds()
 
 
-ADAM_BOUNDS = Bounds(1e-1, 1e-1)  # the module's description says why
+# Ten times what is seen with SEED; the module's description says why they are wider than those of SGD.
+ADAM_BOUNDS = Bounds(2e-5, 4e-4)
+ADAMW_BOUNDS = Bounds(1e-1, 1e-1)
 SGD = ("--optimizer", "sgd", "--base-lr", 0.05)
 SETTINGS = {
     "sgd": Setting((*SGD, "--momentum", 0)),
@@ -75,7 +79,7 @@ SETTINGS = {
     "nesterov": Setting(("--optimizer", "nesterov", "--momentum", 0.9, "--base-lr", 0.01)),
     "weight-decay": Setting((*SGD, "--momentum", 0.9, "--weight-decay", 0.01)),
     "adam": Setting(("--optimizer", "adam", "--base-lr", 0.001), ADAM_BOUNDS),
-    "adamw": Setting(("--optimizer", "adamw", "--base-lr", 0.001, "--weight-decay", 0.01), ADAM_BOUNDS),
+    "adamw": Setting(("--optimizer", "adamw", "--base-lr", 0.001, "--weight-decay", 0.01), ADAMW_BOUNDS),
 }
 
 

@@ -98,7 +98,7 @@ def fit(run: Run, progress: Progress) -> bool:
 
 
 def _fit(run: Run, progress: Progress) -> None:
-    worker, num_samples = run.worker, len(run.dataset.train)
+    worker = run.worker
     run.pulse.step = progress.step
     check_in_step(worker.parameters(), worker.collectives, "after the broadcast")
     while progress.position.epoch < run.schedule.num_epochs and not _stops_early(run, progress):
@@ -109,6 +109,7 @@ def _fit(run: Run, progress: Progress) -> None:
         check_in_step(worker.parameters(), worker.collectives, f"after epoch {epoch}")
         run.pulse.enter("sums")
         [train_loss_sum] = worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
+        worker.average_statistics()
         validation = evaluate(worker, run.dataset.validation, run.schedule.global_batch_size, run.pulse)
         if not math.isfinite(validation.loss):
             raise UserError(
@@ -116,7 +117,6 @@ def _fit(run: Run, progress: Progress) -> None:
                 "or lengthen --warmup-epochs"
             )
         epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
-        last_sample = (epoch - 1) * num_samples + num_trained - 1
         _finish_epoch(progress, validation)
         metrics = run.metrics()
         run.pulse.enter("reporting")
@@ -130,7 +130,7 @@ def _fit(run: Run, progress: Progress) -> None:
             epoch_seconds=epoch_seconds,
             cumulative_seconds=progress.cumulative_seconds,
             images_per_second=num_trained / epoch_seconds,
-            learning_rate=learning_rate(run.schedule, last_sample),
+            learning_rate=progress.learning_rate,
             **metrics,
         )
         run.saver.save(progress, validation.accuracy)
@@ -199,7 +199,7 @@ def train_epoch(run: Run, progress: Progress) -> None:
         step = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
         unsettled.append(step)
         settle(run.steps_in_flight)
-        progress.step, progress.position = step.number, batch.position
+        progress.step, progress.position, progress.learning_rate = step.number, batch.position, rate
         if step.number == 1:
             pulse.enter("check")
             check_in_step(worker.parameters(), worker.collectives, "after step 1")

@@ -18,6 +18,8 @@ class Progress:
     """Completed optimizer steps."""
     loss_sum: float = 0.0
     """Sum of the losses of this rank's samples in this epoch."""
+    learning_rate: float = 0.0
+    """Of the last step."""
     epoch_seconds: float = 0.0
     """Time spent on training steps in this epoch."""
     cumulative_seconds: float = 0.0

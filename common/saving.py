@@ -56,6 +56,7 @@ class Saver:
         self._saved = progress.step, progress.position
         self._pulse.enter("checkpoint")
         [loss_sum] = self._worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
+        self._worker.average_statistics()
         arrays = self._worker.export_state()
         self._pulse.enter("writing")
         if self._checkpoints is None:
@@ -80,7 +81,7 @@ class Saver:
         self._checkpoints.save(state, metric=validation_accuracy)
 
 
-_RUNNING = ("epoch_seconds", "cumulative_seconds", "best_validation_loss", "epochs_without_gain")
+_RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_validation_loss", "epochs_without_gain")
 
 
 def resume(worker: Worker, state: TrainState) -> Progress:
@@ -97,27 +98,37 @@ def resume(worker: Worker, state: TrainState) -> Progress:
         step=saved.step,
         # The sum over all ranks was saved; whoever resumes, rank 0 carries it on.
         loss_sum=saved.running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
-        **{name: saved.running[name] for name in _RUNNING},
+        **{name: saved.running[name] for name in _RUNNING if name in saved.running},
     )
 
 
 def check_same_data(config: Mapping, state: TrainState, num_samples: int) -> None:
-    """A position means something in the same order of the same samples only.
+    """A position means something in the same order of the same samples only, and slots in the same optimizer.
+
+    Learning rate, momentum and weight decay are the user's to change on the way.
 
     Raises:
-        UserError: the data set, its size or the seed is another one.
+        UserError: the data set, its size, its images, the seed, the model or the optimizer is another one.
     """
-    for name in ("dataset", "seed", "model"):
+    for name in ("dataset", *_SHAPES.get(config["dataset"], ()), "seed", "model", "optimizer"):
         if config[name] != state.config[name]:
             raise UserError(
-                f"expected --{name} {state.config[name]}, with which the checkpoint was written, received "
-                f"{config[name]}; give the same flags to --resume, or --init-from for the weights alone"
+                f"expected --{name} {_as_flag(state.config[name])}, with which the checkpoint was written, received "
+                f"{_as_flag(config[name])}; give the same flags to --resume, or --init-from for the weights alone"
             )
     if num_samples != state.schedule["samples_per_epoch"]:
         raise UserError(
             f"expected {state.schedule['samples_per_epoch']} training samples as the checkpoint has, received "
             f"{num_samples}; resume with the same data, or use --init-from for the weights alone"
         )
+
+
+# The flags of a data set that say what its images and classes are.
+_SHAPES = {"synthetic": ("synthetic-shape", "synthetic-classes"), "image-folder": ("image-size",)}
+
+
+def _as_flag(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def load_weights(worker: Worker, state: TrainState) -> None:

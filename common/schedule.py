@@ -1,10 +1,14 @@
-"""The learning rate, the global batch size and the momentum at any moment of a run.
+"""The learning rate and the global batch size at any moment of a run.
 
 Pure functions of progress, counted in samples: `samples_seen` is epoch * samples_per_epoch + offset, over all
 ranks, at the start of a step. So neither the number of ranks nor gradient accumulation nor a resume shifts
 them, and the batch size may change on the way. A step keeps the learning rate of its start.
 
 A learning rate is representable in float32: both frameworks receive the same one to the last bit.
+
+Momentum needs no correction when the learning rate changes (Goyal et al. 2017, section 3, remark 2). That is for a
+velocity which holds the learning rate, v = m * v + lr * g, w = w - v, as in Keras' own SGD. The optimizers of both
+trainers keep it out, v = m * v + g, w = w - lr * v; that is what the correction makes of the other.
 """
 
 from __future__ import annotations
@@ -115,21 +119,6 @@ def global_batch_size(schedule: Schedule, samples_seen: int) -> int:
     """
     factors = [factor for epoch, factor in schedule.batch_ramp if samples_seen >= epoch * schedule.samples_per_epoch]
     return schedule.global_batch_size * (factors[-1] if factors else 1)
-
-
-def corrected_momentum(momentum: float, *, lr: float, previous_lr: float) -> float:
-    """Momentum of a step whose learning rate differs from that of the step before; representable in float32.
-
-    Needed where the learning rate is inside the velocity: v = m * v + lr * g, w = w - v (Keras's SGD, Caffe).
-    What v holds was scaled by earlier learning rates. Multiplying it by lr / previous_lr makes the update
-    that of v = m * v + g, w = w - lr * v (PyTorch's SGD), which needs none: Goyal et al. 2017, section 3.
-
-    Args:
-        momentum: m.
-        lr: learning rate of this step.
-        previous_lr: learning rate of the step before, above 0; for a run's first step `lr`, as v is 0.
-    """
-    return float(np.float32(momentum * (lr / previous_lr)))
 
 
 def _full_lr(schedule: Schedule, batch_size: int) -> float:

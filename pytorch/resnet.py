@@ -43,4 +43,6 @@ class BatchNorm(nn.BatchNorm2d):
             self.running_mean.lerp_(values.flatten(), self.momentum)
             self.running_var.lerp_(torch.zeros_like(self.running_var), self.momentum)
         shape = (1, -1, 1, 1)
-        return (values - values) * self.weight.view(shape) + self.bias.view(shape)
+        # Times 1: or else the gradient of the bias would be the memory of the output's, which a shortcut's bias shares,
+        # and Horovod averages gradients in place.
+        return (values - values) * self.weight.view(shape) + 1 * self.bias.view(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from allstep.common.datasets import Dataset
 from allstep.common.loader import Batch
 from allstep.common.sharding import rank_slice
+from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.single import Single
 
 # Canonical names of optimizer slots, and PyTorch's.
@@ -65,8 +67,9 @@ class Worker:
             begin, end = rank_slice(0, len(batch.images), rank=number, world_size=self._num_passes)
             # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
             images, labels = self._to_device(batch, begin, max(end, begin + 1))
-            with self._strategy.a_pass(self._model, last=number == self._num_passes - 1), self._autocast():
-                loss_weight = batch.loss_weight if end > begin else 0.0
+            loss_weight = batch.loss_weight if end > begin else 0.0
+            statistics = contextlib.nullcontext() if loss_weight else uncounted(self._network)
+            with self._strategy.a_pass(self._model, last=number == self._num_passes - 1), self._autocast(), statistics:
                 loss_sum = self._strategy.forward_backward(self._model, images, labels, loss_weight)
             if end > begin:
                 loss_sums.append(loss_sum)
@@ -82,6 +85,15 @@ class Worker:
         if logits is None:
             return 0.0, 0
         return float(cross_entropy(logits.float(), labels, reduction="sum")), int((logits.argmax(1) == labels).sum())
+
+    def average_statistics(self) -> None:
+        statistics = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
+        if not statistics or self.collectives.world_size == 1:
+            return
+        own = torch.cat([buffer.flatten() for buffer in statistics]).double().cpu().numpy()
+        mean = torch.from_numpy(self.collectives.all_reduce_sum(own) / self.collectives.world_size)
+        for buffer, values in zip(statistics, mean.split([buffer.numel() for buffer in statistics]), strict=True):
+            buffer.copy_(values.view_as(buffer))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return ((name, self._strategy.whole(parameter)) for name, parameter in self._own_parameters())

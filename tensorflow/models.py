@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -89,6 +90,11 @@ class CanonicalWeight:
     """Shape with the axes of a flattened input apart."""
     axes: tuple[int, ...]
     """Order of those axes in the canonical layout."""
+
+    @property
+    def canonical_shape(self) -> tuple[int, ...]:
+        shape = tuple(self.split[axis] for axis in self.axes)
+        return (shape[0], math.prod(shape[1:])) if self._was_flattened else shape
 
     def to_canonical(self, array: np.ndarray) -> np.ndarray:
         canonical = array.reshape(self.split).transpose(self.axes)

@@ -5,6 +5,10 @@ The stride is in the 3x3 convolution of a bottleneck, which is known as version 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 import keras
 from keras import layers
 
@@ -57,11 +61,25 @@ def _convolve(
     return BatchNorm(name=norm_name)(values)
 
 
+# In which proportion samples count in running statistics.
+_COUNTS: ContextVar[float | tf.Tensor] = ContextVar("counts", default=1.0)
+
+
+@contextlib.contextmanager
+def counted(counts: float | tf.Tensor) -> Iterator[None]:
+    """Within it, samples change running statistics if `counts` is 1; if it is 0, they only fill an empty slice up."""
+    token = _COUNTS.set(counts)
+    try:
+        yield
+    finally:
+        _COUNTS.reset(token)
+
+
 class BatchNorm(layers.Layer):
     """Batch norm as PyTorch has it, in one fused kernel.
 
     Keras' own keeps the variance of the samples as the running one, without Bessel's correction, and takes several
-    passes over the values. Each device keeps the statistics of its own samples; those of the first are exported.
+    passes over the values. Each device keeps the statistics of its own samples until the worker averages them.
     """
 
     MOMENTUM, EPSILON = 0.1, 1e-5
@@ -71,9 +89,9 @@ class BatchNorm(layers.Layer):
             return self.add_weight(shape=input_shape[-1:], name=name, initializer=initial, autocast=False, **kind)
 
         self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
-        # Only where all devices share one variable does TensorFlow have to be told whose value it takes.
+        # Only where all devices share one variable does TensorFlow have to be told what becomes of their values.
         central = isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy)
-        running = {"trainable": False, "aggregation": "only_first_replica" if central else "none"}
+        running = {"trainable": False, "aggregation": "mean" if central else "none"}
         self.running_mean = weight("running_mean", "zeros", **running)
         self.running_variance = weight("running_variance", "ones", **running)
 
@@ -87,6 +105,7 @@ class BatchNorm(layers.Layer):
             inputs, self.gamma.value, self.beta.value, epsilon=self.EPSILON, is_training=training, **statistics
         )
         if training:
+            momentum = self.MOMENTUM * _COUNTS.get()
             for running, of_batch in ((self.running_mean, mean), (self.running_variance, variance)):
-                running.assign(running.value * (1 - self.MOMENTUM) + of_batch * self.MOMENTUM)
+                running.assign(running.value * (1 - momentum) + of_batch * momentum)
         return values

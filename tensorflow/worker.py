@@ -13,6 +13,7 @@ import tensorflow as tf
 from allstep.common.datasets import Dataset
 from allstep.common.loader import Batch
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
+from allstep.tensorflow.resnet import counted
 from allstep.tensorflow.strategies.single import Single, cut
 
 
@@ -56,6 +57,17 @@ class Worker:
         loss_sum, num_correct = self._eval_step(batch.images, batch.labels)
         return float(loss_sum), int(num_correct)
 
+    def average_statistics(self) -> None:
+        statistics = [weight.variable for weight in canonical_weights(self._model) if not weight.variable.trainable]
+        copies = [self.collectives.copies(variable) for variable in statistics]
+        if not statistics or len(copies[0]) * self.collectives.world_size == 1:
+            return
+        own = np.concatenate([np.mean([copy.numpy() for copy in of], axis=0, dtype=np.float64) for of in copies])
+        mean = self.collectives.all_reduce_sum(own) / self.collectives.world_size
+        ends = np.cumsum([variable.shape[0] for variable in statistics])
+        for variable, values in zip(statistics, np.split(mean, ends[:-1]), strict=True):
+            variable.assign(values.astype(np.float32))
+
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return (
             (weight.name, copy.numpy())
@@ -68,7 +80,7 @@ class Worker:
         return export_weights(self._model)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: array.shape for name, array in self.export_state().items()}
+        return {name: weight.canonical_shape for name, weight, _ in self._state()}
 
     def export_state(self) -> dict[str, np.ndarray]:
         return {name: weight.to_canonical(variable.value.numpy()) for name, weight, variable in self._state()}
@@ -117,7 +129,7 @@ class Worker:
         self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The sum of the samples' losses times `factor`, and the gradients of that sum times `loss_weight`."""
-        with tf.GradientTape() as tape:
+        with tf.GradientTape() as tape, counted(factor * tf.sign(loss_weight)):
             loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels) * factor
             loss = loss_sum * loss_weight
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.

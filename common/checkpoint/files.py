@@ -56,6 +56,20 @@ def check_arrays(arrays: dict[str, np.ndarray]) -> None:
             )
 
 
+def check_finite(arrays: dict[str, np.ndarray]) -> None:
+    """Checks that a state is worth going on from.
+
+    Raises:
+        UserError: an array holds nan or inf.
+    """
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise UserError(
+                f"expected finite weights and slots to save, received nan or inf in {name}; the checkpoints before are "
+                "unharmed: lower --base-lr or lengthen --warmup-epochs"
+            )
+
+
 def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
     """Writes a checkpoint so that a kill, a full disk or a power cut at any moment leaves `directory`
     either absent (or as it was) or complete and on the disk.

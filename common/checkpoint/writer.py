@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -17,6 +19,9 @@ from allstep.common.checkpoint.lock import OutputDirectory
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.state import TrainState
 from allstep.common.errors import UserError
+
+# From here on, one thread does not fill the memory's bandwidth; below, two wait for each other longer than they save.
+SHARED_BYTES = 16 * 2**20
 
 
 class Checkpoints:
@@ -35,6 +40,7 @@ class Checkpoints:
         self._keep = keep
         self._warn = warn
         self._buffers: dict[str, np.ndarray] = {}  # the copies being written, kept to be filled again
+        self._layout: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # their shapes and types
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
         try:
@@ -52,8 +58,8 @@ class Checkpoints:
         itself, and would otherwise make training wait at the first save.
         """
         self.wait()
-        if self._fits_in_memory(arrays):
-            self._pending = self._writer.submit(self._copy, arrays)
+        if self._has_buffers(arrays):
+            self._pending = self._writer.submit(self._fill, arrays, deque(arrays))
 
     def save(self, state: TrainState, *, metric: float | None = None) -> None:
         """Copies `state`, which may be changed at once, and writes it in the background.
@@ -62,12 +68,12 @@ class Checkpoints:
         a copy, it returns when all is written. `metric` is the validation accuracy, if just measured.
 
         Raises:
-            UserError: the save before failed (the disk is full, ...), or an array's dtype has no place
-                in a checkpoint. Checkpoints that were complete stay good.
+            UserError: the save before failed (the disk is full, it held nan or inf, ...), or an array's
+                dtype has no place in a checkpoint. Checkpoints that were complete stay good.
             TypeError: something besides the arrays is nothing that JSON can hold.
         """
         self.wait()
-        files.check_arrays(state.arrays)
+        has_buffers = self._has_buffers(state.arrays)
         manifest = Manifest(
             sequence=self._next_sequence,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -80,10 +86,10 @@ class Checkpoints:
             versions=state.versions,
             files={},
         )
-        # A copy by way of JSON: what a checkpoint cannot hold fails here and not in the background.
-        manifest = manifests.decode(manifests.encode(manifest))
+        # What a checkpoint cannot hold fails here and not in the background.
+        manifest = manifests.copied(manifest)
         self._next_sequence += 1
-        if self._fits_in_memory(state.arrays):
+        if has_buffers:
             self._pending = self._writer.submit(self._write, self._copy(state.arrays), manifest)
         else:
             self._write(state.arrays, manifest)
@@ -113,23 +119,44 @@ class Checkpoints:
         self.wait()
         return select.load(which, self.directory, warn=self._warn)
 
-    def _copy(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        for name, array in arrays.items():
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
-                self._buffers[name] = np.empty(array.shape, array.dtype)
-            np.copyto(self._buffers[name], array)
-        return {name: self._buffers[name] for name in arrays}
-
-    def _fits_in_memory(self, arrays: dict[str, np.ndarray]) -> bool:
-        missing = sum(array.nbytes for name, array in arrays.items() if name not in self._buffers)
+    def _has_buffers(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Whether there is memory for a copy of `arrays`, which are checked; it is allocated if so."""
+        layout = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        if layout == self._layout:  # from the second save on
+            return True
+        files.check_arrays(arrays)
+        kept = {name: self._buffers[name] for name in layout if layout[name] == self._layout.get(name)}
+        missing = sum(array.nbytes for name, array in arrays.items() if name not in kept)
         # The other half is for the batches ahead, and for the page cache that makes the write fast.
-        return missing <= available_memory() // 2
+        if missing > available_memory() // 2:
+            return False
+        new = {name: np.empty(*kind) for name, kind in layout.items() if name not in kept}
+        self._layout, self._buffers = layout, kept | new
+        return True
+
+    def _copy(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The copy; of a large state, this thread and the writer's make it together, in half the time."""
+        left = deque(arrays)
+        helper = None
+        if sum(array.nbytes for array in arrays.values()) >= SHARED_BYTES:
+            helper = self._writer.submit(self._fill, arrays, left)
+        self._fill(arrays, left)
+        if helper and not helper.cancel():  # unless all was done before it came to it
+            helper.result()
+        return self._buffers
+
+    def _fill(self, arrays: dict[str, np.ndarray], left: deque[str]) -> None:
+        """Copy arrays until none of the names in `left`, which threads share, is left."""
+        with contextlib.suppress(IndexError):
+            while True:
+                name = left.popleft()
+                np.copyto(self._buffers[name], arrays[name])
 
     def _write(self, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
         from safetensors import SafetensorError
 
         directory = self.directory / files.checkpoint_name(manifest.progress.step)
+        files.check_finite(arrays)
         try:
             files.write(directory, arrays, manifest)
             for path in expired(select.scan(self.directory)[0], keep=self._keep):

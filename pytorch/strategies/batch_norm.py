@@ -1,8 +1,12 @@
-"""Batch norm over the global batch. PyTorch's and Horovod's own do it on GPUs alone; this one does it on any device."""
+"""Batch norm over the global batch. PyTorch's and Horovod's own do it on GPUs alone; this one does it on any device.
+
+And for either kind of batch norm: samples that only fill an empty slice up leave its statistics alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,6 +24,25 @@ def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, prefix: str
             synchronise_batch_norm(child, reduce, f"{prefix}{name}.")
 
 
+@contextlib.contextmanager
+def uncounted(network: torch.nn.Module) -> Iterator[None]:
+    """Within it, samples pass through the batch norms of `network` in training without changing their statistics."""
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    _let_count(norms, False)
+    try:
+        yield
+    finally:
+        _let_count(norms, True)
+
+
+def _let_count(norms: list[_BatchNorm], counts: bool) -> None:
+    for norm in norms:
+        if isinstance(norm, GlobalBatchNorm):
+            norm.counts = float(counts)  # it takes part in the sums over ranks in either case
+        else:
+            norm.train(counts)
+
+
 class GlobalBatchNorm(_BatchNorm):
     """Batch norm whose mean and variance are those of the samples of all ranks, however many each has."""
 
@@ -27,6 +50,7 @@ class GlobalBatchNorm(_BatchNorm):
         super().__init__(local.num_features, local.eps, local.momentum, local.affine, local.track_running_stats)
         self.__dict__["_parameters"], self.__dict__["_buffers"] = local._parameters, local._buffers
         self._reduce, self._name = reduce, name
+        self.counts = 1.0
 
     def _check_input_dim(self, values: torch.Tensor) -> None:
         """The batch norm that this one replaces knew its dimensions; here any do."""
@@ -35,26 +59,33 @@ class GlobalBatchNorm(_BatchNorm):
         """Normalise `values`, (samples, channels, ...), over all axes but the channels'."""
         if not self.training:
             return super().forward(values)
+        dtype = values.dtype  # bfloat16 under autocast, in which a count would lose digits
+        values = values.to(torch.promote_types(dtype, torch.float32))
         axes = [axis for axis in range(values.dim()) if axis != 1]
         shape = [1, -1] + [1] * (values.dim() - 2)
-        count = values.new_tensor([values.numel() / values.shape[1]])
+        own_count = values.new_tensor([values.numel() / values.shape[1]])
         # The mean first, the variance around it then: the sum of squares alone would lose digits.
-        sums = self._sum(torch.cat([values.sum(axes), count]), "mean")
-        mean, count = sums[:-1] / sums[-1], sums[-1]
+        sums = self._sum(self.counts * torch.cat([values.sum(axes), own_count]), "mean")
+        count = sums[-1].clamp(min=1)  # where the samples of no rank count, it is 0
+        mean = sums[:-1] / count
         centred = values - mean.view(shape)
-        variance = self._sum(centred.square().sum(axes), "variance") / count
-        self._track(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
+        variance = self._sum(self.counts * centred.square().sum(axes), "variance") / count
+        self._track(mean, variance * count / (count - 1).clamp(min=1), sums[-1])
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
-        return normalised * self.weight.view(shape) + self.bias.view(shape) if self.affine else normalised
+        if self.affine:  # times 1 for the reason that resnet.BatchNorm gives
+            normalised = normalised * self.weight.view(shape) + 1 * self.bias.view(shape)
+        return normalised.to(dtype)
 
     def _sum(self, values: torch.Tensor, what: str) -> torch.Tensor:
         return _SumOverRanks.apply(values, self._reduce, f"batch_norm.{self._name}.{what}")
 
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    @torch.no_grad()
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         if self.track_running_stats:
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked += 1
             momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+            momentum = momentum * count.clamp(max=1)  # 0 where no samples count
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance, momentum)
 

@@ -1,8 +1,8 @@
-"""Checkpoints come back bit for bit, or not at all. Kills, full disks and locks: test_checkpoint_kills.py."""
+"""Checkpoints come back bit for bit, and the right ones stay. Damage: test_checkpoint_damage.py. Kills, full disks and
+locks: test_checkpoint_kills.py."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -12,94 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_states import ALL_FILES, assert_same, names, one_line, refuse_warning, save, state_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from ranks import launch
 
-from allstep.common.checkpoint import (
-    Checkpoints,
-    CorruptCheckpoint,
-    OutputDirectory,
-    Progress,
-    TrainState,
-    check_compatible,
-    load,
-    manifest,
-    writer,
-)
+from allstep.common.checkpoint import Checkpoints, OutputDirectory, check_compatible, load, writer
 from allstep.common.errors import UserError
-
-DATA_FILES = ["model.safetensors", "optimizer.safetensors"]
-ALL_FILES = [*DATA_FILES, "manifest.json"]
-
-
-def state_of(step: int, arrays: dict[str, np.ndarray] | None = None) -> TrainState:
-    """A state that follows from its step alone: the oracle for what was saved."""
-    values = np.random.default_rng(step).standard_normal(12).astype(np.float32)
-    return TrainState(
-        framework="pytorch",
-        arrays=arrays or {"model/dense.weight": values.reshape(3, 4), "optimizer/dense.weight/momentum": -values},
-        progress=Progress(
-            epoch=step // 10,
-            offset=step % 10 * 64,
-            step=step,
-            samples_seen=step * 64,
-            running={"loss_sum": step / 3, "best": -math.inf},
-        ),
-        rng={"bit_generator": "PCG64", "state": 2**127 + step},
-        schedule={"base_lr": 0.1},
-        config={"model": "mlp", "hidden": [16, 8], "clip": None},
-        versions={"numpy": np.__version__},
-    )
-
-
-def assert_same(left: TrainState, right: TrainState) -> None:
-    assert left.arrays.keys() == right.arrays.keys()
-    for name, array in left.arrays.items():
-        other = right.arrays[name]
-        assert (array.dtype, array.shape, array.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
-    for part in ("framework", "progress", "rng", "schedule", "config", "versions"):
-        assert getattr(left, part) == getattr(right, part), part
-
-
-def refuse_warning(message: str) -> None:
-    raise AssertionError(f"unexpected warning: {message}")
-
-
-def save(output: Path, *steps: int, keep: int = 3, metrics: dict[int, float] | None = None) -> Path:
-    """Saves the states of `steps` and returns the checkpoints directory."""
-    with OutputDirectory(output, warn=refuse_warning) as locked:
-        checkpoints = Checkpoints(locked, keep=keep, warn=refuse_warning)
-        for step in steps:
-            checkpoints.save(state_of(step), metric=(metrics or {}).get(step))
-        checkpoints.close()
-    return output / "checkpoints"
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def one_line(error: pytest.ExceptionInfo) -> str:
-    message = str(error.value)
-    assert "\n" not in message
-    return message
-
-
-def flip(path: Path, position: int, mask: int = 1) -> None:
-    data = bytearray(path.read_bytes())
-    data[position % len(data)] ^= mask
-    path.write_bytes(data)
-
-
-def forge(checkpoint: Path, **changes: object) -> None:
-    """Changes the manifest and makes its checksum right again, as an attacker can."""
-    content = json.loads((checkpoint / "manifest.json").read_text()) | changes
-    del content["checksum"]
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    content["checksum"] = hashlib.sha256(text.encode()).hexdigest()
-    (checkpoint / "manifest.json").write_text(json.dumps(content))
-
 
 # What was saved comes back
 
@@ -113,12 +33,18 @@ def test_state_comes_back_whole(tmp_path):
 
 dtypes = st.sampled_from(["bool", "uint8", "int32", "int64", "float16", "float32", "float64"])
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+# What is not finite is refused.
+floats = {"allow_nan": False, "allow_infinity": False}
+
+
+def arrays_of(dtype: str) -> st.SearchStrategy[np.ndarray]:
+    return hnp.arrays(dtype, shapes, elements=floats if dtype.startswith("float") else None)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(array=dtypes.flatmap(lambda dtype: hnp.arrays(dtype, shapes)), direct=st.booleans())
+@given(array=dtypes.flatmap(arrays_of), direct=st.booleans())
 def test_every_array_comes_back_bit_for_bit(tmp_path, monkeypatch, array, direct):
-    # Transposed and strided views stand for the other framework's layouts; NaN payloads count as bits.
+    # Transposed and strided views stand for the other framework's layouts; the sign of 0 counts as a bit.
     arrays = {"model/a": array, "model/b": array.T, "optimizer/a": np.tile(array, 2)[..., ::2]}
     monkeypatch.setattr(writer, "available_memory", lambda: 0 if direct else 2**30)
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
@@ -134,8 +60,10 @@ def test_arrays_come_back_writable(tmp_path):
 
 
 def test_caller_may_change_everything_at_once(tmp_path):
-    """Oracle: the state as it was when save was called, over a write long enough to be overtaken."""
+    """Oracle: the state as it was when save was called, over a write long enough to be overtaken, and so large that two
+    threads copy it."""
     arrays = {f"model/{i}": np.full((1000, 1000), i, np.float32) for i in range(10)}
+    assert sum(array.nbytes for array in arrays.values()) > writer.SHARED_BYTES
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
         checkpoints = Checkpoints(output, warn=refuse_warning)
         state = state_of(1, arrays)
@@ -277,158 +205,57 @@ def test_keep_below_one(tmp_path):
         save(tmp_path, keep=0)
 
 
-# Damage
+# What is not written
 
 
-def test_any_changed_byte_is_noticed(tmp_path_factory):
-    """Property: whatever byte of the newest is changed, what loads is either its very state (blanks of the
-    manifest) or the one before it, with a warning that names the file; by its path it is an error."""
-    directory = save(tmp_path_factory.mktemp("run"), 1, 2)
-    newest = directory / "step-00000002"
-
-    @settings(max_examples=150, deadline=None)
-    @given(st.sampled_from(ALL_FILES), st.integers(0, 5000), st.integers(1, 255))
-    def check(name, position, mask):
-        original = (newest / name).read_bytes()
-        flip(newest / name, position, mask)
-        warnings = []
-        try:
-            restored = load("latest", directory, warn=warnings.append)
-            assert_same(restored, state_of(1 if warnings else 2))
-            if warnings:
-                assert name in warnings[0]
-                with pytest.raises(CorruptCheckpoint, match=name):
-                    load(newest, directory, warn=refuse_warning)
-        except manifest.NewerFormat:
-            # The digit of the format version itself: a later format is not ours to judge.
-            assert json.loads((newest / name).read_text())["format_version"] > manifest.FORMAT_VERSION
-        finally:
-            (newest / name).write_bytes(original)
-
-    check()
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["model/dense.weight", "optimizer/dense.weight/momentum"])
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_is_not_finite_never_becomes_a_checkpoint(tmp_path, monkeypatch, name, value, direct):
+    monkeypatch.setattr(writer, "available_memory", lambda: 0 if direct else 2**30)
+    with OutputDirectory(tmp_path, warn=refuse_warning) as output:
+        checkpoints = Checkpoints(output, keep=1, warn=refuse_warning)
+        checkpoints.save(state_of(1))
+        broken = state_of(2)
+        broken.arrays[name].flat[-1] = value
+        with pytest.raises(UserError, match=f"finite.* in {name}") as error:
+            checkpoints.save(broken)
+            checkpoints.close()
+        one_line(error)
+    assert names(tmp_path / "checkpoints") == ["step-00000001"]
+    assert_same(load("latest", tmp_path / "checkpoints", warn=refuse_warning), state_of(1))
 
 
-@pytest.mark.parametrize("name", ALL_FILES)
-@pytest.mark.parametrize("damage", ["missing", "empty", "half", "directory"])
-def test_incomplete_newest_falls_back(tmp_path, name, damage):
-    directory = save(tmp_path, 1, 2)
-    path = directory / "step-00000002" / name
-    data = path.read_bytes()
-    path.unlink()
-    if damage == "directory":
-        path.mkdir()
-    elif damage != "missing":
-        path.write_bytes(data[: len(data) // 2 if damage == "half" else 0])
-    warnings = []
-    assert_same(load("latest", directory, warn=warnings.append), state_of(1))
-    assert len(warnings) == 1 and name in warnings[0] and "\n" not in warnings[0]
-    with pytest.raises(CorruptCheckpoint, match=name) as error:
-        load(directory / "step-00000002", directory, warn=refuse_warning)
-    one_line(error)
+# A trainer whose step 7 leaves weights that are not finite, and that does not look at another loss.
+BROKEN = """
+from allstep.common.ending import run_rank
+from allstep.{framework} import train, worker
+original, steps = worker.Worker.train_step, 0
+def breaking(self, batch, learning_rate):
+    global steps
+    loss, steps = original(self, batch, learning_rate), steps + 1
+    if steps == 7:
+        {change}
+    return loss if steps <= 7 else 0.0
+worker.Worker.train_step = breaking
+run_rank(train.main)
+"""
+CHANGE = {
+    "pytorch": "self._model.fc1.bias.data[0] = float('nan')",
+    "tensorflow": "self._model.get_layer('fc1').bias.assign_add([float('nan')] + [0.0] * 127)",
+}
 
 
-def test_damaged_best_falls_back_to_the_next_best(tmp_path):
-    directory = save(tmp_path, 1, 2, 3, metrics={1: 0.5, 2: 0.6})
-    flip(directory / "step-00000002" / "model.safetensors", -1)
-    warnings = []
-    assert load("best", directory, warn=warnings.append).progress.step == 1
-    assert len(warnings) == 1
-
-
-def test_all_damaged(tmp_path):
-    directory = save(tmp_path, 1, 2)
-    flip(directory / "step-00000001" / "model.safetensors", -1)
-    flip(directory / "step-00000002" / "manifest.json", 100)
-    warnings = []
-    with pytest.raises(UserError, match="undamaged") as error:
-        load("latest", directory, warn=warnings.append)
-    one_line(error)
-    assert len(warnings) == 2
-
-
-def test_damaged_ones_do_not_stop_a_run_nor_vanish(tmp_path):
-    directory = save(tmp_path, 1, 2)
-    (directory / "step-00000002" / "manifest.json").write_text("{")
-    save(tmp_path, 3, 4, keep=1)
-    assert names(directory) == ["step-00000002", "step-00000004"]
-
-
-@pytest.mark.parametrize("which", ["latest", "best", "{dir}", "{dir}/step-00000002"])
-def test_newer_format(tmp_path, which):
-    directory = save(tmp_path, 1, 2, metrics={1: 0.5})
-    path = directory / "step-00000002" / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
-    with pytest.raises(UserError, match="has format 2, this allstep reads up to 1") as error:
-        load(which.format(dir=directory), directory, warn=refuse_warning)
-    one_line(error)
-    assert not isinstance(error.value, CorruptCheckpoint)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"files": {"../../etc/passwd": {"size": 1, "sha256": ""}}},
-        {"files": {name: None for name in DATA_FILES}},
-        {"files": {name: {"size": "8", "sha256": 1} for name in DATA_FILES}},
-        {"progress": {"epoch": 0}},
-        {"progress": {"epoch": -1, "offset": 0, "step": 0, "samples_seen": 0, "running": {}}},
-        {"progress": {"epoch": 0, "offset": "0", "step": 0, "samples_seen": 0, "running": {}}},
-        {"progress": {"epoch": 0, "offset": 0, "step": 0, "samples_seen": 0, "running": 1}},
-        {"metric": "0.9"},
-        {"metric": 10**400},
-        {"metric": {"non_finite": "high"}},
-        {"rng": {"non_finite": []}, "sequence": None},
-        {"sequence": "3"},
-        {"surprise": 1},
-    ],
-)
-def test_forged_manifest(tmp_path, changes):
-    directory = save(tmp_path, 1, 2)
-    forge(directory / "step-00000002", **changes)
-    with pytest.raises(CorruptCheckpoint) as error:
-        load(directory / "step-00000002", directory, warn=refuse_warning)
-    one_line(error)
-
-
-@pytest.mark.parametrize("text", ["", "null", "[]", "1", "\0", "[" * 10**6, '{"a":' * 10**5, "1" * 10**4])
-def test_manifest_that_is_none(tmp_path, text):
-    directory = save(tmp_path, 1)
-    (directory / "step-00000001" / "manifest.json").write_text(text)
-    with pytest.raises(CorruptCheckpoint, match="manifest.json") as error:
-        load(directory / "step-00000001", directory, warn=refuse_warning)
-    one_line(error)
-
-
-def test_manifest_too_large_to_be_one(tmp_path):
-    directory = save(tmp_path, 1)
-    os.truncate(directory / "step-00000001" / "manifest.json", 2**40)  # sparse
-    with pytest.raises(CorruptCheckpoint, match="larger than"):
-        load(directory / "step-00000001", directory, warn=refuse_warning)
-
-
-def test_file_of_another_size_is_not_even_read(tmp_path):
-    directory = save(tmp_path, 1)
-    os.truncate(directory / "step-00000001" / "model.safetensors", 2**40)  # sparse, and more than memory
-    with pytest.raises(CorruptCheckpoint, match="model.safetensors is damaged: expected .* bytes, received"):
-        load(directory / "step-00000001", directory, warn=refuse_warning)
-
-
-HEADERS = [b"", b"{", b"{}", b"[]", b'{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4]}}']
-HEADERS += [b'{"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}', b'{"a":{"dtype":"F32"}}']
-
-
-@pytest.mark.parametrize("header", HEADERS)
-def test_forged_safetensors(tmp_path, header):
-    """Checksums right, content wrong: still one clear line."""
-    directory = save(tmp_path, 1)
-    data = len(header).to_bytes(8, "little") + header + b"abcd"
-    (directory / "step-00000001" / "model.safetensors").write_bytes(data)
-    files = json.loads((directory / "step-00000001" / "manifest.json").read_text())["files"]
-    files["model.safetensors"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    forge(directory / "step-00000001", files=files)
-    with pytest.raises(CorruptCheckpoint, match="model.safetensors") as error:
-        load(directory / "step-00000001", directory, warn=refuse_warning)
-    one_line(error)
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
+def test_weights_that_are_not_finite_end_the_run(framework, tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN.format(framework=framework, change=CHANGE[framework]))
+    flags = ("--model", "mlp", "--checkpoint-every", "1", "--keep-checkpoints", "1", "--output-dir", tmp_path)
+    result = launch("horovodrun-mpi", 2, script, *flags)
+    assert result.returncode == 2, result.output
+    expected = "allstep: error: expected finite weights and slots to save, received nan or inf in model/fc1.bias"
+    assert result.output.count(expected) == result.output.count("allstep: error") == 1, result.output
+    assert names(tmp_path / "checkpoints") == ["step-00000006"]
 
 
 def test_failed_write_surfaces_at_the_next_save_and_at_close(tmp_path):

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import train
 from torch.optim import lr_scheduler
 
 from allstep.common.errors import UserError
-from allstep.common.schedule import Decay, Schedule, corrected_momentum, global_batch_size, learning_rate
+from allstep.common.schedule import Decay, Schedule, global_batch_size, learning_rate
 
 NUM_STEPS = 20  # an epoch of 1280 samples in batches of 64
 
@@ -199,22 +200,12 @@ def test_scaling_follows_the_ramp():
         assert learning_rate(ramp, int(epoch * 1280)) == learning_rate(large, int(epoch * 1280))
 
 
-def test_corrected_momentum_makes_the_two_velocities_one():
-    """Oracle: torch.optim.SGD, which keeps the learning rate out of the velocity, under a warm-up."""
-    lrs = rates(schedule(reference_batch_size=8, scaling="linear", warmup_epochs=1, num_epochs=2)).tolist()
-    gradients = np.random.default_rng(0).normal(size=len(lrs))
-    theirs = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = torch.optim.SGD([theirs], lr=lrs[0], momentum=0.9)
-    ours = uncorrected = velocity = plain_velocity = 0.0
-    for lr, previous_lr, gradient in zip(lrs, [lrs[0], *lrs], gradients, strict=False):
-        optimizer.param_groups[0]["lr"] = lr
-        theirs.grad = torch.tensor([gradient])
-        optimizer.step()
-        velocity = corrected_momentum(0.9, lr=lr, previous_lr=previous_lr) * velocity + lr * gradient
-        plain_velocity = 0.9 * plain_velocity + lr * gradient
-        ours, uncorrected = ours - velocity, uncorrected - plain_velocity
-    assert ours == pytest.approx(theirs.item(), rel=1e-5)
-    assert uncorrected != pytest.approx(theirs.item(), rel=1e-2)
+def test_an_epoch_tells_the_rate_of_its_last_step(tmp_path):
+    """In a run whose last step of an epoch is shorter than the others. Oracle: what the steps tell."""
+    flags = ("--model", "mlp", "--epochs", 2, "--lr-decay", "cosine", "--global-batch-size", 500, "--log-every", 1)
+    told = train("pytorch", "alone", 1, tmp_path, *flags)
+    rates = {name: [event["learning_rate"] for event in told if event["event"] == name] for name in ("step", "epoch")}
+    assert len(rates["step"]) == 6 and rates["epoch"] == rates["step"][2::3]
 
 
 @pytest.mark.parametrize(

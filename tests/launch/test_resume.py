@@ -156,7 +156,7 @@ MISTAKES = {
     "another seed": (["--resume", "latest", "--seed", "7"], "expected --seed 0"),
     "another data set": (["--resume", "latest", "--dataset", "synthetic"], "expected --dataset digits"),
     "another model": (["--resume", "latest", "--model", "mlp"], "expected --model cnn"),
-    "another optimizer": (["--resume", "latest", "--optimizer", "adam"], "optimizer/conv1.weight/exp_avg (32, 1, 3"),
+    "another optimizer": (["--resume", "latest", "--optimizer", "nesterov"], "expected --optimizer sgd"),
     "no such checkpoint": (["--resume", "{}/nowhere"], "nowhere"),
     "a changed byte": (["--resume", "{}/checkpoints/step-00000030"], "step-00000030/model.safetensors is damaged"),
     "a newer format": (["--resume", "latest"], "has format 99"),

@@ -76,6 +76,7 @@ def test_statistics_of_all_ranks_fit_in():
     assert {type(module) for module in model.modules()}.isdisjoint({BatchNorm})
     values = images(6, 1, 8, 8)
     assert torch.allclose(model(values), alone(values), rtol=1e-4, atol=1e-4)
+    assert not any(buffer.requires_grad for buffer in model.buffers())  # or each would keep all steps' graphs
     ours, expected = export_weights(model), export_weights(alone)
     assert ours.keys() == expected.keys()
     for name in expected:
@@ -90,3 +91,28 @@ def test_initial_batch_norms_change_nothing():
         "bn1.running_mean": [0] * 4,
         "bn1.running_var": [1] * 4,
     }
+
+
+@pytest.mark.parametrize("of_all_ranks", [False, True])
+def test_gradients_of_two_shifts_are_two(of_all_ranks):
+    """A shortcut's shift has the gradient of the one that it is added to. Horovod averages gradients in place: where
+    both were one piece of memory, it was done twice."""
+    norms = torch.nn.ModuleList([BatchNorm(3), BatchNorm(3)])
+    if of_all_ranks:
+        synchronise_batch_norm(norms, lambda tensor, name: tensor)
+    values = images(1, 3, 1, 1)
+    (norms[0](values) + norms[1](values)).sum().backward()
+    gradients = [norm.bias.grad for norm in norms]
+    assert gradients[0].data_ptr() != gradients[1].data_ptr() and torch.equal(*gradients)
+
+
+def test_statistics_of_all_ranks_in_bfloat16():
+    """More values than bfloat16 can count. Oracle: the same in float32."""
+    values = images(257, 3, 2, 2)
+    norms = [torch.nn.Sequential(BatchNorm(3)) for _ in range(2)]
+    for norm in norms:
+        synchronise_batch_norm(norm, lambda tensor, name: tensor)
+    expected, received = norms[0](values), norms[1](values.bfloat16())
+    assert received.dtype == torch.bfloat16
+    assert torch.allclose(received.float(), expected, atol=3e-2)
+    assert torch.allclose(norms[1][0].running_var, norms[0][0].running_var, rtol=1e-2)

@@ -9,7 +9,7 @@ import pytest
 
 from allstep.common.errors import UserError
 from allstep.common.weights import checksum, initial_weights
-from allstep.tensorflow.models import build_model, export_weights, import_weights
+from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
 
 NUM_CLASSES = 7
 IMAGE_SHAPES = [(8, 8, 1), (9, 7, 3), (6, 13, 2)]
@@ -39,7 +39,9 @@ def test_logits_are_those_of_the_oracle(name, image_shape):
 def test_weights_have_canonical_names_and_shapes_and_come_back(name, image_shape):
     model, weights = made(name, image_shape)
     exported = export_weights(model)
-    assert {of: array.shape for of, array in exported.items()} == forward.shapes(name, image_shape, NUM_CLASSES)
+    shapes = forward.shapes(name, image_shape, NUM_CLASSES)
+    assert {of: array.shape for of, array in exported.items()} == shapes
+    assert {weight.name: weight.canonical_shape for weight in canonical_weights(model)} == shapes
     assert checksum(exported) == checksum(weights)
 
 

@@ -1,0 +1,67 @@
+"""What the tests of checkpoints share: states that follow from their step, and how to save and compare them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allstep.common.checkpoint import Checkpoints, OutputDirectory, Progress, TrainState
+
+DATA_FILES = ["model.safetensors", "optimizer.safetensors"]
+ALL_FILES = [*DATA_FILES, "manifest.json"]
+
+
+def state_of(step: int, arrays: dict[str, np.ndarray] | None = None) -> TrainState:
+    """A state that follows from its step alone: the oracle for what was saved."""
+    values = np.random.default_rng(step).standard_normal(12).astype(np.float32)
+    return TrainState(
+        framework="pytorch",
+        arrays=arrays or {"model/dense.weight": values.reshape(3, 4), "optimizer/dense.weight/momentum": -values},
+        progress=Progress(
+            epoch=step // 10,
+            offset=step % 10 * 64,
+            step=step,
+            samples_seen=step * 64,
+            running={"loss_sum": step / 3, "best": -math.inf},
+        ),
+        rng={"bit_generator": "PCG64", "state": 2**127 + step},
+        schedule={"base_lr": 0.1},
+        config={"model": "mlp", "hidden": [16, 8], "clip": None},
+        versions={"numpy": np.__version__},
+    )
+
+
+def assert_same(left: TrainState, right: TrainState) -> None:
+    assert left.arrays.keys() == right.arrays.keys()
+    for name, array in left.arrays.items():
+        other = right.arrays[name]
+        assert (array.dtype, array.shape, array.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
+    for part in ("framework", "progress", "rng", "schedule", "config", "versions"):
+        assert getattr(left, part) == getattr(right, part), part
+
+
+def refuse_warning(message: str) -> None:
+    raise AssertionError(f"unexpected warning: {message}")
+
+
+def save(output: Path, *steps: int, keep: int = 3, metrics: dict[int, float] | None = None) -> Path:
+    """Saves the states of `steps` and returns the checkpoints directory."""
+    with OutputDirectory(output, warn=refuse_warning) as locked:
+        checkpoints = Checkpoints(locked, keep=keep, warn=refuse_warning)
+        for step in steps:
+            checkpoints.save(state_of(step), metric=(metrics or {}).get(step))
+        checkpoints.close()
+    return output / "checkpoints"
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def one_line(error: pytest.ExceptionInfo) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message

@@ -1,0 +1,82 @@
+"""Batch norm when a global batch leaves rank 0 without samples; run on two ranks of Horovod by test_batch_norm.py.
+
+Oracle: the same samples in one process; for each rank's own statistics, the formula by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import nn
+
+from allstep.common.config import StrategyConfig
+from allstep.common.launcher import ALONE, Placement, placement
+from allstep.common.loader import Batch
+from allstep.common.sharding import Position, rank_slice
+from allstep.pytorch.strategies.horovod import Horovod
+from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.worker import Worker
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)
+DATASET = SimpleNamespace(mean=(0.5,), std=(0.25,))
+# The last one has a sample for rank 1 alone, so rank 0 fills its slice up. One pass of two has none on either rank.
+GLOBAL_BATCHES = ((0, 4), (4, 6), (6, 7))
+
+
+def batch(begin: int, end: int, rank: int, world_size: int) -> Batch:
+    """As the loader makes it."""
+    first, after = rank_slice(begin, end, rank=rank, world_size=world_size)
+    read = slice(first, max(after, first + 1)) if first < 7 else slice(0, 1)
+    loss_weight = world_size / (end - begin) if after > first else 0.0
+    labels = np.arange(7)[read] % 3
+    return Batch(IMAGES[read], labels, after - first, end - begin, loss_weight, Position(0, end))
+
+
+def trained(strategy: Single, place: Placement, num_passes: int) -> tuple[Worker, nn.Module, list[np.ndarray]]:
+    """A worker after all batches, its network, and its statistics after each."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    network[1].num_batches_tracked = None
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    model, optimizer = strategy.wrap(network, optimizer)
+    strategy.broadcast(model, optimizer)
+    worker = Worker(network, model, optimizer, strategy=strategy, device=torch.device("cpu"), dataset=DATASET,
+                    slots=("momentum",), accumulate_steps=num_passes)  # fmt: skip
+    statistics = []
+    for bounds in GLOBAL_BATCHES:
+        worker.train_step(batch(*bounds, place.rank, place.world_size), 0.1)
+        statistics.append(np.concatenate([buffer.numpy() for buffer in network.buffers()]))
+    return worker, network, statistics
+
+
+def check_of_each_rank(strategy: Horovod) -> None:
+    worker, network, [first, before, own] = trained(strategy, PLACE, 1)
+    assert (first != before).all() and (own == before).all() == (PLACE.rank == 0)
+    of_all = strategy.all_gather(own.view(np.int32).astype(np.int64)).astype(np.int32).view(np.float32)
+    assert (of_all[0] != of_all[1]).all()
+    for _ in range(2):  # a second time changes nothing any more
+        worker.average_statistics()
+        averaged = np.concatenate([buffer.numpy() for buffer in network.buffers()])
+        np.testing.assert_array_equal(averaged, of_all.astype(np.float64).mean(0).astype(np.float32))
+
+
+def check_of_all_ranks(strategy: Horovod, num_passes: int) -> None:
+    strategy.flags = dataclasses.replace(StrategyConfig(), sync_batch_norm=True, accumulate_steps=num_passes)
+    received = trained(strategy, PLACE, num_passes)[0].export_state()
+    assert all(np.isfinite(array).all() for array in received.values())
+    if PLACE.rank == 0 and num_passes == 1:  # each pass has statistics of its own, as one process has others in passes
+        expected = trained(Single(ALONE, StrategyConfig()), ALONE, 1)[0].export_state()
+        for name, array in expected.items():
+            np.testing.assert_allclose(received[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+PLACE = placement()
+horovod = Horovod(PLACE, StrategyConfig())
+horovod.init()
+check_of_each_rank(horovod)
+check_of_all_ranks(horovod, 1)
+check_of_all_ranks(horovod, 2)
+print("all right")

@@ -1,0 +1,70 @@
+"""Batch norm when a global batch leaves rank 0 without samples; run on two ranks of Horovod by test_batch_norm.py.
+
+Oracle: by hand, the mean over the ranks of the statistics of each.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+from keras import layers
+
+from allstep.common.config import OptimizerConfig, StrategyConfig
+from allstep.common.launcher import placement
+from allstep.common.loader import Batch
+from allstep.common.sharding import Position, rank_slice
+from allstep.tensorflow.optimizers import build_optimizer
+from allstep.tensorflow.resnet import BatchNorm
+from allstep.tensorflow.strategies.horovod import Horovod
+from allstep.tensorflow.worker import Worker
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)
+DATASET = SimpleNamespace(mean=(0.5,), std=(0.25,), image_shape=(6, 6, 1))
+# The last one has a sample for rank 1 alone, so rank 0 fills its slice up. With two passes so does rank 1 in one.
+GLOBAL_BATCHES = ((0, 4), (4, 6), (6, 7))
+
+
+def batch(begin: int, end: int) -> Batch:
+    """As the loader makes it."""
+    first, after = rank_slice(begin, end, rank=PLACE.rank, world_size=PLACE.world_size)
+    read = slice(first, max(after, first + 1))
+    loss_weight = PLACE.world_size / (end - begin) if after > first else 0.0
+    return Batch(IMAGES[read], np.arange(7)[read] % 3, after - first, end - begin, loss_weight, Position(0, end))
+
+
+def check(strategy: Horovod, num_passes: int) -> None:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([layers.Input((6, 6, 1)), layers.Conv2D(4, 3, name="conv"), BatchNorm(name="bn"),
+                              layers.ReLU(), layers.Flatten(), layers.Dense(3, name="fc")])  # fmt: skip
+    optimizer = build_optimizer(OptimizerConfig())
+    optimizer.build(model.trainable_variables)
+    model, optimizer = strategy.wrap(model, optimizer)
+    strategy.broadcast(model, optimizer)
+    worker = Worker(model, optimizer, strategy=strategy, device="/CPU:0", dataset=DATASET, slots=("momentum",),
+                    accumulate_steps=num_passes)  # fmt: skip
+
+    def statistics() -> np.ndarray:
+        weights = worker.export_weights()
+        return np.concatenate([weights["bn.running_mean"], weights["bn.running_var"]])
+
+    history = [statistics()]
+    for bounds in GLOBAL_BATCHES:
+        worker.train_step(batch(*bounds), 0.1)
+        history.append(statistics())
+    assert all((history[number] != history[number + 1]).all() for number in (0, 1))
+    assert (history[-1] == history[-2]).all() == (PLACE.rank == 0)
+    of_all = strategy.all_gather(history[-1].view(np.int32).astype(np.int64)).astype(np.int32).view(np.float32)
+    assert (of_all[0] != of_all[1]).all()
+    for _ in range(2):  # a second time changes nothing any more
+        worker.average_statistics()
+        np.testing.assert_array_equal(statistics(), of_all.astype(np.float64).mean(0).astype(np.float32))
+
+
+PLACE = placement()
+horovod = Horovod(PLACE, StrategyConfig())
+horovod.init()
+check(horovod, 1)
+check(horovod, 2)
+print("all right")

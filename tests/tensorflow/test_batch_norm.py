@@ -1,0 +1,75 @@
+"""Batch norm on several ranks: all validate and go on with the same statistics. Oracle: one process; the whole run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import REPOSITORY, last, launch, train
+
+from allstep.common import datasets
+from allstep.common.checkpoint import load
+from allstep.common.config import DataConfig, StrategyConfig
+from allstep.common.engine import evaluate
+from allstep.common.launcher import ALONE
+from allstep.common.watch import Pulse
+from allstep.tensorflow.models import build_model, import_weights
+from allstep.tensorflow.strategies.single import Single
+from allstep.tensorflow.worker import Worker
+
+# 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has none.
+DATA = DataConfig(dataset="synthetic", synthetic_samples=17, synthetic_shape=(8, 8, 1))
+FLAGS = ("--model", "resnet18", "--dataset", "synthetic", "--synthetic-samples", 17, "--synthetic-shape", 8, 8, 1,
+         "--global-batch-size", 8, "--base-lr", 0.001, "--momentum", 0, "--checkpoint-every", 4)  # fmt: skip
+JOBS = {
+    "horovod": ("horovodrun-mpi", 2),
+    "multi-worker-mirrored": ("horovodrun-gloo", 2),
+    "mirrored": ("alone", 1, "--num-devices", 2),
+    "central-storage": ("alone", 1, "--num-devices", 2),
+}
+
+
+def train_by(strategy: str, output_dir: Path, *flags) -> list[dict]:
+    launcher, num_ranks, *own = JOBS[strategy]
+    return train("tensorflow", launcher, num_ranks, output_dir, "--strategy", strategy, *own, *FLAGS, *flags)
+
+
+def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) -> None:
+    """Oracle: all validation samples in this process, with the statistics of the checkpoint."""
+    dataset = datasets.load(DATA)
+    model = build_model("resnet18", dataset.image_shape, dataset.num_classes)
+    state = load("latest", output_dir / "checkpoints", warn=print)
+    import_weights(model, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
+    strategy = Single(ALONE, StrategyConfig())
+    worker = Worker(model, None, strategy=strategy, device="/CPU:0", dataset=dataset, slots=())
+    expected = evaluate(worker, dataset.validation, 8, Pulse())
+    assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
+
+
+def test_an_empty_slice_does_not_count():
+    result = launch("horovodrun-mpi", 2, REPOSITORY / "tests/tensorflow/ranks/batch_norm.py")
+    assert result.returncode == 0 and result.stdout.count("all right") == 2, result.output
+
+
+def test_goes_on_as_if_it_had_not_stopped(tmp_path):
+    """From the middle of the second epoch."""
+    source, resumed = tmp_path / "source", tmp_path / "resumed"
+    expected = train_by("horovod", source, "--epochs", 2)
+    assert_validated_with_what_is_saved(expected, source)
+    shutil.copytree(source, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "step-00000006")
+    received = train_by("horovod", resumed, "--epochs", 2, "--resume", "latest")
+    losses = [last(events, "epoch")["validation_loss"] for events in (expected, received)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    states = [load("latest", run / "checkpoints", warn=print) for run in (source, resumed)]
+    assert states[0].progress.step == states[1].progress.step == 6
+    for name, array in states[0].arrays.items():
+        np.testing.assert_allclose(states[1].arrays[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["multi-worker-mirrored", "mirrored", "central-storage"])
+def test_validates_with_what_is_saved(strategy, tmp_path):
+    events = train_by(strategy, tmp_path, "--epochs", 1)
+    assert_validated_with_what_is_saved(events, tmp_path)
