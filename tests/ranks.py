@@ -10,8 +10,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.prefix) / "bin"
+
+
+def full(*values: object) -> object:
+    """A case of `pytest.mark.parametrize` that runs where pytest is told `-m full` alone."""
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ def test_recommendations_follow_the_costs():
         horovod_settings.recommend(slow_copies, "nosuch", 40)
 
 
+@pytest.mark.full
 def test_a_recommendation_is_tried_out_on_real_ranks(tmp_path):
     """The file tells what Horovod is told before and after, what each trained with it, and the ratios of that."""
     output = tmp_path / "collectives.json"

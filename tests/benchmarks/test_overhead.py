@@ -46,6 +46,7 @@ def test_overhead_rows(tmp_path):
     assert all(figure["ours"] > 0 and figure["reference"] > 0 for figure in content["figures"])
 
 
+@pytest.mark.full
 def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
     """Oracle: the trainer's own curve. A reference that trained something else would make the ratios worthless."""
     figure = Bench("tensorflow", QUICK, tmp_path).loss_difference()

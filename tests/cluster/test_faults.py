@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cluster import bed
 from cluster.bed import Job
-from ranks import BIN, REPOSITORY
+from ranks import BIN, REPOSITORY, full
 
 from allstep.benchmarks import parity
 from allstep.benchmarks.faults import CLEAN_SECONDS, END_SECONDS, TOLD, faulty
@@ -77,12 +77,10 @@ QUICK = [
     ("killed host", "horovodrun-mpi", "pytorch"),
     ("killed rank", "torchrun", "pytorch"),
     ("cut link", "horovodrun-gloo", "pytorch"),
-    ("a stuck rank", "horovodrun-gloo", "pytorch"),
     ("SIGKILL of the launcher", "horovodrun-gloo", "tensorflow"),
-    ("SIGKILL of the launcher", "horovodrun-mpi", "pytorch"),
 ]
 REST = [
-    pytest.param(kind, launcher, framework, marks=pytest.mark.full)
+    full(kind, launcher, framework)
     for kind in KINDS
     for launcher in LAUNCHERS
     for framework in ("pytorch", "tensorflow")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import bed
-from ranks import BIN, REPOSITORY, events, last, train
+from ranks import BIN, REPOSITORY, events, full, last, train
 
 from allstep.benchmarks import parity
 from allstep.common.hosts import launch_lines, read_hostfile
@@ -43,13 +43,13 @@ SERVERS_LIST, SERVERS_FILE = "-H server1:4,server2:4", f"--hostfile {TWO_SERVERS
         ("pytorch", f"horovodrun -np 8 {SERVERS_LIST}"),
         ("tensorflow", f"horovodrun -np 8 {SERVERS_LIST}"),
         ("tensorflow", f"horovodrun --gloo -np 8 {SERVERS_FILE}"),
-        pytest.param("tensorflow", f"horovodrun --gloo -np 8 {SERVERS_LIST}", marks=pytest.mark.full),
-        pytest.param("tensorflow", f"horovodrun -np 8 {SERVERS_FILE}", marks=pytest.mark.full),
-        pytest.param("tensorflow", f"mpirun -np 8 {SERVERS_FILE} --bind-to none -x PATH", marks=pytest.mark.full),
-        pytest.param("pytorch", f"horovodrun --gloo -np 8 {SERVERS_LIST}", marks=pytest.mark.full),
-        pytest.param("pytorch", f"horovodrun --gloo -np 8 {SERVERS_FILE}", marks=pytest.mark.full),
-        pytest.param("pytorch", f"horovodrun -np 8 {SERVERS_FILE}", marks=pytest.mark.full),
-        pytest.param("pytorch", f"mpirun -np 8 {SERVERS_FILE} --bind-to none -x PATH", marks=pytest.mark.full),
+        full("tensorflow", f"horovodrun --gloo -np 8 {SERVERS_LIST}"),
+        full("tensorflow", f"horovodrun -np 8 {SERVERS_FILE}"),
+        full("tensorflow", f"mpirun -np 8 {SERVERS_FILE} --bind-to none -x PATH"),
+        full("pytorch", f"horovodrun --gloo -np 8 {SERVERS_LIST}"),
+        full("pytorch", f"horovodrun --gloo -np 8 {SERVERS_FILE}"),
+        full("pytorch", f"horovodrun -np 8 {SERVERS_FILE}"),
+        full("pytorch", f"mpirun -np 8 {SERVERS_FILE} --bind-to none -x PATH"),
     ],
 )
 def test_eight_ranks(framework, start, tmp_path):

@@ -123,6 +123,7 @@ def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
     assert re.search(r"rank 0 on \S+ waits in the in-step check after step 1 for the all-gather", output), output
 
 
+@pytest.mark.full
 def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
     """It is silent for longer than --stall-timeout before it counts as lost, as a host is that was cut off."""
     with training("pytorch", 2, tmp_path, "--epochs", 1000, "--fault-timeout", 9, launcher="horovodrun-gloo") as job:
@@ -167,6 +168,6 @@ def test_stops_alone_and_goes_on(tmp_path):
 
 def test_goes_on_exactly_after_any_fault():
     """The short form of `make soak`."""
-    result = run("allstep", "soak", "--kills", "0", "--faults", "3", "--seed", "5", timeout=300)
+    result = run("allstep", "soak", "--kills", "0", "--faults", "2", "--seed", "5", timeout=300)
     assert result.returncode == 0, result.output
-    assert " 3 faults; 0 violations" in result.stdout, result.output
+    assert " 2 faults; 0 violations" in result.stdout, result.output

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import yaml
-from ranks import LAUNCHERS, events, last, launch, run, train
+from ranks import events, full, last, launch, run, train
 
 FRAMEWORKS = ["pytorch", "tensorflow"]
 EPOCH_LINE = re.compile(
@@ -16,8 +16,14 @@ EPOCH_LINE = re.compile(
 )
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("launcher", ["alone", *LAUNCHERS])
+@pytest.mark.parametrize(
+    ("framework", "launcher"),
+    [
+        *(("pytorch", "alone"), ("pytorch", "horovodrun-mpi"), ("pytorch", "horovodrun-gloo")),
+        *(("tensorflow", "alone"), ("tensorflow", "horovodrun-mpi"), ("tensorflow", "mpirun")),
+        *(full("pytorch", "mpirun"), full("tensorflow", "horovodrun-gloo")),
+    ],
+)
 def test_learns_digits(framework, launcher, tmp_path):
     result = launch(launcher, 2, f"{framework}/train.py", "--output-dir", tmp_path, "--log-every", "20")
     assert result.returncode == 0, result.output
@@ -80,7 +86,7 @@ def test_a_run_resumed_elsewhere_sets_aside_what_lies_there(tmp_path):
     assert len(events(other / "previous-1")) == 3
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_validation_is_the_same_on_any_number_of_ranks(framework, tmp_path):
     """Of weights that do not move: each of the 360 samples counts once, on ranks that do not divide the batches."""
     found = {}
@@ -94,7 +100,7 @@ def test_validation_is_the_same_on_any_number_of_ranks(framework, tmp_path):
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
     """Ranks that do not divide the global batch, and a last global batch with fewer samples than ranks."""
     flags = ("--epochs", 2, "--global-batch-size", 59, "--log-every", 1)  # 1437 = 24 * 59 + 21
@@ -130,8 +136,13 @@ def test_ranks_without_samples_take_part(tmp_path):
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam", "adamw"])
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        *(("mlp", "nesterov"), ("mlp", "adamw"), ("cnn", "sgd"), full("mlp", "sgd"), full("mlp", "adam")),
+        *(full("cnn", "nesterov"), full("cnn", "adam"), full("cnn", "adamw")),
+    ],
+)
 def test_frameworks_train_the_same_curve(model, optimizer, tmp_path):
     base_lr = 0.001 if optimizer.startswith("adam") else 0.05
     flags = (
@@ -163,7 +174,7 @@ def test_frameworks_train_the_same_curve(model, optimizer, tmp_path):
 def test_equal_runs_end_with_equal_weights(tmp_path):
     runs = [
         train("pytorch", launcher, 2, tmp_path / launcher, "--epochs", 2)
-        for launcher in ("horovodrun-mpi", "mpirun", "horovodrun-gloo")
+        for launcher in ("horovodrun-mpi", "horovodrun-gloo")
     ]
     checksums = {last(run, "end")["weights_checksum"] for run in runs}
     assert len(checksums) == 1
@@ -181,7 +192,7 @@ def test_config_file_and_flags(tmp_path):
     assert last(events(tmp_path / "2"), "end")["weights_checksum"] == last(events(tmp_path), "end")["weights_checksum"]
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_bf16_learns_as_well(framework, tmp_path):
     """The first loss is that of float32 to about the 3 digits that bfloat16 has, and not to more."""
     losses = [

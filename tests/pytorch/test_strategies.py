@@ -38,7 +38,6 @@ DDP, FSDP = ("--strategy", "ddp"), ("--strategy", "fsdp")
 
 
 JOBS = {
-    "horovod": Job(("horovod",), (*MPIRUN, 2)),
     "horovod, 3 passes": Job(("horovod", "--accumulate-steps", 3), (*HOROVODRUN_GLOO, 2), resumes=True),
     "ddp": Job(("ddp", "--num-gpus", 2)),
     "ddp under torchrun, 3 passes": Job(("ddp", "--accumulate-steps", 3), (*TORCHRUN, 2), resumes=True),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import REPOSITORY, last, launch, train
+from ranks import REPOSITORY, full, last, launch, train
 
 from allstep.common import datasets
 from allstep.common.checkpoint import load
@@ -53,6 +53,7 @@ def test_an_empty_slice_does_not_count():
     assert result.returncode == 0 and result.stdout.count("all right") == 2, result.output
 
 
+@pytest.mark.full
 def test_goes_on_as_if_it_had_not_stopped(tmp_path):
     """From the middle of the second epoch."""
     source, resumed = tmp_path / "source", tmp_path / "resumed"
@@ -69,7 +70,7 @@ def test_goes_on_as_if_it_had_not_stopped(tmp_path):
         np.testing.assert_allclose(states[1].arrays[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("strategy", ["multi-worker-mirrored", "mirrored", "central-storage"])
+@pytest.mark.parametrize("strategy", ["mirrored", full("multi-worker-mirrored"), full("central-storage")])
 def test_validates_with_what_is_saved(strategy, tmp_path):
     events = train_by(strategy, tmp_path, "--epochs", 1)
     assert_validated_with_what_is_saved(events, tmp_path)

@@ -142,6 +142,7 @@ def test_a_dead_worker_ends_the_job_and_is_named():
     assert [status for status, *_ in servers] == [0, 0, -signal.SIGKILL]
 
 
+@pytest.mark.full
 def test_a_dead_worker_under_a_launcher(tmp_path):
     script = tmp_path / "dies.py"
     script.write_text(f"""

@@ -26,7 +26,7 @@ def step(gradient: list[float], **flags: str) -> np.ndarray:
     weights = keras.Variable(np.zeros(2, np.float32))
     optimizer = build_optimizer(OptimizerConfig(momentum=0.0))
     optimizer.build([weights])
-    _, optimizer = strategy.wrap(None, optimizer)
+    _, optimizer = strategy.wrap(keras.Sequential(), optimizer)
     optimizer.learning_rate = 1.0
     optimizer.apply([tf.constant(gradient)], [weights])
     return -weights.numpy()
