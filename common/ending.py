@@ -29,9 +29,9 @@ EXIT_INTERRUPTED = 130
 WATCH = "watch"
 """Name of the threads that watch."""
 
-# Long enough for a launcher to end the job after the first rank that left (0.1 to 1 s were seen). A mistake is found
-# before ranks have met, and importing takes some of them seconds longer on a crowded host; short enough that one seen
-# by the last rank alone ends the job within ten seconds.
+# Long enough for a launcher to end the job after the first rank that left (0.1 to 1 s were seen). Most mistakes are
+# found before ranks have met, and importing takes some of them seconds longer on a crowded host; short enough that one
+# seen by the last rank alone ends the job within ten seconds.
 _FIRST_TURN_SECONDS = 1.5
 _FIRST_TURN_SECONDS_OF_MISTAKES = 4.0
 _TURN_SECONDS = 0.25
@@ -52,7 +52,9 @@ def run_rank(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
     except UserError as error:
-        time.sleep(seconds_to_turn(place.rank, first=_FIRST_TURN_SECONDS_OF_MISTAKES))
+        # Ranks that watch each other have met.
+        first = _FIRST_TURN_SECONDS if _tell_farewell else _FIRST_TURN_SECONDS_OF_MISTAKES
+        time.sleep(seconds_to_turn(place.rank, first=first))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     except Exception as error:
         cause = error.__cause__ if isinstance(error, Fault) else error

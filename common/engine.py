@@ -84,7 +84,7 @@ def fit(run: Run, progress: Progress) -> bool:
     Returns: whether it came to the end; else the ranks were asked to stop, and the run is saved as it stands.
 
     Raises:
-        UserError: the loss is not a finite number any more, or a checkpoint cannot be written.
+        UserError: a loss is not a finite number any more, or a checkpoint cannot be written.
         Fault: the ranks are out of step, or a step failed; the message names the step.
     """
     with _naming_the_step(run.pulse):

@@ -167,6 +167,13 @@ def make_schedule(config: TrainConfig, num_samples: int, world_size: int, state:
     batch_size = config.global_batch_size(world_size)
     if state and flags.batch_size is None and flags.global_batch_size is None:
         batch_size = state.schedule["global_batch_size"]
+    ramp = tuple(map(_ramp, flags.batch_ramp))
+    largest = batch_size * max([1, *(factor for _, factor in ramp)])
+    if flags.drop_last and largest > num_samples:
+        raise UserError(
+            f"expected a global batch size of at most {num_samples}, all samples, with --drop-last, received "
+            f"{largest}; lower --global-batch-size or --batch-ramp, or leave --drop-last out"
+        )
     return Schedule(
         base_lr=flags.base_lr,
         samples_per_epoch=num_samples,
@@ -180,7 +187,7 @@ def make_schedule(config: TrainConfig, num_samples: int, world_size: int, state:
         step_factor=flags.lr_step_factor,
         power=flags.lr_power,
         final_lr=flags.final_lr,
-        batch_ramp=tuple(map(_ramp, flags.batch_ramp)),
+        batch_ramp=ramp,
     )
 
 

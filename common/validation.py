@@ -72,11 +72,6 @@ def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) ->
         UserError: there are more ranks than samples, or a global batch does not fill the ranks.
     """
     global_batch_size = config.global_batch_size(world_size)
-    if config.schedule.drop_last and global_batch_size > num_samples:
-        raise UserError(
-            f"expected a global batch size of at most {num_samples}, all samples, with --drop-last, received "
-            f"{global_batch_size}; lower it or leave --drop-last out"
-        )
     if world_size > num_samples:
         raise UserError(
             f"expected at least one training sample per rank, received {num_samples} samples of "

@@ -74,6 +74,6 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno not in NO_LOCKS:  # where there are none, files still appear whole or not at all
+            if error.errno not in NO_LOCKS:  # where there are none, each host has partial files of its own
                 raise
         yield

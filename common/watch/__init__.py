@@ -27,7 +27,6 @@ __all__ = ["NOTICES", "Limits", "Pulse", "watching"]
 
 _ADDRESS_BYTES = 512
 _MOST_ADDRESSES = 10
-_CONNECT_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -54,7 +53,7 @@ def watching(
         monitor = Monitor(world_size, monitors_end, pulse, limits)
     if world_size > 1:
         first_host, address = _agree_on_address(collectives, place, monitor)
-    channel = own_end if monitor else _connect(place, address)
+    channel = own_end if monitor else _connect(place, address, limits.silence / 2)
     member = Member(place, channel, pulse, limits, tensors, first_host=first_host)
     restore_signals = member.catch_signals()
     ending.before_leaving(monitor.tell_farewell if monitor else member.tell_farewell)
@@ -89,12 +88,14 @@ def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monit
     return first_host, address
 
 
-def _connect(place: Placement, address: str) -> Channel:
-    hosts, port, token = address.split()
+def _connect(place: Placement, address: str, seconds: float) -> Channel:
+    """Reach rank 0 at one of its names; where all but the last lead nowhere, it takes `seconds`."""
+    names, port, token = address.split()
+    hosts = names.split(",")
     errors = []
-    for host in hosts.split(","):
+    for host in hosts:
         try:
-            connection = socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
+            connection = socket.create_connection((host, int(port)), timeout=seconds / len(hosts))
         except OSError as error:
             errors.append(f"{host}:{port} ({error})")
             continue

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import signal
 import socket
@@ -206,10 +205,19 @@ def end_cut_off_daemon() -> None:
             os.kill(parent, signal.SIGTERM)
 
 
+_WAITING = (
+    *("torch.", "tensorflow.", "keras.", "horovod."),
+    *("allstep.pytorch.", "allstep.tensorflow.", "allstep.common.engine"),
+)
+
+
 def is_in_framework() -> bool:
-    """Whether the main thread is inside a framework, where it may wait for others, and not in anybody else's code."""
+    """Whether the main thread is where it may wait for others, and not in anybody else's code.
+
+    That is inside a framework, and in ours that calls it: who waits for a GPU does so in no Python code of PyTorch.
+    """
     frame = sys._current_frames()[threading.main_thread().ident]
-    return re.search(r"-packages/(torch|tensorflow|keras|horovod)/", frame.f_code.co_filename) is not None
+    return frame.f_globals.get("__name__", "").startswith(_WAITING)
 
 
 def stacks() -> str:

@@ -173,7 +173,7 @@ class Monitor:
             if len(self._begun) == self._world_size:
                 # At least one tick, so that there is something to save.
                 self.tell_all(last_tick=max(1, *self._begun.values()), notice=self._notice)
-        elif "stack" in message:
+        elif "stack" in message and self._asked:
             self._answers[rank] = message
 
     def _gone(self, rank: int) -> None:

@@ -66,11 +66,14 @@ class GlobalBatchNorm(_BatchNorm):
         own_count = values.new_tensor([values.numel() / values.shape[1]])
         # The mean first, the variance around it then: the sum of squares alone would lose digits.
         sums = self._sum(self.counts * torch.cat([values.sum(axes), own_count]), "mean")
-        count = sums[-1].clamp(min=1)  # where the samples of no rank count, it is 0
-        mean = sums[:-1] / count
+        count = sums[-1].clamp(min=1)
+        # Where the samples of no rank count, the statistics of before keep the values in range.
+        is_empty = sums[-1] == 0
+        mean = torch.where(is_empty, self.running_mean, sums[:-1] / count)
         centred = values - mean.view(shape)
         variance = self._sum(self.counts * centred.square().sum(axes), "variance") / count
         self._track(mean, variance * count / (count - 1).clamp(min=1), sums[-1])
+        variance = torch.where(is_empty, self.running_var, variance)
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:  # times 1 for the reason that resnet.BatchNorm gives
             normalised = normalised * self.weight.view(shape) + 1 * self.bias.view(shape)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import bed
+from ranks import full
 
 # What README.md lists under Security: they take no address to listen at.
 MPIRUN = {("*", "orterun_wrapper"), ("0.0.0.0", "orterun_wrapper")}
@@ -36,7 +37,7 @@ def open_to_others(command: str, tmp_path: Path) -> set[tuple[str, str]]:
         ("horovodrun -np 2 python pytorch/train.py", MPIRUN),
         ("horovodrun --gloo -np 2 python pytorch/train.py", set()),
         *(
-            pytest.param(command, allowed, marks=pytest.mark.full)
+            full(command, allowed)
             for command, allowed in [
                 ("mpirun -np 2 --oversubscribe python tensorflow/train.py", MPIRUN),
                 ("horovodrun --gloo -np 2 python tensorflow/train.py", set()),

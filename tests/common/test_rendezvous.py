@@ -35,10 +35,11 @@ def test_strangers_do_not_disturb_ranks_that_meet():
     assert address[0] == "127.0.0.1"  # all ranks are on one host
     for line in STRANGERS:
         connected = False
-        while not connected:
+        while not connected and ranks[0].is_alive():
             with socket.socket() as stranger:
                 if connected := stranger.connect_ex(address) == 0:
                     stranger.sendall(line)
+        assert connected
     with socket.create_connection(address):  # and one that says nothing
         ranks[1].start()
         for rank in ranks:

@@ -44,8 +44,8 @@ def changed(run: TrainConfig, part: str, **values: object) -> TrainConfig:
         (FOLDER, changed(FOLDER, "data", image_size=64), "expected --image-size 224, .*received 64"),
         (RUN, changed(RUN, "optimizer", optimizer="nesterov"), "expected --optimizer sgd, .*received nesterov"),
         (
-            changed(RUN, "optimizer", optimizer="adam"),
-            changed(RUN, "optimizer", optimizer="adamw"),
+            ADAM,
+            changed(ADAM, "optimizer", optimizer="adamw"),
             "--optimizer adam,",
         ),
     ],

@@ -115,6 +115,7 @@ HEALTHY = {
     "a validation that compiles": [seen(0, "sums", 9, 100), seen(1, "validation", 8, 110, is_new=True)],
     "its batches take as long as that": [seen(0, "step", 9, 30), seen(1, "input", 8, 20, longest=8)],
     "rank 0 writes": [seen(0, "writing", 8, 999), seen(1, "input", 9, 999)],
+    "rank 0 reports": [seen(0, "reporting", 8, 999), seen(1, "input", 9, 999)],
     "nobody waits for the only one": [seen(0, "input", 8, 999)],
 }
 
@@ -150,11 +151,12 @@ def test_a_slow_step_of_all_is_a_stall_in_the_end():
 
 def test_strangers_are_turned_away_and_a_rank_is_let_in():
     """Oracle: who is connected afterwards. Anybody may connect to the monitor's port."""
-    _, own = map(Channel, socket.socketpair())
+    first, own = map(Channel, socket.socketpair())
     monitor = Monitor(2, own, Pulse(), Limits(stall=10, silence=30))
+    watch = threading.Thread(target=monitor.run, daemon=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monitor.listen(listener, "secret")
-        threading.Thread(target=monitor.run, daemon=True).start()
+        watch.start()
         connect = lambda: socket.create_connection(listener.getsockname(), timeout=5)  # noqa: E731
         greetings = [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"rank": 1}\n', b"\xff\n", b"", b"x" * (1 << 21)]
         greetings += [b'{"rank": 1e999, "host": "a", "token": "guess"}\n', b"[" * 100_000 + b"\n"]
@@ -173,7 +175,11 @@ def test_strangers_are_turned_away_and_a_rank_is_let_in():
             time.sleep(0.1)
             rank.sendall(greeting[9:])
             assert json.loads(rank.makefile().readline()) == {"beat": True}
+            first.send(finished=True)  # before the other one: at its word the run is over for both
             rank.sendall(b'{"finished": true}\n')
+    first.close()
+    watch.join(30)
+    assert not watch.is_alive()
 
 
 def test_a_notice_stops_a_rank_alone():

@@ -11,7 +11,7 @@ import signal
 import time
 
 import pytest
-from ranks import events, run
+from ranks import events, full, run
 
 from allstep.benchmarks.faults import END_SECONDS, KINDS, TOLD, Fault, check_ended, faulty
 from allstep.benchmarks.parity import STEPS_PER_EPOCH
@@ -39,7 +39,7 @@ LAUNCHERS = {
     "tensorflow": ("horovodrun-mpi", "horovodrun-gloo", "mpirun"),  # no strategy of TensorFlow runs under torchrun
 }
 REST = [
-    pytest.param(kind, launcher, framework, marks=pytest.mark.full)
+    full(kind, launcher, framework)
     for framework, launchers in LAUNCHERS.items()
     for launcher in launchers
     for kind in KINDS
@@ -68,7 +68,7 @@ def test_ends_and_says_why(kind, launcher, framework, tmp_path):
         assert state.progress.step == int(found[1])
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rank", [0, full(1)])
 def test_a_killed_rank_is_named(rank, tmp_path):
     """Rank 0 tells of the others; another one of rank 0."""
     output = disturbed("a killed rank", "mpirun", "pytorch", tmp_path, rank=rank)
@@ -80,7 +80,7 @@ def test_a_killed_rank_is_named(rank, tmp_path):
     [
         (0, "mpirun", "pytorch"),
         *(
-            pytest.param(*of, marks=pytest.mark.full)
+            full(*of)
             for of in [
                 (0, "horovodrun-gloo", "tensorflow"),
                 (0, "torchrun", "pytorch"),
@@ -112,12 +112,12 @@ def test_a_stall_report_has_tensors_ranks_and_stack(tmp_path):
     assert re.search(r"rank 1 on \S+ is missing; its Python stack", output) and "time.sleep" in output, output
 
 
-@pytest.mark.parametrize("framework", ["pytorch", pytest.param("tensorflow", marks=pytest.mark.full)])
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
     """The others are through with theirs, so nothing is being compiled."""
     program = faulty(framework, "hangs", 1, 1)
     with training(framework, 2, tmp_path, program=program) as job:
-        assert job.process.wait(60) != 0, job.output()
+        assert job.process.wait(180) != 0, job.output()
         output = job.output()
     assert re.search(r"rank 1 of 2 on \S+ stopped at step 1: stuck for \d+ s in step 1", output), output
     assert re.search(r"rank 0 on \S+ waits in the in-step check after step 1 for the all-gather", output), output

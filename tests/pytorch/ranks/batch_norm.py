@@ -35,11 +35,16 @@ def batch(begin: int, end: int, rank: int, world_size: int) -> Batch:
     return Batch(IMAGES[read], labels, after - first, end - begin, loss_weight, Position(0, end))
 
 
-def trained(strategy: Single, place: Placement, num_passes: int) -> tuple[Worker, nn.Module, list[np.ndarray]]:
+def trained(
+    strategy: Single, place: Placement, num_passes: int, *, num_norms: int = 1
+) -> tuple[Worker, nn.Module, list[np.ndarray]]:
     """A worker after all batches, its network, and its statistics after each."""
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
-    network[1].num_batches_tracked = None
+    norms = [layer for _ in range(num_norms - 1) for layer in (nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))]
+    network = nn.Sequential(*(nn.Conv2d(1, 4, 3), *norms, nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)))
+    for layer in network:
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.num_batches_tracked = None
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     model, optimizer = strategy.wrap(network, optimizer)
     strategy.broadcast(model, optimizer)
@@ -63,9 +68,9 @@ def check_of_each_rank(strategy: Horovod) -> None:
         np.testing.assert_array_equal(averaged, of_all.astype(np.float64).mean(0).astype(np.float32))
 
 
-def check_of_all_ranks(strategy: Horovod, num_passes: int) -> None:
+def check_of_all_ranks(strategy: Horovod, num_passes: int, *, num_norms: int = 1) -> None:
     strategy.flags = dataclasses.replace(StrategyConfig(), sync_batch_norm=True, accumulate_steps=num_passes)
-    received = trained(strategy, PLACE, num_passes)[0].export_state()
+    received = trained(strategy, PLACE, num_passes, num_norms=num_norms)[0].export_state()
     assert all(np.isfinite(array).all() for array in received.values())
     if PLACE.rank == 0 and num_passes == 1:  # each pass has statistics of its own, as one process has others in passes
         expected = trained(Single(ALONE, StrategyConfig()), ALONE, 1)[0].export_state()
@@ -79,4 +84,5 @@ horovod.init()
 check_of_each_rank(horovod)
 check_of_all_ranks(horovod, 1)
 check_of_all_ranks(horovod, 2)
+check_of_all_ranks(horovod, 2, num_norms=20)  # in the pass without samples, values stay in range all the way
 print("all right")
