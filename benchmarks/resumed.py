@@ -22,7 +22,8 @@ from allstep.common.errors import UserError
 NUM_EPOCHS = 2
 NUM_STEPS = NUM_EPOCHS * parity.STEPS_PER_EPOCH
 FINAL_BOUND = 1e-6
-# On other numbers of ranks than the undisturbed run's: while they are small, weights differ more, relatively.
+# While they are small, weights differ more, relatively. And other numbers of ranks add in another order: undisturbed
+# runs on 1 and 3 ranks end 1e-6 to 3e-6 apart, runs that first differ by half a unit in the last place up to 7e-6.
 BOUND_ON_THE_WAY = parity.Bounds.runs
 JOB_SECONDS = 300
 
@@ -84,7 +85,8 @@ def check_end(case: Case, output_dir: Path, undisturbed: Curve) -> None:
     if check_checkpoints(case, output_dir, undisturbed) != NUM_STEPS:
         raise Violation("the last step has no checkpoint")
     state = load("latest", output_dir / "checkpoints", warn=_refuse)
-    _check_weights(case, parity.weights_of(state), undisturbed, NUM_STEPS, FINAL_BOUND)
+    bound = BOUND_ON_THE_WAY if len(case.ranks) > 1 else FINAL_BOUND
+    _check_weights(case, parity.weights_of(state), undisturbed, NUM_STEPS, bound)
     events = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
     told = {name: [event for event in events if event["event"] == name] for name in ("step", "epoch", "end")}
     for name, number in (("step", NUM_STEPS), ("epoch", NUM_EPOCHS)):

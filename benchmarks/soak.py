@@ -12,7 +12,7 @@ ranks or, if it is a `mixed` one, on another number each time. Then does the sam
 and at the end:
 
     the weights are those of the undisturbed run: bit by bit in PyTorch where the number of ranks stayed the same,
-    else by a relative difference (see `allstep parity --help`) of at most 1e-6
+    else by a relative difference (see `allstep parity --help`) of at most 1e-6, or 1e-5 where it changed
     metrics.jsonl tells every step and every epoch once, with the losses of the undisturbed run
 
 Horovod fuses gradients that are ready at the same time into one all-reduce. From three ranks on, where a gradient
