@@ -6,9 +6,12 @@ keep theirs, a shell, but what they write goes nowhere any more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import sys
+from pathlib import Path
 
 from allstep.common.launcher import Placement
 
@@ -24,3 +27,11 @@ def wait_until_orphaned(place: Placement, parent: int) -> None:
             outputs.register(stream, 0)  # that nobody reads is reported without asking for it
     while os.getppid() == parent and not outputs.poll(_LOOK_MILLISECONDS):
         pass
+
+
+def end_cut_off_daemon() -> None:
+    """End Open MPI's daemon that started this rank: without mpirun it stays until TCP gives up, in a quarter hour."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError):  # it has ended by itself
+        if Path(f"/proc/{parent}/comm").read_text().strip() == "orted":
+            os.kill(parent, signal.SIGTERM)

@@ -6,8 +6,6 @@ when it has to, whatever its loop does.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import selectors
 import signal
 import socket
@@ -16,11 +14,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from allstep.common.ending import EXIT_FAULT, EXIT_INTERRUPTED, has_spoken, leave, seconds_to_turn, speak, who
 from allstep.common.launcher import Placement
 from allstep.common.loader import READ_AHEAD
+from allstep.common.orphan import end_cut_off_daemon
 from allstep.common.watch import judge
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import BEAT_SECONDS, Limits
@@ -195,14 +193,6 @@ class Member:
         if self._cut_off and self._place.launcher == "mpirun":
             end_cut_off_daemon()
         leave(status, message)
-
-
-def end_cut_off_daemon() -> None:
-    """End Open MPI's daemon that started this rank: without mpirun it stays until TCP gives up, in a quarter hour."""
-    parent = os.getppid()
-    with contextlib.suppress(OSError):  # it has ended by itself
-        if Path(f"/proc/{parent}/comm").read_text().strip() == "orted":
-            os.kill(parent, signal.SIGTERM)
 
 
 _WAITING = (

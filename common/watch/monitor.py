@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 from allstep.common.ending import EXIT_FAULT, has_spoken, leave, speak
+from allstep.common.orphan import end_cut_off_daemon
 from allstep.common.watch import judge
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.judge import Seen, Stall
@@ -224,6 +225,8 @@ class Monitor:
             report = judge.tell_lost(
                 self._lost, self._world_size, self._pulse.step, self._limits.lost if silent else None
             )
+            if silent and has_spoken():  # and mpirun has not ended this rank since: it is here that the link is cut
+                end_cut_off_daemon()
             if not silent or not self._limits.linger or has_spoken():
                 leave(EXIT_FAULT, report)
             speak(report)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,7 +123,10 @@ def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
         job.wait_until(lambda: "\nstatus " in job.output.read_text(), limit)
         ended = time.monotonic()
         # Open MPI's daemon on the host that was cut off finds that out by itself.
-        wait_until(lambda: not trainers(job), CLEAN_SECONDS + (MPIRUN_SECONDS if fault.cuts and by_mpi else 0))
+        deadline = time.monotonic() + CLEAN_SECONDS + (MPIRUN_SECONDS if fault.cuts and by_mpi else 0)
+        while left := trainers(job):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
         printed = job.output.read_text()
     print(f"ended in {ended - started:.1f} s, clean {time.monotonic() - ended:.1f} s later")
     assert not re.search(r"^status 0$", printed, re.MULTILINE), printed
@@ -137,13 +139,6 @@ def trainers(job: Job) -> list[str]:
     """What of the job still runs on the hosts."""
     lines = [line for host in HOSTS for line in job.commands_on(host)]
     return [line for line in lines if re.search(r"train\.py|faulty|torchrun|orted", line)]
-
-
-def wait_until(happened: Callable[[], bool], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun-gloo", full("mpirun")])
