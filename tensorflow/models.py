@@ -135,5 +135,10 @@ def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
             flattened = ()
 
 
+def trainable_names(model: keras.Model) -> list[str]:
+    """Canonical names of the weights that have gradients."""
+    return [weight.name for weight in canonical_weights(model) if weight.variable.trainable]
+
+
 def _vector(name: str, variable: keras.Variable) -> CanonicalWeight:
     return CanonicalWeight(name, variable, tuple(variable.shape), (0,))

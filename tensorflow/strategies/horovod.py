@@ -14,7 +14,7 @@ from allstep.common.config import StrategyConfig
 from allstep.common.launcher import Placement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
-from allstep.tensorflow.models import canonical_weights
+from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.single import Single
 
 
@@ -37,7 +37,7 @@ class Horovod(Single):
         self.rank = hvd.rank()
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        self._names = [weight.name for weight in canonical_weights(model) if weight.variable.trainable]
+        self._names = trainable_names(model)
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
         return model, hvd.DistributedOptimizer(optimizer, compression=compression, op=op)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from allstep.common import rendezvous, tf_config
 from allstep.common.errors import Fault, UserError
 from allstep.common.strategies import many_gradients
-from allstep.tensorflow.models import canonical_weights
+from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.distribute import Distributed
 
 
@@ -53,8 +53,7 @@ class MultiWorkerMirrored(Distributed):
         return device
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        names = [weight.name for weight in canonical_weights(model) if weight.variable.trainable]
-        self._gradients = many_gradients(names)
+        self._gradients = many_gradients(trainable_names(model))
         return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
