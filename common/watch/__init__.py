@@ -60,6 +60,7 @@ def watching(
     threads = [threading.Thread(target=one.run, name=ending.WATCH, daemon=True) for one in (monitor, member) if one]
     for thread in threads:
         thread.start()
+    member.wait_for_all()
     yield
     # Not where the block raises: the process is about to leave, and until then it watches the others.
     member.finish()

@@ -56,6 +56,7 @@ class Member:
         self._sources.register(channel, selectors.EVENT_READ)
         self._heard_at = time.monotonic()
         self._connected = True
+        self._all_here = threading.Event()
         self._farewell: int | None = None  # the status with which rank 0 said that it leaves; 0 when all are through
         self._noticed_at: float | None = None
         self._cut_off = False
@@ -77,6 +78,10 @@ class Member:
                 signal.signal(number, signal.SIG_IGN if self._pulse.notice else handler)
 
         return restore
+
+    def wait_for_all(self) -> None:
+        """Wait until rank 0 knows all ranks: who fails from then on can tell all of them."""
+        self._all_here.wait()  # the thread ends the process where that never comes
 
     def finish(self) -> None:
         """Let the thread end when all ranks are through: until then a rank may be lost, and somebody has to tell."""
@@ -144,6 +149,8 @@ class Member:
     def _hear(self, message: dict) -> None:
         if "bye" in message:
             self._farewell = message["bye"]
+        elif "all_here" in message:
+            self._all_here.set()
         elif "freeze" in message:
             self._channel.send(begun=self._pulse.freeze())
         elif "last_tick" in message:

@@ -139,6 +139,8 @@ class Monitor:
         self._channels[rank] = channel
         self._seen[rank] = Seen(rank, host, heard_at=now, moved_at=now)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._receive(rank))
+        if len(self._seen) == self._world_size:
+            self.tell_all(all_here=True)
         if self._notice:
             channel.send(freeze=True)
 

@@ -174,7 +174,7 @@ def test_strangers_are_turned_away_and_a_rank_is_let_in():
             rank.sendall(greeting[:9])  # it may come in pieces
             time.sleep(0.1)
             rank.sendall(greeting[9:])
-            assert json.loads(rank.makefile().readline()) == {"beat": True}
+            assert json.loads(rank.makefile().readline()) == {"all_here": True}
             first.send(finished=True)  # before the other one: at its word the run is over for both
             rank.sendall(b'{"finished": true}\n')
     first.close()

@@ -51,6 +51,26 @@ def test_under_launchers(launcher, mistake, tmp_path):
     assert "Traceback" not in result.output
 
 
+def test_a_mistake_is_told_to_ranks_that_come_late_to_the_watch(tmp_path):
+    """Rank 0 finds its mistake as soon as the ranks watch each other; nobody may take that for a death."""
+    script = tmp_path / "late.py"
+    script.write_text("""
+import time
+from allstep.common import watch
+from allstep.common.ending import run_rank
+from allstep.pytorch import train
+connect = watch._connect
+def connect_late(place, *args):
+    time.sleep(place.rank)
+    return connect(place, *args)
+watch._connect = connect_late
+run_rank(train.main)
+""")
+    result = launch("horovodrun-gloo", 3, script, "--output-dir", "/proc/allstep")
+    assert result.returncode == 2, result.output
+    assert result.output.count("allstep: error:") == 1 and "stopped at" not in result.output, result.output
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_more_ranks_than_samples(framework):
     result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--dataset", "synthetic", "--synthetic-samples", "1")
