@@ -10,12 +10,10 @@ import functools
 import gc
 import inspect
 import itertools
-import os
 import warnings
 import weakref
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -26,9 +24,8 @@ from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 from tensorflow.python.ops import control_flow_util
 
 import tensorflow as tf
-from allstep.tensorflow.horovod_collectives import native, wire_dtype
-
-Gradient = tf.Tensor | tf.IndexedSlices | None
+from allstep.tensorflow.horovod_collectives import native
+from allstep.tensorflow.horovod_reduction import Gradient, GradientReduction
 
 _num_compiled = itertools.count()
 _compiled_models: weakref.WeakValueDictionary[int, keras.Model] = weakref.WeakValueDictionary()
@@ -110,101 +107,6 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         ),
     )
     return optimizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientReduction:
-    """How gradients become the same on all ranks; the fields are the arguments of `DistributedOptimizer`."""
-
-    name: str
-    device_dense: str
-    device_sparse: str
-    compression: type
-    sparse_as_dense: bool
-    predivide_factor: float
-    op: int
-    scale: int  # every gradient is multiplied by it
-    groups: int | list | None
-    process_set: ProcessSet
-    scale_local_gradients: bool
-    local_variables: set = field(default_factory=set)  # `tf.Variable.ref()` of those that are not shared
-
-    @tf.autograph.experimental.do_not_convert
-    def __call__(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
-        """Reduce the gradients of `variables` (the same order); None stays None."""
-        grads = [_scaled(grad, self.scale) for grad in grads]
-        if not self.process_set.included() or (self.process_set.size() == 1 and not _is_elastic()):
-            return grads
-        local = {i for i, v in enumerate(variables) if self.local_variables and native(v).ref() in self.local_variables}
-        if self.scale_local_gradients:
-            for i in local:
-                grads[i] = _scaled(grads[i], 1.0 / self.process_set.size())
-        shared = [i for i, grad in enumerate(grads) if grad is not None and i not in local]
-        if self.sparse_as_dense:
-            for i in shared:
-                grads[i] = tf.convert_to_tensor(grads[i])
-        sparse = [i for i in shared if isinstance(grads[i], tf.IndexedSlices)]
-        dense = [i for i in shared if i not in sparse]
-        # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum tells
-        # optimizers of one class apart.
-        name = f"{self.name}_{zlib.crc32(repr([tuple(grads[i].shape) for i in shared]).encode()):08x}"
-        with tf.compat.v1.get_default_graph().name_scope(None):
-            for number, group in enumerate(self._grouped(dense, grads, variables)):
-                reduced = self._reduce_dense([grads[i] for i in group], f"{name}_{number}")
-                for i, grad in zip(group, reduced, strict=True):
-                    grads[i] = grad
-            for i in sparse:
-                grads[i] = self._reduce_sparse(grads[i], f"{name}_sparse_{i}")
-        return grads
-
-    def _grouped(self, dense: list[int], grads: list[Gradient], variables: Sequence[Any]) -> list[list[int]]:
-        """The indices of the dense gradients in the groups in which they are fused, one type in each."""
-        if self.op == Adasum:  # combines each layer by itself (Maleki et al. 2020, section 3.2)
-            return [[i] for i in dense]
-        if isinstance(self.groups, list):
-            index = {native(v).ref(): i for i, v in enumerate(variables)}
-            groups = [[index[r] for v in group if (r := native(v).ref()) in index] for group in self.groups]
-            groups = [[i for i in group if i in dense] for group in groups]
-            groups += [[i] for i in dense if not any(i in group for group in groups)]
-        else:
-            count = min(self.groups or 1, len(dense))
-            bounds = [len(dense) * k // count for k in range(count + 1)] if count else []
-            groups = [dense[start:stop] for start, stop in itertools.pairwise(bounds)]
-        return [
-            [i for i in group if grads[i].dtype == dtype]
-            for group in groups
-            for dtype in dict.fromkeys(grads[i].dtype for i in group)
-        ]
-
-    def _reduce_dense(self, grads: list[tf.Tensor], name: str) -> list[tf.Tensor]:
-        dtype = grads[0].dtype
-        options = {
-            "device_dense": self.device_dense,
-            "compression": self.compression,
-            "op": self.op,
-            "prescale_factor": 1.0 / self.predivide_factor,
-            "postscale_factor": self.predivide_factor,
-            "process_set": self.process_set,
-            "name": name,
-            "ignore_name_scope": True,
-        }
-        sent = [tf.cast(grad, wire_dtype(dtype)) for grad in grads]
-        # Horovod's grouped form of Adasum is broken: it reads a name that it has not defined.
-        reduced = [hvd.allreduce(sent[0], **options)] if self.op == Adasum else hvd.grouped_allreduce(sent, **options)
-        return [tf.cast(grad, dtype) for grad in reduced]
-
-    def _reduce_sparse(self, grad: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-        """Gather the rows of all ranks; equal indices add up where the rows are used."""
-        if self.op == Adasum:
-            raise NotImplementedError("Adasum has no sparse form; use sparse_as_dense=True.")
-        gather = functools.partial(hvd.allgather, ignore_name_scope=True, process_set=self.process_set)
-        with tf.device(self.device_sparse):
-            sent, context = self.compression.compress(tf.cast(grad.values, wire_dtype(grad.values.dtype)))
-            values = self.compression.decompress(gather(sent, name=f"{name}_values"), context)
-            values = tf.cast(values, grad.values.dtype)
-            indices = gather(grad.indices, name=f"{name}_indices")
-        factor = 1.0 / self.process_set.size() if self.op == Average else 1
-        return _scaled(tf.IndexedSlices(values, indices, grad.dense_shape), factor)
 
 
 class _Distributed:
@@ -317,15 +219,6 @@ def _set_accumulation(optimizer: keras.optimizers.Optimizer, num_passes: int) ->
     if not steps and optimizer.built:
         raise ValueError("backward_passes_per_step must be set before the optimizer is built.")
     optimizer.gradient_accumulation_steps = num_passes
-
-
-def _scaled(grad: Gradient, factor: float) -> Gradient:
-    return grad if grad is None or factor == 1 else tf.math.scalar_mul(factor, grad)
-
-
-def _is_elastic() -> bool:
-    """Whether the number of ranks may change under a traced graph (Horovod asks the same variable)."""
-    return bool(int(os.environ.get("HOROVOD_ELASTIC", 0)))
 
 
 def _let_compile_know() -> None:

@@ -13,7 +13,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ("pytorch", "tensorflow")
 # Keras under Horovod needs what PyTorch has from Horovod itself.
-ONLY_IN_TENSORFLOW = {f"horovod_{part}.py" for part in ("keras", "optimizer", "callbacks", "collectives")}
+ONLY_IN_TENSORFLOW = {f"horovod_{part}.py" for part in ("keras", "optimizer", "reduction", "callbacks", "collectives")}
 
 
 def python_files(framework: str) -> set[str]:

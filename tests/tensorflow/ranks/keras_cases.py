@@ -1,0 +1,55 @@
+"""What the cases of keras_behaviour.py share: their list, a small network, this rank's samples."""
+
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import allstep.tensorflow.horovod_keras as hvd
+
+DIRECTORY = Path(sys.argv[1])
+CASES = []
+
+
+def case(function):
+    """Have keras_behaviour.py call `function`, which returns what JSON can hold."""
+    CASES.append(function)
+    return function
+
+
+def network(*, seed: int = 0, units: int = 3) -> keras.Model:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(5, activation="tanh", name="hidden"), keras.layers.Dense(units, name="logits")]
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+def compiled(optimizer, *, seed: int = 0, run_eagerly: bool = True, **options) -> keras.Model:
+    """Eager by default: at this size, tracing a graph takes longer than the few steps. keras_numerics.py traces."""
+    model = network(seed=seed)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, run_eagerly=run_eagerly, **options)
+    return model
+
+
+def samples(*, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(32, 4)).astype(np.float32), rng.integers(0, 3, size=32)
+
+
+def fit(model, *callbacks, epochs=1, seed=None, **options):
+    """Fit on this rank's own samples, or on those of a seed."""
+    x, y = samples(seed=hvd.rank() if seed is None else seed)
+    return model.fit(x, y, 8, epochs, 0, [*callbacks], shuffle=False, **options)
+
+
+def values(variables) -> list:
+    return [np.asarray(getattr(v, "value", v), np.float64).tolist() for v in variables]
+
+
+def error(function, *args, **options) -> str:
+    try:
+        function(*args, **options)
+    except Exception as exception:
+        return f"{type(exception).__name__}: {exception}"
+    return "no error"
