@@ -12,7 +12,11 @@ from allstep.pytorch.strategies.single import Single
 
 
 class DataParallel(Single):
-    """The five steps in one process; DDP is faster on the same GPUs."""
+    """The five steps in one process; DDP is faster on the same GPUs.
+
+    Batch norm normalises each device's samples by themselves, and validates with the running statistics of the first
+    device's alone: those that the copies on the others keep are gone after each pass, as nn.DataParallel documents.
+    """
 
     def pin_device(self) -> torch.device:
         self._num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 1

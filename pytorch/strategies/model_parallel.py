@@ -2,6 +2,9 @@
 
 Every rank is a stage: a run of layers. It hands its activations on to the next stage and gets their gradients back;
 while a stage computes one portion, its neighbours compute others (Narayanan et al. 2019, schedule 1F1B).
+
+Each batch is cut into equal portions: the most that its size allows, up to --micro-batches, so one where the size is a
+large prime. None is filled up: what fills it would enter batch norm, which normalises each portion by itself.
 """
 
 from __future__ import annotations
@@ -10,14 +13,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.numpy import load, save
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.nn.functional import cross_entropy, pad
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.nn.functional import cross_entropy
 
 from allstep.common.errors import UserError
 from allstep.common.sharding import rank_slice
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
-
-_NO_LABEL = -100  # has neither loss nor gradient in cross_entropy
 
 
 class ModelParallel(ProcessGroup):
@@ -31,7 +33,7 @@ class ModelParallel(ProcessGroup):
         self.rank, self.world_size = 0, 1
         self._stage_number, self._last = self.place.rank, self.flags.stages - 1
         self._loss_weight = 0.0
-        self._schedules: dict[tuple[int, bool], Schedule1F1B] = {}
+        self._schedules: dict[tuple[int, bool], PipelineScheduleSingle] = {}
 
     def put(self, network: torch.nn.Module, device: torch.device) -> None:
         self._device = device
@@ -69,7 +71,7 @@ class ModelParallel(ProcessGroup):
         self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, loss_weight: float
     ) -> torch.Tensor:
         """Returns: the sum of losses on the last stage, 0 on the others."""
-        images, labels, schedule = self._portions(model, images, labels, training=True)
+        schedule = self._schedule(model, len(images), training=True)
         self._loss_weight, losses = loss_weight, []
         if self._stage_number < self._last:
             schedule.step(*self._input(images), return_outputs=False)
@@ -79,36 +81,25 @@ class ModelParallel(ProcessGroup):
 
     def forward(self, model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor | None:
         """Returns: logits on the last stage, None on the others."""
-        num_samples = len(images)
-        images, _, schedule = self._portions(model, images, None, training=False)
-        logits = schedule.eval(*self._input(images))
-        return None if logits is None else logits[:num_samples]
+        return self._schedule(model, len(images), training=False).eval(*self._input(images))
 
     def _input(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (images,) if self._stage_number == 0 else ()
 
-    def _portions(
-        self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor | None, *, training: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None, Schedule1F1B]:
-        """Fill the batch up to equal portions by samples that count for nothing; and the schedule for this size."""
-        num_added = -len(images) % self.flags.micro_batches
-        if num_added:
-            images = torch.cat([images, images[:1].expand(num_added, *images.shape[1:])])
-            labels = None if labels is None else pad(labels, (0, num_added), value=_NO_LABEL)
-        return images, labels, self._schedule(model, len(images) // self.flags.micro_batches, training)
-
-    def _schedule(self, model: torch.nn.Module, portion_size: int, training: bool) -> Schedule1F1B:
-        """A stage agrees with its neighbours on the shapes of its portions once, so each size has its own schedule."""
-        if (portion_size, training) not in self._schedules:
+    def _schedule(self, model: torch.nn.Module, num_samples: int, *, training: bool) -> PipelineScheduleSingle:
+        """A stage agrees with its neighbours on the shape of its portions once, so each size has its own schedule."""
+        if (num_samples, training) not in self._schedules:
+            num_portions = max(number for number in range(1, self.flags.micro_batches + 1) if num_samples % number == 0)
             stage = PipelineStage(model, self._stage_number, self.flags.stages, self._device)
+            # With fewer portions than stages there is nothing to alternate, and 1F1B refuses them.
+            kind = Schedule1F1B if num_portions >= self.flags.stages else ScheduleGPipe
             # The losses are sums over samples, and so are the gradients.
             loss = self._loss if training else None
-            schedule = Schedule1F1B(stage, self.flags.micro_batches, loss_fn=loss, scale_grads=False)
-            self._schedules[portion_size, training] = schedule
-        return self._schedules[portion_size, training]
+            self._schedules[num_samples, training] = kind(stage, num_portions, loss_fn=loss, scale_grads=False)
+        return self._schedules[num_samples, training]
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits.float(), labels, reduction="sum", ignore_index=_NO_LABEL) * self._loss_weight
+        return cross_entropy(logits.float(), labels, reduction="sum") * self._loss_weight
 
     def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
         own = {name: self.whole(tensor) for name, tensor in tensors.items()}

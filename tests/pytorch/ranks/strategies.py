@@ -37,12 +37,16 @@ def optimizer(model: nn.Module, learning_rate: float = LEARNING_RATE) -> torch.o
     return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
 
-def alone(model: nn.Module, learning_rate: float = LEARNING_RATE) -> dict[str, torch.Tensor]:
-    """Weights and buffers after training with all samples in one process."""
+def alone(
+    model: nn.Module, learning_rate: float = LEARNING_RATE, num_portions: int = 1, num_samples: int = NUM_SAMPLES
+) -> dict[str, torch.Tensor]:
+    """Weights and buffers after training in one process, on equal portions of each batch one after the other."""
     steps = optimizer(model, learning_rate)
     for _ in range(NUM_STEPS):
         steps.zero_grad()
-        (cross_entropy(model(IMAGES), LABELS, reduction="sum") / NUM_SAMPLES).backward()
+        portions = (all_of[:num_samples].chunk(num_portions) for all_of in (IMAGES, LABELS))
+        for images, labels in zip(*portions, strict=True):
+            (cross_entropy(model(images), labels, reduction="sum") / num_samples).backward()
         steps.step()
     return model.state_dict()
 
@@ -92,10 +96,22 @@ def check_ddp() -> None:
     strategy.init()
     assert apart(alone(network()), together(strategy, network())) < 1e-6
     assert apart(alone(network()), together(with_flags(strategy, bucket_size=0.001), network())) < 1e-6
+    check_small_first_bucket(strategy)
     check_lossy(strategy, 1e-2, comm_hook="fp16")
     check_lossy(strategy, 1e-1, comm_hook="bf16")
     check_lossy(strategy, 1.0, comm_hook="powersgd")
     check_batch_norm(strategy)
+
+
+def check_small_first_bucket(strategy) -> None:
+    """What comes first in a backward pass is reduced beside the rest of it, where no size of buckets is given."""
+    wide = nn.Sequential(
+        nn.Flatten(), nn.Linear(108, 64), nn.Linear(64, 5000)
+    )  # 27 kB; 1.3 MB, whose gradient is first
+    wrapped, steps = strategy.wrap(wide, optimizer(wide))
+    for _ in range(5):  # the first passes find the order
+        strategy.forward_backward(wrapped, IMAGES[OWN], LABELS[OWN], 1.0)
+    assert len(wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")) == 2
 
 
 def check_horovod() -> None:
@@ -112,5 +128,27 @@ def check_horovod() -> None:
     check_batch_norm(strategy)
 
 
-{"ddp": check_ddp, "horovod": check_horovod}[sys.argv[1]]()
+def check_model_parallel() -> None:
+    """Whatever number of samples a batch has, batch norm sees each once and nothing else."""
+    from allstep.pytorch.strategies.model_parallel import ModelParallel
+
+    strategy = ModelParallel(PLACE, StrategyConfig(stages=PLACE.world_size, micro_batches=4))
+    strategy.init()
+    for num_samples, num_portions in ((12, 4), (15, 3), (7, 1), (1, 1)):
+        model = network(batch_norm=True)
+        strategy.put(model, torch.device("cpu"))
+        stage, steps = strategy.wrap(model, optimizer(model))
+        for _ in range(NUM_STEPS):
+            steps.zero_grad()
+            strategy.forward_backward(stage, IMAGES[:num_samples], LABELS[:num_samples], 1 / num_samples)
+            steps.step()
+        of_stage = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}
+        received = strategy.gather(of_stage)
+        if PLACE.rank == 0:
+            expected = alone(network(batch_norm=True), num_portions=num_portions, num_samples=num_samples)
+            received = {name: torch.as_tensor(received[name]) for name in expected}
+            assert apart(expected, received) < 1e-5, (num_samples, apart(expected, received))
+
+
+{"ddp": check_ddp, "horovod": check_horovod, "model-parallel": check_model_parallel}[sys.argv[1]]()
 print("all right")
