@@ -13,12 +13,10 @@ from itertools import pairwise
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
 
-ROLES = {"multi-worker-mirrored": ("chief", "worker"), "parameter-server": ("chief", "ps", "worker")}
-"""The roles of processes under the strategies that TensorFlow reads TF_CONFIG for."""
-_NEEDED = {"multi-worker-mirrored": (), "parameter-server": ("chief", "ps", "worker")}
-
 # Ranks are counted in this order.
 _ORDER = ("chief", "ps", "worker")
+ROLES = {"multi-worker-mirrored": ("chief", "worker"), "parameter-server": _ORDER}
+"""The roles of processes under the strategies that TensorFlow reads TF_CONFIG for; a parameter server needs each."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,11 @@ def parse(text: str, strategy: str) -> TFConfig:
             raise wrong(f"the roles {', '.join(ROLES[strategy])} for {strategy}", repr(role))
         if not isinstance(addresses, list) or not all(_is_address(address) for address in addresses):
             raise wrong(f"a list of HOST:PORT for {role}", repr(addresses))
-    missing = [role for role in _NEEDED[strategy] if not cluster.get(role)]
-    if missing:
-        raise wrong(f"a {', a '.join(_NEEDED[strategy])} for {strategy}", f"no {missing[0]}")
+    missing = [role for role in ROLES[strategy] if not cluster.get(role)]
+    if strategy == "parameter-server" and missing:
+        raise wrong(f"a {', a '.join(ROLES[strategy])} for {strategy}", f"no {missing[0]}")
+    if len(cluster.get("chief", ())) > 1:
+        raise wrong("at most one chief", str(len(cluster["chief"])))
     addresses = sorted(address for group in cluster.values() for address in group)
     twice = [one for one, other in pairwise(addresses) if one == other]
     if twice:
@@ -88,7 +88,7 @@ def parse(text: str, strategy: str) -> TFConfig:
     task = task if isinstance(task, dict) else {}
     role, index = task.get("type"), task.get("index")
     index = int(index) if isinstance(index, str) and index.isdecimal() else index
-    if not isinstance(index, int) or not 0 <= index < len(cluster.get(role, ())):
+    if not isinstance(role, str) or not isinstance(index, int) or not 0 <= index < len(cluster.get(role, ())):
         raise wrong("a task whose type and index are in the cluster", f"type {role!r}, index {index!r}")
     return TFConfig({role: tuple(addresses) for role, addresses in cluster.items()}, role, index)
 

@@ -14,7 +14,7 @@ STRATEGY = "multi-worker-mirrored"
 MPIRUN = Placement("mpirun", 1, 2, 1, 2, 0, 1, ("server1",))
 
 
-def text(cluster: dict, role: str = "worker", index: object = 0) -> str:
+def text(cluster: dict, role: object = "worker", index: object = 0) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
 
 
@@ -50,7 +50,9 @@ def test_roles_of_a_parameter_server():
         (text({"worker": ["a:1"]}, index=-1), "type 'worker', index -1"),
         (text({"worker": ["a:1"]}, role="chief"), "type 'chief', index 0"),
         (text({"worker": ["a:1"]}, index=None), "type 'worker', index None"),
+        (text({"worker": ["a:1"]}, role=["worker"]), "type ['worker'], index 0"),
         ('{"cluster": {"worker": ["a:1"]}, "task": []}', "type None, index None"),
+        (text({"chief": ["a:1", "b:1"]}, "chief"), "expected at most one chief in TF_CONFIG, received 2"),
     ],
 )
 def test_a_wrong_one_is_refused_in_one_line(wrong, expected):
