@@ -22,6 +22,7 @@ from allstep.common.launcher import Placement
 from allstep.common.lines import print_line
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
+from allstep.common.reporting.base import disk_errors
 from allstep.common.schedule import Schedule
 from allstep.common.validation import validate_for_data
 from allstep.common.watch import Limits, Pulse, watching
@@ -235,16 +236,21 @@ def _set_aside(directory: Path) -> None:
     if left:
         number = next(number for number in itertools.count(1) if not (directory / f"previous-{number}").exists())
         aside = directory / f"previous-{number}"
-        aside.mkdir()
-        for path in left:
-            path.rename(aside / path.name)
+        with disk_errors(aside):
+            aside.mkdir()
+            for path in left:
+                path.rename(aside / path.name)
         warn(f"the run that {directory} held is kept in {aside}; --resume latest would have gone on with it")
 
 
 def _write_config(directory: Path, config: TrainConfig) -> None:
     import yaml
 
-    (directory / "config.yaml").write_text(yaml.safe_dump(config.flat(), sort_keys=False))
+    path = directory / "config.yaml"
+    temporary = path.with_suffix(".tmp")
+    with disk_errors(path):
+        temporary.write_text(yaml.safe_dump(config.flat(), sort_keys=False))
+        temporary.replace(path)
 
 
 def _report_start(

@@ -8,7 +8,8 @@ A learning rate is representable in float32: both frameworks receive the same on
 
 Momentum needs no correction when the learning rate changes (Goyal et al. 2017, section 3, remark 2). That is for a
 velocity which holds the learning rate, v = m * v + lr * g, w = w - v, as in Keras' own SGD. The optimizers of both
-trainers keep it out, v = m * v + g, w = w - lr * v; that is what the correction makes of the other.
+trainers keep it out, v = m * v + g, w = w - lr * v; that is what the correction makes of the other. The callbacks of
+`tensorflow/horovod_callbacks.py`, which meet Keras' own SGD, offer the correction.
 """
 
 from __future__ import annotations

@@ -32,9 +32,7 @@ class OutputDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise UserError(
-                f"expected an output directory that can be written, received {self.path}: {error.strerror}"
-            ) from None
+            raise _unwritable(self.path, error) from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -51,8 +49,12 @@ class OutputDirectory:
                 f"the file system of {self.path} has no locks ({error.strerror}): "
                 "make sure that no second run writes there"
             )
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+        except OSError as error:  # a full disk
+            self.close()
+            raise _unwritable(self.path, error) from None
 
     def close(self) -> None:
         """Lets others write here. A second call does nothing."""
@@ -65,3 +67,7 @@ class OutputDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"expected an output directory that can be written, received {path}: {error.strerror}")

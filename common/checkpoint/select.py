@@ -29,11 +29,20 @@ def load(which: str | os.PathLike, parent: str | os.PathLike, *, warn: Callable[
     path = Path(which)
     if path.is_dir():
         if re.fullmatch(r"step-\d+", path.name) or (path / files.MANIFEST).exists():
-            return files.read(path)
+            return _read_named(path)
         for candidate in (path, path / "checkpoints"):
             if checkpoint_directories(candidate):
                 return _load_first_good(candidate, best=False, warn=warn)
     raise UserError(f"expected latest, best or the path of a checkpoint, received {path}: none is there")
+
+
+def _read_named(path: Path) -> TrainState:
+    try:
+        return files.read(path)
+    except files.CorruptCheckpoint as error:
+        raise files.CorruptCheckpoint(
+            f"{error}; name another one, or the directory above, whose latest undamaged one is taken"
+        ) from None
 
 
 def checkpoint_directories(parent: Path) -> list[Path]:

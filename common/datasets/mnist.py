@@ -120,7 +120,9 @@ def read_idx(path: Path, *, num_dimensions: int) -> np.ndarray:
     magic = 0x0800 + num_dimensions
     header_bytes = 4 + 4 * num_dimensions
     with archive_errors(path), gzip.open(path) as stream:
-        header = stream.read(header_bytes).ljust(header_bytes, b"\0")
+        header = stream.read(header_bytes)
+        if len(header) < header_bytes:
+            raise EOFError(f"expected a header of {header_bytes} bytes, got {len(header)}")
         found, *shape = np.frombuffer(header, dtype=">u4").tolist()
         if found != magic:
             raise UserError(f"{path}: expected magic number 0x{magic:08x}, got 0x{found:08x}")

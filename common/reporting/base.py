@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from allstep.common.errors import UserError
 
 
 class Reporter:
@@ -36,3 +40,15 @@ class Listeners(Reporter):
     def close(self) -> None:
         for reporter in self._reporters:
             reporter.close()
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the disk (full, read-only, forbidden) into a line that names `path` and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written: {error.strerror}; the checkpoints are unharmed: make room, then "
+            "--resume latest"
+        ) from None

@@ -6,20 +6,24 @@ import json
 from pathlib import Path
 from typing import Any
 
-from allstep.common.reporting.base import Reporter
+from allstep.common.reporting.base import Reporter, disk_errors
 
 
 class JsonLines(Reporter):
     """Appends events to a file, each line complete before the next step begins."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._path = path
+        with disk_errors(path):
+            self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def event(self, name: str, **fields: Any) -> None:
-        self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
+        with disk_errors(self._path):
+            self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        with disk_errors(self._path):  # what failed to be written is tried again here
+            self._file.close()
 
 
 def rewind(path: Path, *, step: int, epoch: int) -> None:
@@ -39,5 +43,6 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
         if step and not told_after and not (event["event"] == "epoch" and event["epoch"] > epoch):
             kept.append(line + "\n")
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    with disk_errors(path):
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allstep.common.progress import Progress
-from allstep.common.reporting.base import Reporter
+from allstep.common.reporting.base import Reporter, disk_errors
 
 _FIELDS = {
     "step": ("learning_rate", "loss"),
@@ -22,23 +22,49 @@ class TensorBoard(Reporter):
         """What a run before told beyond `progress` is hidden by TensorBoard: this run goes on from there."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
         # Apart, since TensorBoard hides by number, and an epoch has a lower one than its steps.
-        self._writers = {name: EventFileWriter(str(directory / f"{name}s")) for name in _FIELDS}
+        self._files = {name: _EventFile(directory / f"{name}s") for name in _FIELDS}
+        for file in self._files.values():
+            file.write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if progress.step:
             start = SessionLog(status=SessionLog.START)
             for name, completed in (("step", progress.step), ("epoch", progress.position.epoch)):
-                self._writers[name].add_event(Event(wall_time=time.time(), step=completed + 1, session_log=start))
+                self._files[name].write(Event(wall_time=time.time(), step=completed + 1, session_log=start))
 
     def event(self, name: str, **fields: Any) -> None:
         if name in _FIELDS:
             values = [self._summary.Value(tag=f"{name}/{field}", simple_value=fields[field]) for field in _FIELDS[name]]
-            self._writers[name].add_event(
+            self._files[name].write(
                 self._event(wall_time=time.time(), step=fields[name], summary=self._summary(value=values))
             )
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        for file in self._files.values():
+            file.close()
+
+
+class _EventFile:
+    """A new event file in `directory`, each event complete before the next step begins.
+
+    TensorBoard's own EventFileWriter imports TensorFlow where that is installed, and hangs when the disk is full.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._directory = directory
+        with disk_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            # TensorBoard reads the files of a directory in the order of their names.
+            self._records = RecordWriter((directory / f"events.out.tfevents.{time.time_ns()}").open("wb"))
+
+    def write(self, event: Any) -> None:
+        with disk_errors(self._directory):
+            self._records.write(event.SerializeToString())
+            self._records.flush()
+
+    def close(self) -> None:
+        with disk_errors(self._directory):
+            self._records.close()

@@ -76,6 +76,8 @@ def test_incomplete_newest_falls_back(tmp_path, name, damage):
     with pytest.raises(CorruptCheckpoint, match=name) as error:
         load(directory / "step-00000002", directory, warn=refuse_warning)
     one_line(error)
+    assert "; name another one, or the directory above" in str(error.value)
+    assert_same(load(directory, directory, warn=warnings.append), state_of(1))
 
 
 def test_damaged_best_falls_back_to_the_next_best(tmp_path):

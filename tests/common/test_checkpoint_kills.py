@@ -106,6 +106,14 @@ def test_full_disk(small_disk):
     assert latest_step(small_disk) == 2
 
 
+def test_a_disk_that_is_full_from_the_start(small_disk):
+    with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
+        while filler.write(b"x" * 4096):
+            pass
+    with pytest.raises(UserError, match="expected an output directory that can be written, .*: No space left"):
+        OutputDirectory(small_disk / "run", warn=refuse_warning)
+
+
 def test_second_run_is_refused_until_the_first_is_gone(tmp_path):
     child = subprocess.Popen([*CHILD, "hold", tmp_path], stdout=subprocess.PIPE, text=True)
     try:

@@ -143,6 +143,63 @@ def read_scalars(output_dir: Path, **run: object) -> dict[str, dict[int, float]]
     return scalars
 
 
+TELL_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from allstep.common.errors import UserError
+from allstep.common.progress import Progress
+from allstep.common.reporting.jsonl import JsonLines, rewind
+from allstep.common.reporting.tensorboard import TensorBoard
+path = Path(sys.argv[1])
+
+def check(call, *arguments, **keywords):
+    try:
+        return call(*arguments, **keywords)
+    except UserError as error:
+        print(error)
+
+def tell(reporter):
+    for step in range(1, 1000):
+        reporter.event("step", step=step, learning_rate=0.1, loss=0.5)
+
+def limit(num_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+limit(20_000)
+reporter = check(REPORTER)
+check(tell, reporter)
+check(reporter.close)
+limit(0)
+check(REOPEN)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reporter", "reopen"),
+    [
+        ("metrics.jsonl", "JsonLines, path", "rewind, path, step=900, epoch=0"),
+        ("tensorboard/steps", "TensorBoard, path.parent, Progress()", "TensorBoard, path.parent, Progress()"),
+    ],
+)
+def test_a_full_disk_is_one_line(name, reporter, reopen, tmp_path):
+    """A limit on file size stands in for a full disk: while telling, while closing, and when it is opened again."""
+    program = TELL_ON_A_FULL_DISK.replace("REPORTER", reporter).replace("REOPEN", reopen)
+    path = tmp_path / name
+    result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=300)
+    advice = "the checkpoints are unharmed: make room, then --resume latest"
+    assert (result.stdout, result.stderr) == (f"{path} could not be written: File too large; {advice}\n" * 3, "")
+
+
+def test_tensorboard_needs_no_framework(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from allstep.common.progress import Progress\n"
+        "from allstep.common.reporting.tensorboard import TensorBoard\n"
+        "TensorBoard(Path(sys.argv[1]), Progress()).close(); print({'torch', 'tensorflow'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True, timeout=300)
+    assert result.stdout == "set()\n"
+
+
 SHOW_PROGRESS = """
 from allstep.common.config import ScheduleConfig, TrainConfig
 from allstep.common.progress import Progress

@@ -169,7 +169,7 @@ def with_dimension(body: bytes, num_images: int) -> bytes:
 BAD_FILES = {
     "cut short": (TRAIN_IMAGES, FILES[TRAIN_IMAGES][:-1000], "damaged or cut short"),
     "cut in the header": (TRAIN_IMAGES, FILES[TRAIN_IMAGES][:5], "damaged or cut short"),
-    "empty": (TRAIN_LABELS, b"", "expected magic number 0x00000801, got 0x00000000"),
+    "empty": (TRAIN_LABELS, b"", "cut short: expected a header of 8 bytes, got 0"),
     "not gzip": (TRAIN_LABELS, b"label" * 100, "damaged or cut short"),
     "changed": (
         TEST_IMAGES,
@@ -213,6 +213,24 @@ def test_a_bad_file_is_one_clear_line(tmp_path, vouch, kind):
     with pytest.raises(UserError, match=reason) as caught:
         prepare(config)
     assert name in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; put the right file there and write SHA256SUMS anew")
+    with pytest.raises(UserError, match="is missing on this host"):
+        load(config)
+
+
+def test_a_full_disk_while_unpacking_leaves_nothing_that_is_used(tmp_path, vouch):
+    """A limit on file size stands in for a full disk; the images, 39,200 bytes, do not fit."""
+    config = own_files(tmp_path, vouch)
+    program = (
+        "import resource, sys; from pathlib import Path; from allstep.common.datasets import *\n"
+        "from allstep.common.errors import UserError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "try: prepare(DataConfig(dataset='mnist', data_dir=Path(sys.argv[1])))\n"
+        "except UserError as error: print(error)"
+    )
+    output = subprocess.run([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True).stdout
+    assert output == f"cannot use {tmp_path}: File too large; mend that or choose another --data-dir\n"
+    assert not list(tmp_path.rglob("*.partial"))
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)
 
