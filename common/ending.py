@@ -52,11 +52,13 @@ def run_rank(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
     except UserError as error:
+        _failed.set()
         # Ranks that watch each other have met.
         first = _FIRST_TURN_SECONDS if _tell_farewell else _FIRST_TURN_SECONDS_OF_MISTAKES
         time.sleep(seconds_to_turn(place.rank, first=first))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     except Exception as error:
+        _failed.set()
         cause = error.__cause__ if isinstance(error, Fault) else error
         time.sleep(seconds_to_turn(_LAST_TURN if cause is not None and is_consequence(cause) else place.rank))
         told = str(error) if isinstance(error, Fault) else summary(error)
@@ -92,6 +94,7 @@ def _leave_with_launcher(place: Placement, parent: int) -> None:
     leave(EXIT_FAULT, f"allstep: {who(place)} stopped: its launcher is gone" if place.local_rank == 0 else "")
 
 
+_failed = threading.Event()
 _leaving, _speaking = threading.Lock(), threading.Lock()
 _tell_farewell: Callable[[int], None] | None = None
 
@@ -109,6 +112,11 @@ def speak(message: str) -> None:
             sys.stdout.flush()
             if message:
                 print_line(message, sys.stderr)
+
+
+def has_failed() -> bool:
+    """Whether this rank cannot go on by itself, and says so when it is its turn, if nobody has before."""
+    return _failed.is_set()
 
 
 def has_spoken() -> bool:

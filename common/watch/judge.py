@@ -20,6 +20,9 @@ _SLOWER = 3
 # Where all ranks are at the same point, nobody is known to wait: it may be a slow step.
 _PATIENCE_WITH_ALL = 12
 _SLOWER_THAN_ALL = 10
+# And where they all do something for the first time: rank 0 may be reading a checkpoint that is large and far away. The
+# training step alone is without limit, for nobody knows how long it compiles.
+_PATIENCE_WITH_ALL_NEW = 60
 # Disks and terminals take what they take, and a run must not die of it.
 _UNLIMITED = ("writing", "reporting")
 # Where ranks wait for each other, and for what.
@@ -98,10 +101,12 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
     phase = behind[0].phase
     seconds = now - max(seen.moved_at for seen in behind)
     is_new = phase in _COMPILES and any(seen.is_new for seen in behind)
-    if len(ranks) == 1 or phase in _UNLIMITED or (is_new and not ahead):
+    if len(ranks) == 1 or phase in _UNLIMITED or (is_new and not ahead and phase == "step"):
         return None
     patience = max(timeout, _SLOWER * max(seen.longest for seen in behind))
-    if is_new and phase in _MET_IN:
+    if is_new and not ahead:
+        patience = timeout * _PATIENCE_WITH_ALL_NEW
+    elif is_new and phase in _MET_IN:
         # As long again as the others took. They may have been ahead for less: on GPUs a program runs ahead of them.
         took = max(seen.moved_at for seen in ahead) - max(seen.moved_at for seen in behind)
         patience = took + max(timeout, took)

@@ -15,7 +15,16 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from allstep.common.ending import EXIT_FAULT, EXIT_INTERRUPTED, has_spoken, leave, seconds_to_turn, speak, who
+from allstep.common.ending import (
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    has_failed,
+    has_spoken,
+    leave,
+    seconds_to_turn,
+    speak,
+    who,
+)
 from allstep.common.launcher import Placement
 from allstep.common.loader import READ_AHEAD
 from allstep.common.orphan import end_cut_off_daemon
@@ -156,7 +165,12 @@ class Member:
         elif "last_tick" in message:
             self._pulse.decide(message["last_tick"], message["notice"])
         elif "ask" in message:
-            self._channel.send(stack=stacks(), tensors=list(self._tensors()), in_framework=is_in_framework())
+            self._channel.send(
+                stack=stacks(),
+                tensors=list(self._tensors()),
+                in_framework=is_in_framework(),
+                failed=has_failed() or self._last_words is not None,
+            )
 
     def _signalled(self, number: int) -> None:
         now = time.monotonic()

@@ -238,7 +238,8 @@ class Monitor:
                 {rank: answer[name] for rank, answer in self._answers.items()}
                 for name in ("tensors", "in_framework", "stack")
             )
-            stall = self._stalled(now)  # somebody may have moved since
+            failed = any(answer["failed"] for answer in self._answers.values())  # and is about to say why
+            stall = None if failed else self._stalled(now)  # somebody may have moved since
             if stall and (stall := judge.told_apart(stall, self._limits.stall, tensors, in_framework)):
                 leave(EXIT_FAULT, judge.tell_stall(stall, self._world_size, tensors, stacks))
             self._asked, self._answers, self._ask_at = False, {}, now + _ASK_AGAIN_SECONDS

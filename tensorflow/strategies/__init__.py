@@ -64,7 +64,10 @@ def check(config: TrainConfig, place: Placement) -> None:
 def create(config: TrainConfig, place: Placement) -> Single:
     """The configured strategy; its libraries are imported now and no earlier."""
     module, name = _CLASSES[config.strategy]
-    return getattr(importlib.import_module(f"allstep.tensorflow.strategies.{module}"), name)(place, config.parallel)
+    kind = getattr(importlib.import_module(f"allstep.tensorflow.strategies.{module}"), name)
+    if config.strategy == "parameter-server":  # it watches its processes itself
+        return kind(place, config.parallel, fault_timeout=config.faults.fault_timeout)
+    return kind(place, config.parallel)
 
 
 def availability(name: str) -> str | None:

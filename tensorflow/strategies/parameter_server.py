@@ -11,7 +11,7 @@ Updates do not wait for each other, so a gradient may be older than the weights 
 number of updates by others between reading the weights and applying the gradient; the run reports mean and maximum.
 
 A notice to end (SIGTERM, SIGUSR1) has to reach the chief, as it does where a launcher passes it to all ranks; a worker
-that gets one alone goes on. A process that is frozen counts as gone after twice _ANSWER_SECONDS.
+that gets one alone goes on. A process that is frozen counts as gone after two thirds of --fault-timeout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 
 import tensorflow as tf
 from allstep.common import rendezvous, tf_config
-from allstep.common.config import StrategyConfig
+from allstep.common.config import FaultConfig, StrategyConfig
 from allstep.common.ending import EXIT_FAULT, leave, seconds_to_turn, who
 from allstep.common.launcher import Placement, threads_per_rank
 from allstep.common.tf_config import TFConfig
@@ -38,9 +38,9 @@ from allstep.tensorflow.strategies.distribute import Distributed
 
 _LOOK_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
-# Two of these are within the 30 s of --fault-timeout, and leave the launcher time to end the job.
-_ANSWER_SECONDS = 10.0
 _NUM_FAILURES = 2  # in a row, before a process counts as gone
+# Of --fault-timeout, for one of them: the launcher needs the rest to end the job.
+_ANSWER_SHARE = 1 / 3
 
 
 class ParameterServer(Distributed):
@@ -48,8 +48,12 @@ class ParameterServer(Distributed):
 
     name = "parameter-server"
 
-    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
+    def __init__(
+        self, place: Placement, flags: StrategyConfig, *, fault_timeout: float = FaultConfig.fault_timeout
+    ) -> None:
+        """`fault_timeout`: seconds from the moment a process does not answer any more to the end of the job."""
         super().__init__(place, flags)
+        self._answer_seconds = fault_timeout * _ANSWER_SHARE
         self._staleness = Staleness()
         self._servers: list[tf.distribute.Server] = []
 
@@ -97,9 +101,9 @@ class ParameterServer(Distributed):
         for number in NOTICES:
             signal.signal(number, signal.SIG_IGN)
         [chief] = self._cluster.cluster["chief"]
-        while _failure(chief):
+        while _failure(chief, self._answer_seconds):
             time.sleep(_LOOK_SECONDS)
-        if _wait_until_gone(chief) == _FROZEN:
+        if _wait_until_gone(chief, self._answer_seconds) == _FROZEN:
             told = f"allstep: {who(self.place)} stopped: rank 0 (chief at {chief}) {_FROZEN}"
             time.sleep(seconds_to_turn(self.place.rank - 1))
             leave(EXIT_FAULT, told if self.place.rank == 1 else "")
@@ -141,7 +145,7 @@ class ParameterServer(Distributed):
 
     def _watch(self, role: str, index: int, address: str) -> None:
         """End the run when a process that serves is gone: TensorFlow would wait for it to come back."""
-        failure = _wait_until_gone(address)
+        failure = _wait_until_gone(address, self._answer_seconds)
         world_size, num_workers = self.place.world_size, len(self._cluster.cluster["worker"])
         rank = index + (1 if role == "ps" else world_size - num_workers)
         leave(
@@ -184,22 +188,22 @@ _GONE = "is gone; it was killed, or its host cannot be reached"
 _FROZEN = "does not answer; it is frozen"
 
 
-def _wait_until_gone(address: str) -> str:
-    """Return when the server at host:port does not answer any more: _GONE or _FROZEN."""
+def _wait_until_gone(address: str, seconds: float) -> str:
+    """Return when the server at host:port has not answered within `seconds` twice: _GONE or _FROZEN."""
     num_failures = 0
     while num_failures < _NUM_FAILURES:
         time.sleep(_LOOK_SECONDS)
-        failure = _failure(address)
+        failure = _failure(address, seconds)
         num_failures = num_failures + 1 if failure else 0
     return failure
 
 
-def _failure(address: str) -> str:
-    """What is wrong with the server at host:port; empty where it answers."""
+def _failure(address: str, seconds: float) -> str:
+    """What is wrong with the server at host:port; empty where it answers within `seconds`."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS) as connection:
-            connection.settimeout(_ANSWER_SECONDS)
+        with socket.create_connection((host, int(port)), timeout=min(_CONNECT_SECONDS, seconds)) as connection:
+            connection.settimeout(seconds)
             try:
                 # The kernel connects for a frozen process, too. A server of gRPC speaks first (RFC 9113, section 3.4).
                 return "" if connection.recv(1) else _GONE

@@ -18,6 +18,8 @@ import ranks
 from ranks import REPOSITORY, Result, environment
 from requirements import need, skip
 
+from allstep.benchmarks.training import PATIENCE_SECONDS
+
 TWO_HOSTS = Path(__file__).with_name("two_hosts.sh")
 
 need("unshare", "nsenter", "ip", "ss", "ssh", "ssh-keygen", "sshd", root=True)
@@ -62,7 +64,7 @@ class Job:
         # A socket whose program is just ending has none any more.
         return {(line[4].rpartition(":")[0], line[6].split('"')[1]) for line in lines if len(line) > 6}
 
-    def wait_until(self, happened: Callable[[], bool], timeout: float = 120) -> None:
+    def wait_until(self, happened: Callable[[], bool], timeout: float = PATIENCE_SECONDS) -> None:
         """Wait for what the command is going to do; it must not end before."""
         deadline = time.monotonic() + timeout
         while not happened():

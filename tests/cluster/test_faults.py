@@ -37,11 +37,14 @@ STALL_TIMEOUT = 3
 # Of a process that is started and ended by ssh on a crowded machine.
 KILL_THE_LAUNCHER = "kill -{} $(pgrep -o -f '^[^ ]*(python3?[^ ]* [^ ]*horovodrun|mpirun) ')"
 # The first process of it: what a rank starts has its environment.
-KILL_RANK_2 = """
+SIGNAL_RANK_2 = """
 for process in $(ip netns pids server2 | sort -n); do
-  grep -qzE '^(OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=2$' /proc/$process/environ && exec kill -9 $process
+  grep -qzE '^(OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=2$' /proc/$process/environ && exec kill -{} $process
 done
 """
+KILL_RANK_2 = SIGNAL_RANK_2.format("KILL")
+# The hosts outlive the job, to be looked at.
+OUTLIVING = ("bash", "-c", '"$@"; echo "status $?"; sleep 120', "job")
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,7 @@ def command(kind: Kind, launcher: str, framework: str, output_dir: Path) -> list
 @pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK, *REST])
 def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
     fault, output_dir = KINDS[kind], tmp_path / "run"
-    # The hosts outlive the job, to be looked at.
-    outliving = ("bash", "-c", '"$@"; echo "status $?"; sleep 120', "job")
-    words = [*outliving, *command(fault, launcher, framework, output_dir)]
+    words = [*OUTLIVING, *command(fault, launcher, framework, output_dir)]
     # A step is told of while the next one is computed.
     due = STEP - 2 if fault.program else STEP
     with bed.running(*words, output=tmp_path / "printed") as job:
@@ -133,6 +134,31 @@ def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
     if fault.told:
         assert len(TOLD.findall(printed)) == 1 and re.search(fault.told, printed), printed
     assert load("latest", output_dir / "checkpoints", warn=pytest.fail).progress.step >= due - 2
+
+
+@pytest.mark.parametrize(
+    ("number", "launcher", "framework"),
+    [
+        ("USR1", "horovodrun-gloo", "pytorch"),
+        full("TERM", "horovodrun-mpi", "tensorflow"),
+        full("USR1", "mpirun", "tensorflow"),
+        full("TERM", "torchrun", "pytorch"),
+    ],
+)
+def test_a_notice_to_one_rank_stops_all_at_the_same_step(number, launcher, framework, tmp_path):
+    """Oracle: status 0, and the checkpoint is that of the step that is told."""
+    output_dir = tmp_path / "run"
+    words = [*OUTLIVING, *command(Kind(), launcher, framework, output_dir)]
+    with bed.running(*words, output=tmp_path / "printed") as job:
+        job.wait_until(lambda: last_step(output_dir) >= STEP)
+        job.inside("bash", "-c", SIGNAL_RANK_2.format(number))
+        job.wait_until(lambda: "\nstatus " in job.output.read_text())
+        printed = job.output.read_text()
+        assert not trainers(job)
+    stopped = re.findall(r"rank 0 of 4 on server1 stopped after step (\d+) by SIG(\w+); resumable", printed)
+    assert re.search(r"^status 0$", printed, re.MULTILINE) and len(TOLD.findall(printed)) == 1, printed
+    progress = load("latest", output_dir / "checkpoints", warn=pytest.fail).progress
+    assert stopped == [(str(progress.step), number)], printed
 
 
 def trainers(job: Job) -> list[str]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import socket
+import sys
 import threading
 import time
 
 import pytest
+from ranks import run
 
 from allstep.common.launcher import ALONE
 from allstep.common.watch import Limits, Pulse, judge, watching
+from allstep.common.watch import monitor as monitor_module
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.judge import Seen
 from allstep.common.watch.monitor import Monitor
@@ -112,6 +116,8 @@ def test_who_hangs_after_a_collective_is_missing_and_who_waits_in_one_is_not():
 HEALTHY = {
     "the last one has just moved": [seen(0, "step", 9, 30), seen(1, "input", 8, 1)],
     "a step that compiles": [seen(rank, "step", 2, 3000, is_new=True) for rank in range(2)],
+    "all start, and rank 0 may read a checkpoint": [seen(rank, "start", 0, 599, is_new=True) for rank in range(2)],
+    "a validation that compiles on all": [seen(rank, "validation", 9, 599, is_new=True) for rank in range(2)],
     "a validation that compiles": [seen(0, "sums", 9, 100), seen(1, "validation", 8, 110, is_new=True)],
     "its batches take as long as that": [seen(0, "step", 9, 30), seen(1, "input", 8, 20, longest=8)],
     "rank 0 writes": [seen(0, "writing", 8, 999), seen(1, "input", 9, 999)],
@@ -123,6 +129,15 @@ HEALTHY = {
 @pytest.mark.parametrize("name", HEALTHY)
 def test_what_is_no_stall(name):
     assert judge.stalled(HEALTHY[name], NOW, TIMEOUT) is None
+
+
+@pytest.mark.parametrize("phase", ["start", "input", "validation"])
+def test_what_all_do_for_the_first_time_is_a_stall_in_the_end(phase):
+    """Oracle: by hand. But for the step itself, which may compile for however long."""
+    stall = judge.stalled([seen(rank, phase, 2, 601, is_new=True) for rank in range(2)], NOW, TIMEOUT)
+    for in_framework in (True, False):
+        told = judge.told_apart(stall, TIMEOUT, {}, dict.fromkeys(range(2), in_framework))
+        assert [one.rank for one in told.missing] == [0, 1]
 
 
 def within_a_step(seconds: float, longest: float = 0.0) -> judge.Stall:
@@ -180,6 +195,70 @@ def test_strangers_are_turned_away_and_a_rank_is_let_in():
     first.close()
     watch.join(30)
     assert not watch.is_alive()
+
+
+FAILS = """
+import socket, threading
+from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
+from allstep.common.watch import Limits, Pulse
+from allstep.common.watch.channel import Channel
+from allstep.common.watch.member import Member
+
+def fail():
+    first, own = map(Channel, socket.socketpair())
+    member = Member(placement(), own, Pulse(), Limits(stall=10, silence=30), list, first_host="a")
+    for watch in (member.run, lambda: ask(first)):
+        threading.Thread(target=watch, daemon=True).start()
+    raise OSError("lost the disk")
+
+def ask(channel):
+    while True:
+        channel.send(ask="where")
+        if any(answer.get("failed") for answer in channel.receive()):
+            return print("it has failed", flush=True)
+
+run_rank(fail)
+"""
+
+
+def test_a_rank_that_waits_for_its_turn_to_tell_says_so_when_it_is_asked():
+    """It would be told of as stuck, where turns are longer than --stall-timeout."""
+    place = {"RANK": "16", "SIZE": "32", "LOCAL_RANK": "16", "LOCAL_SIZE": "32"}
+    told = run(sys.executable, "-c", FAILS, **{f"OMPI_COMM_WORLD_{name}": number for name, number in place.items()})
+    assert (told.returncode, told.stdout) == (1, "it has failed\n"), told.output
+    assert "rank 16 of 32" in told.stderr and "lost the disk" in told.stderr
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(failed, monkeypatch):
+    """Oracle: by hand; rank 1 does not move. Nothing was told where the ranks are asked again."""
+    told, asked = threading.Event(), threading.Semaphore(0)
+    monkeypatch.setattr(monitor_module, "leave", lambda *_: told.set() or threading.Event().wait())
+    places = ({"moves": 9, "phase": "step"}, {"moves": 8, "phase": "input"})
+    pairs = [tuple(map(Channel, socket.socketpair())) for _ in places]
+
+    def take_part(rank: int) -> None:
+        end, messages = pairs[rank][0], []
+        with contextlib.suppress(EOFError):  # the monitor has told
+            while not any("bye" in message for message in messages):
+                end.send(**places[rank], step=1, is_new=False, longest=0.0, first=0.0)
+                messages = end.receive()
+                if any("ask" in message for message in messages):
+                    asked.release()
+                    end.send(stack="", tensors=[], in_framework=False, failed=failed and rank == 1)
+
+    monitor = Monitor(2, pairs[0][1], Pulse(), Limits(stall=0.1, silence=600))
+    monitor._admit(1, "server2", pairs[1][1])
+    ranks = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in (threading.Thread(target=monitor.run, daemon=True), *ranks):
+        thread.start()
+    assert all(asked.acquire(timeout=30) for _ in range(3)) if failed else told.wait(30)
+    assert told.is_set() != failed
+    for end, _ in pairs:
+        end.send(finished=True)
+    for thread in ranks:
+        thread.join(30)
 
 
 def test_a_notice_stops_a_rank_alone():

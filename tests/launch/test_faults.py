@@ -19,7 +19,7 @@ from allstep.benchmarks.resumed import training
 from allstep.common.checkpoint import load
 
 STEP = 6
-FAULT_TIMEOUT = 30  # the default of --fault-timeout
+FAULT_TIMEOUT = 9
 QUICK = [
     ("a killed rank", "horovodrun-gloo", "pytorch"),
     ("a killed rank", "horovodrun-mpi", "tensorflow"),
@@ -126,10 +126,12 @@ def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
 @pytest.mark.full
 def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
     """It is silent for longer than --stall-timeout before it counts as lost, as a host is that was cut off."""
-    with training("pytorch", 2, tmp_path, "--epochs", 1000, "--fault-timeout", 9, launcher="horovodrun-gloo") as job:
+    with training(
+        "pytorch", 2, tmp_path, "--epochs", 1000, "--fault-timeout", FAULT_TIMEOUT, launcher="horovodrun-gloo"
+    ) as job:
         job.wait_for_step(STEP)
         assert job.signal_rank(1, signal.SIGSTOP), job.output()
-        assert job.process.wait(9 + END_SECONDS) != 0
+        assert job.process.wait(FAULT_TIMEOUT + END_SECONDS) != 0
         output = job.output()
     assert len(TOLD.findall(output)) == 1, output
     assert re.search(r"rank 1 of 2 on \S+ stopped at step \d+: not heard of for 6 s", output), output
@@ -139,7 +141,7 @@ def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
 @pytest.mark.parametrize(("rank", "told_by"), [(2, 0), (0, 1)])
 def test_a_frozen_rank_of_a_parameter_server_is_named(rank, told_by, tmp_path):
     """Its kernel still takes connections; the others would wait for ever."""
-    flags = ("--epochs", 10_000)
+    flags = ("--epochs", 10_000, "--fault-timeout", FAULT_TIMEOUT)
     start = training("tensorflow", 3, tmp_path, *flags, launcher="horovodrun-gloo", strategy="parameter-server")
     with start as job:
         job.wait_for_step(STEP)
