@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -31,10 +33,12 @@ from allstep.benchmarks import horovod_settings
 from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.cells import SYNTHETIC_IMAGES
+from allstep.benchmarks.comparison.jobs import Outcome, run_job
 from allstep.benchmarks.comparison.machine import variables
-from allstep.benchmarks.measure import BenchmarkFailed, environment, running
+from allstep.benchmarks.measure import environment
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.common.cli import Parser, at_least, listed
+from allstep.common.errors import Fault
 
 FORMAT = "allstep-collectives"
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
@@ -59,15 +63,17 @@ def main(arguments: Sequence[str]) -> None:
     samples: dict[str, list[list[dict]]] = {name: [] for name in flags.backends}
     missing: dict[str, list[str]] = {}
     failures: dict[str, str] = {}
-    for _ in range(flags.rounds):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that ranks are ended with this process
+    for number in range(flags.rounds):
         for name in flags.backends:
             if name in failures:
                 continue
+            _tell(f"round {number + 1} of {flags.rounds}: {name}")
             try:
-                ranks = launch(name, flags.collectives, flags.sizes, flags.ranks)
-            except (BenchmarkFailed, OSError, ValueError) as error:
-                failures[name] = _reason(error)
-                print(f"{name}: failed: {failures[name]}", file=sys.stderr, flush=True)
+                ranks = launch(name, flags.collectives, flags.sizes, flags.ranks, time_limit=flags.time_limit)
+            except Fault as error:
+                failures[name] = str(error)
+                _tell(f"{name}: failed: {failures[name]}")
                 continue
             missing[name] = ranks[0]["missing"]
             samples[name].append([rank["rows"] for rank in ranks])
@@ -111,7 +117,8 @@ def _flags(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--network", default="cnn", metavar="NAME", help="to recommend for; see allstep predict --help")
     parser.add_argument("--step-ms", type=at_least(1), default=40, metavar="MS", help="its step time on one rank")
     parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
-    parser.add_argument("--output", type=Path, default=Path("runs/collectives.json"), metavar="FILE")
+    parser.add_argument("--time-limit", type=at_least(1), default=300, metavar="SECONDS", help="of one launch")
+    parser.add_argument("--output", type=results.output_file, default="runs/collectives.json", metavar="FILE")
     flags = parser.parse_args(arguments)
     networks = [name for name in known_networks() if name in SYNTHETIC_IMAGES or not flags.tune]
     if flags.network not in networks:
@@ -119,20 +126,24 @@ def _flags(arguments: Sequence[str]) -> Namespace:
     return flags
 
 
-def launch(name: str, collectives: Sequence[str], sizes: Sequence[int], num_ranks: int) -> list[dict]:
+def launch(
+    name: str, collectives: Sequence[str], sizes: Sequence[int], num_ranks: int, *, time_limit: float
+) -> list[dict]:
     """Measure one library once; what each rank wrote, by rank.
 
     Raises:
-        BenchmarkFailed: the job failed, or hung and was killed.
-        OSError, ValueError: its launcher is not installed; a rank wrote nothing, or half.
+        Fault: its launcher is not installed, or the job failed, or hung and was ended with all that it started.
     """
     launcher = [part.format(ranks=num_ranks) for part in BACKENDS[name].launcher]
+    if shutil.which(launcher[0], path=environment()["PATH"]) is None:
+        raise Fault(f"expected {launcher[0]} on the path, received none; run make setup")
     wanted = ["copy"] if name == "memcpy" else collectives
     with tempfile.TemporaryDirectory(prefix="allstep-collectives-") as directory:
         worker = "allstep.benchmarks.collective_backends.worker"
         texts = (",".join(wanted), ",".join(map(str, sizes)))
-        with running([*launcher, "-m", worker, name, *texts, directory]):
-            pass
+        outcome = run_job([[*launcher, "-m", worker, name, *texts, directory]], time_limit=time_limit, num_threads=1)
+        if outcome.status != "ok":
+            raise Fault(_reason(outcome))
         return [json.loads(Path(directory, f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
@@ -214,7 +225,12 @@ def _print(rows: Sequence[dict], missing: dict[str, list[str]]) -> None:
             print(f"{name} has no {', '.join(lacking)}")
 
 
-def _reason(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip(" -")] or [type(error).__name__]
-    told = [line[line.index("allstep: ") :] for line in lines if "allstep: " in line]
-    return " ".join((told or lines[:1])[0].split())[:300]
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _reason(outcome: Outcome) -> str:
+    """In one line: what a rank said was the cause, else what came first of the last lines."""
+    lines = [line for line in outcome.log.splitlines() if line.strip(" -")]
+    told = "allstep: " in outcome.reason or outcome.status == "timeout" or not lines
+    return " ".join((outcome.reason if told else f"{outcome.reason}: {lines[0]}").split())[:300]

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.cells import INDEPENDENT, PRECISIONS, WORKLOADS, Settings, matrix
+from allstep.benchmarks.comparison.rules import LEAST_REPETITIONS
 from allstep.benchmarks.comparison.session import Comparison
 from allstep.benchmarks.comparison.table import print_tables
 from allstep.benchmarks.launching import FRAMEWORKS, strategies
@@ -32,7 +33,6 @@ from allstep.common.errors import Fault
 STRATEGIES = (INDEPENDENT, *(name for name in strategies() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
 MODELS = ("mlp", "cnn", "resnet18", "resnet50")
-LEAST_REPETITIONS = 5  # below that, neither a median nor an interval says much
 BUSY = 0.5  # load average
 EPOCHS = 30  # of digits, which takes about 50 ms: more than a second on the clock in every launch
 # To see in a minute whether all works: the figures mean nothing.

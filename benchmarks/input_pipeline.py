@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.measure import (
     Figure,
     epoch_rates,
@@ -139,7 +140,7 @@ def in_memory() -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("runs/input_pipeline.json"), help="for raw samples")
+    parser.add_argument("--output", type=output_file, default="runs/input_pipeline.json", help="for raw samples")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
     flags = parser.parse_args(argv)

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from allstep.benchmarks.comparison import results
+
 JOB_SECONDS = 600
 
 
@@ -171,8 +173,7 @@ def print_table(figures: Sequence[Figure]) -> None:
 
 
 def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -> None:
-    """Write figures and raw samples as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write figures and raw samples to the file that a user named."""
     content = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "load_average": os.getloadavg(),
@@ -180,7 +181,7 @@ def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -
         "figures": [{**asdict(figure), "reached": figure.reached} for figure in figures],
         "samples": samples,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    results.write_output(path, content, results.BENCHMARK)
 
 
 def events(output_dir: Path, name: str) -> list[dict]:

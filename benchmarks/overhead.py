@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.handwritten.data import trainer_flags
 from allstep.benchmarks.launching import FRAMEWORKS
 from allstep.benchmarks.measure import (
@@ -200,7 +201,7 @@ def figures(bench: Bench) -> tuple[list[Figure], dict[str, dict[str, list[float]
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
-    parser.add_argument("--output", type=Path, default=Path("runs/overhead.json"), help="where raw samples are kept")
+    parser.add_argument("--output", type=output_file, default="runs/overhead.json", help="where raw samples are kept")
     parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
     flags = parser.parse_args(argv)
     effort = QUICK if flags.quick else FULL

@@ -114,7 +114,8 @@ def _parser() -> Parser:
     goal.add_argument("--samples", type=at_least(1), metavar="N", help="in an epoch")
     goal.add_argument("--epochs", type=positive, default=90.0, metavar="X", help="that it takes, small batches")
     goal.add_argument("--critical-batch", type=positive, default=math.inf, metavar="N", help="that takes twice as many")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="keep the forecast, or the errors, as JSON")
+    kept = "keep the forecast, or the errors, as JSON"
+    parser.add_argument("--output", type=results.output_file, metavar="FILE", help=kept)
     parser.add_argument("--validate", action="store_true", help="forecast published tables, and print the errors")
     parser.add_argument("--measured", type=Path, metavar="DIR", help="with --validate: own results, too")
     parser.add_argument("--loss-of-parameters", type=positive, metavar="N", help="print L(N) of a language model")

@@ -83,10 +83,7 @@ def main() -> None:
 
 
 def _cells(directory: Path) -> list[dict]:
-    content = results.read(directory / results.SUMMARY)
-    if content is None:
-        raise UserError(f"expected a directory of allstep compare, received {directory} without {results.SUMMARY}")
-    return content["cells"]
+    return results.read_input(directory / results.SUMMARY, results.FORMAT)["cells"]
 
 
 def _verdict(holds: bool) -> str:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.handwritten import bare
 from allstep.benchmarks.measure import Figure, interleaved, median_ratio, print_table, save, seconds_until
 from allstep.common.hosts import Host, parse_list, to_list
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--unmodified", type=Path, metavar="PYTHON", help="of an environment with an unmodified Horovod"
     )
-    parser.add_argument("--output", type=Path, default=Path("runs/startup.json"), help="where raw samples are kept")
+    parser.add_argument("--output", type=output_file, default="runs/startup.json", help="where raw samples are kept")
     flags = parser.parse_args(argv)
     launch = Launch(flags.hosts, flags.controller, flags.unmodified)
     rows: list[Figure] = []

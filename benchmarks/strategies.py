@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.handwritten.data import trainer_flags
 from allstep.benchmarks.launching import FRAMEWORKS, STARTS, strategies, train_command
 from allstep.benchmarks.measure import Figure, interleaved, median_ratio, print_table, printed_rates, run, save
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--frameworks", type=listed(str, FRAMEWORKS), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument("--strategies", type=listed(str, strategies()), default=strategies(), metavar="NAME,...")
     parser.add_argument("--rounds", type=at_least(1), default=3, metavar="N")
-    parser.add_argument("--output", type=Path, default=Path("runs/strategies.json"), help="where samples are kept")
+    parser.add_argument("--output", type=output_file, default="runs/strategies.json", help="where samples are kept")
     flags = parser.parse_args(arguments)
     rows: list[Figure] = []
     samples = {}

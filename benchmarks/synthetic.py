@@ -21,7 +21,7 @@ import numpy as np
 
 from allstep.benchmarks.comparison import rank
 from allstep.benchmarks.comparison.estimate import estimate
-from allstep.common.cli import at_least
+from allstep.common.cli import Parser, at_least
 from allstep.common.config import TrainConfig
 from allstep.common.datasets import Dataset
 from allstep.common.ending import run_rank
@@ -35,8 +35,8 @@ IMAGENET = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("synthetic", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = Parser("synthetic", __doc__)
+    parser.prog = "python -m allstep.benchmarks.synthetic"
     rank.add_flags(parser)
     parser.add_argument("--num-warmup-batches", type=at_least(1), default=10, metavar="N", help="not timed")
     parser.add_argument("--num-batches-per-iter", type=at_least(1), default=10, metavar="N", help="timed together")

@@ -47,8 +47,11 @@ def num_elements(num_bytes: int, num_ranks: int) -> int:
 
 
 def num_runs(num_bytes: int) -> int:
-    """Timed runs of a size: the same on all ranks, since they take part in each."""
-    return 40 if num_bytes <= 2**16 else 20 if num_bytes <= 2**22 else 6
+    """Timed runs of a size: the same on all ranks, since they take part in each.
+
+    The larger the message, the dearer a run, and the smaller the part of it that what else a core does can change.
+    """
+    return 40 if num_bytes <= 2**16 else 20 if num_bytes <= 2**22 else 6 if num_bytes <= 2**25 else 3
 
 
 def given(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarray:
@@ -59,26 +62,32 @@ def given(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarray:
 def expected(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarray:
     """What a rank must have in the end."""
     part = count // num_ranks
-    everybody = [given(collective, count, other, num_ranks) for other in range(num_ranks)]
+    own = slice(rank * part, (rank + 1) * part)
+    # One at a time: all of them at once would fill the memory where messages are large and ranks are many.
+    everybody = (given(collective, count, other, num_ranks) for other in range(num_ranks))
     if collective in ("all-reduce", "reduce-scatter"):
-        total = np.sum(everybody, axis=0, dtype=np.float32)
-        return total if collective == "all-reduce" else total[rank * part : (rank + 1) * part]
+        total = sum(everybody)
+        return total if collective == "all-reduce" else total[own]
     if collective == "all-to-all":
-        return np.concatenate([array[rank * part : (rank + 1) * part] for array in everybody])
-    return {"all-gather": np.concatenate(everybody), "broadcast": everybody[0], "copy": everybody[rank]}[collective]
+        return np.concatenate([array[own].copy() for array in everybody])
+    if collective == "all-gather":
+        return np.concatenate(list(everybody))
+    return given(collective, count, 0 if collective == "broadcast" else rank, num_ranks)
 
 
 def _values(rank: int, count: int) -> np.ndarray:
-    return (np.arange(count) % _PERIOD + _PERIOD * rank + 1).astype(np.float32)
+    """As many of the period as fit, copied: computing 256 MiB element by element takes longer than reducing them."""
+    period = np.arange(_PERIOD, dtype=np.float32) + (_PERIOD * rank + 1)
+    return np.tile(period, -(-count // _PERIOD))[:count]
 
 
 def _time(operation: Operation, runs: int) -> float:
-    """Seconds of one run: the median of several in a row, after some that do not count.
+    """Seconds of one run: the median of several in a row, after some that do not count, as the checked one before.
 
     nccl-tests takes their mean; the median drops the runs during which something else had the core.
     """
     seconds = []
-    for _ in range(max(2, runs // 5) + runs):
+    for _ in range(max(1, runs // 5) + runs):
         started = time.perf_counter()
         operation.run()
         seconds.append(time.perf_counter() - started)

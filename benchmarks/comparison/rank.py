@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.launching import FRAMEWORKS
 from allstep.common import run
 from allstep.common.errors import Fault
@@ -28,7 +29,7 @@ _PATIENCE_SECONDS = 120
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of a measured rank; all others are the trainer's."""
     parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write what was measured as JSON")
+    parser.add_argument("--output", type=output_file, metavar="FILE", help="write what was measured as JSON")
     parser.add_argument("--meet", nargs=2, metavar=("FOLDER", "N"), help="wait in FOLDER until N processes are ready")
 
 

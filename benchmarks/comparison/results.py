@@ -3,17 +3,21 @@ all, and read again by who goes on with it."""
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from allstep.common.errors import UserError
 
 FORMAT = "allstep-compare"
-VERSIONS = {FORMAT: 1, "allstep-collectives": 1, "allstep-predict": 1, "allstep-validation": 1}
+BENCHMARK = "allstep-benchmark"
+VERSIONS = {FORMAT: 1, BENCHMARK: 1, "allstep-collectives": 1, "allstep-predict": 1, "allstep-validation": 1}
 SUMMARY = "compare.json"
 
 
@@ -46,8 +50,27 @@ def write_output(path: Path, content: dict, kind: str) -> None:
         raise UserError(f"expected a file to write for --output, received {path}: {error}") from None
 
 
-def read(path: Path) -> dict | None:
+def output_file(text: str) -> Path:
+    """A flag's type: a file for results that can be written, which is tried before anything is measured for it.
+
+    Its folder is made. What is there and no file is refused, for `write` would replace /dev/null.
+    """
+    path = Path(text)
+    try:
+        if path.exists() and not path.is_file():
+            raise FileExistsError(errno.EEXIST, "something else than a file is there")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"expected a file to write, received {text}: {error.strerror}") from None
+
+
+def read(path: Path, *keys: str) -> dict | None:
     """What a comparison wrote under that name; None where nothing was, or what is there is broken, which is told.
+
+    Args:
+        keys: without which it is broken.
 
     Raises:
         UserError: it is of another program or of another version of this one.
@@ -59,7 +82,11 @@ def read(path: Path) -> dict | None:
     except (OSError, ValueError) as error:
         warn(f"{path} cannot be read ({error}); it is measured again")
         return None
-    return _checked(content, path, FORMAT, "give another --output-dir")
+    content = _checked(content, path, FORMAT, "give another --output-dir")
+    if missing := [key for key in keys if key not in content]:
+        warn(f"{path} lacks {', '.join(missing)}; it is measured again")
+        return None
+    return content
 
 
 def read_input(path: Path, kind: str) -> dict:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from allstep.benchmarks.comparison.cells import Settings
 
+LEAST_REPETITIONS = 5  # below that, neither a median nor an interval says much
+_FEW = f" That is fewer than the {LEAST_REPETITIONS} times from which figures mean something."
+
 
 def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -> Sequence[str]:
     """One sentence a rule."""
@@ -25,7 +28,7 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "The device is idle before each clock read: a block ends when its last update can be read.",
         # compare.py
         f"Every cell is launched anew by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...), so "
-        "that what else the machine does meets all alike.",
+        f"that what else the machine does meets all alike.{_FEW if num_rounds < LEAST_REPETITIONS else ''}",
         # availability.py
         of_cores,
         # samples.py
@@ -36,9 +39,10 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "are told apart, over launches.",
         # cells.py
         f"All cells have {settings.threads_per_rank} thread(s) a rank and the same images; those of one table have the "
-        "same precision, and the same batch a rank (weak scaling) or the same global batch (strong scaling).",
+        "same model, precision and batch.",
+        "Weak scaling (the same batch a rank) and strong scaling (the same global batch) have tables of their own.",
         "Synthetic input (images made once, on the device: computation and communication) and real input "
-        f"({settings.dataset} through the input pipeline) are apart.",
+        f"({settings.dataset} through the input pipeline) have tables of their own.",
         # samples.efficiency
         "Efficiency is told against the same strategy on one rank, against a plain single process, and against as many "
         "independent processes at once, which is the machine's own limit; as ratios within a round.",
@@ -49,4 +53,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         # jobs.py
         "A launch that exceeds its limit is ended with everything that it started; failed cells stay in the table "
         "with their reason.",
+        # machine.py, session.py
+        "The environment is told with the figures: versions, commit, processor, cores, load, governor, GPUs and their "
+        "links, launchers and every variable that changes speed. A comparison that was interrupted goes on with the "
+        "same versions, commit, host, processor, variables and settings alone.",
     )

@@ -44,13 +44,13 @@ class Comparison:
         self._oversubscribe = oversubscribe
         self._machine = machine.describe(REPOSITORY, threads_per_rank=settings.threads_per_rank)
         self._created = _now()
-        if earlier := results.read(directory / results.SUMMARY):
+        if earlier := results.read(directory / results.SUMMARY, "settings", "environment", "created"):
             self._check_same(earlier)
             self._created = earlier["created"]
         self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe))
-        self._gates = {place.id: _read_good(results.gate_path(directory, place.id)) for place in self._places()}
+        self._gates = {place.id: self._read_good(results.gate_path(directory, place.id)) for place in self._places()}
         self._samples = {
-            cell.id: [_read_good(results.sample_path(directory, cell.id, number)) for number in range(num_rounds)]
+            cell.id: [self._read_good(results.sample_path(directory, cell.id, number)) for number in range(num_rounds)]
             for cell in cells
         }
 
@@ -69,7 +69,7 @@ class Comparison:
             for place in places:
                 progress.update(task, description=f"gate: {place.id}")
                 verdict = judge.judge(place, self._reference(place))
-                results.write(results.gate_path(self._directory, place.id), verdict)
+                results.write(results.gate_path(self._directory, place.id), {"created": self._created, **verdict})
                 self._gates[place.id] = verdict
                 console.print(f"gate: {place.id}: {verdict['reason'] or verdict['status']}", highlight=False)
                 progress.advance(task)
@@ -168,9 +168,18 @@ class Comparison:
             written = [json.loads(output.read_text()) for output in outputs] if outcome.status == "ok" else []
         target = self._settings.target_accuracy
         sample = samples.make(cell, number, outcome, written, target=target, commands=launches)
-        results.write(results.sample_path(self._directory, cell.id, number), sample)
+        results.write(results.sample_path(self._directory, cell.id, number), {"created": self._created, **sample})
         self._samples[cell.id][number] = sample
         return sample
+
+    def _read_good(self, path: Path) -> dict | None:
+        """What an earlier call found, where it went well; what had failed is tried again.
+
+        Of this comparison alone: where compare.json was lost, nobody knows by which settings the rest was measured.
+        """
+        content = results.read(path, "status", "created")
+        good = content and content["status"] in ("ok", "passed") and content["created"] == self._created
+        return content if good else None
 
     def _launch(self, launches: list[list[str]]) -> Outcome:
         return run_job(launches, time_limit=self._time_limit, num_threads=self._settings.threads_per_rank)
@@ -178,12 +187,6 @@ class Comparison:
     def _commands_text(self, cell: Cell) -> str:
         launches, _ = commands(cell, self._settings, Path("FOLDER"))
         return " & ".join(f"OMP_NUM_THREADS={self._settings.threads_per_rank} {shlex.join(one)}" for one in launches)
-
-
-def _read_good(path: Path) -> dict | None:
-    """What an earlier call found, where it went well; what had failed is tried again."""
-    content = results.read(path)
-    return content if content and content["status"] in ("ok", "passed") else None
 
 
 def _identity(environment: dict) -> dict:

@@ -69,8 +69,9 @@ def _row(cell: dict, last: str) -> list[str]:
 
 def note(cell: dict) -> str:
     """What a reader has to know of a cell besides its figures."""
+    told = []
     if cell["status"] != "ok":
-        return f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"]
-    if not cell["comparable"]:
-        return f"not compared: {cell['gate']['reason']}"
-    return ""
+        told.append(f"{cell['status']}: {cell['reason']}" if cell["reason"] else cell["status"])
+    if cell["images_per_second"] and not cell["comparable"]:
+        told.append(f"not compared: {cell['gate']['reason']}")
+    return "; ".join(told)

@@ -28,15 +28,17 @@ Cell = dict[str, Any]
 
 
 def sections(content: dict[str, Any]) -> list[Section]:
-    """Overview, one section a workload, what failed, rules and environment."""
+    """Overview, one section for each of compare's tables, what failed, rules and environment."""
     cells: list[Cell] = content["cells"]
     found = [_overview(content)]
-    for workload, title in _WORKLOADS.items():
-        of_workload = [cell for cell in cells if cell["workload"] == workload and cell["images_per_second"]]
-        if of_workload:
-            found.append(_workload(title, of_workload))
+    measured: dict[tuple, list[Cell]] = {}
+    for cell in cells:
+        if cell["images_per_second"]:
+            measured.setdefault(_table_of(cell), []).append(cell)
+    for (workload, model, batch_size, precision), of_table in measured.items():
+        found.append(_measured(f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {precision}", of_table))
     missed = [cell for cell in cells if cell["status"] not in ("ok", "pending")]
-    apart = [cell for cell in cells if cell["gate"]["status"] == "failed"]
+    apart = [cell for cell in cells if cell["images_per_second"] and not cell["comparable"]]
     if missed or apart:
         rows = [[cell["id"], cell["status"], cell["reason"] or NOTHING] for cell in missed]
         rows += [[cell["id"], "not comparable", cell["gate"]["reason"] or NOTHING] for cell in apart]
@@ -57,60 +59,48 @@ def _overview(content: dict[str, Any]) -> Section:
         text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
     for cell in _fastest(cells):
         rate = f"{amount(median(cell['images_per_second']))} images/s"
-        text.append(f"Fastest of {cell['workload']}, {cell['model']}, {_ranks(cell)}: {_name(cell)}, {rate}.")
+        place = f"{cell['workload']}, {cell['model']}, batch {cell['batch_size']}, {cell['precision']}, {_ranks(cell)}"
+        text.append(f"Fastest of {place}: {_name(cell)}, {rate}.")
     return Section("Overview", text=text, commands=[content["command"]])
 
 
 def _fastest(cells: Sequence[Cell]) -> list[Cell]:
-    """The fastest comparable cell of each workload and model on its largest number of ranks."""
-    found: dict[tuple, Cell] = {}
-    most: dict[tuple, int] = {}
+    """The fastest comparable cell of each table on its largest number of ranks."""
+    rivals: dict[tuple, list[Cell]] = {}
     for cell in cells:
-        if cell["comparable"] and cell["images_per_second"] and cell["strategy"] != INDEPENDENT:
-            key = cell["workload"], cell["model"], cell["batch_size"], cell["precision"]
-            most[key] = max(most.get(key, 0), cell["ranks"])
-    for key, ranks in most.items():
-        rivals = [
-            cell
-            for cell in cells
-            if (cell["workload"], cell["model"], cell["batch_size"], cell["precision"], cell["ranks"]) == (*key, ranks)
-            and cell["comparable"]
-            and cell["images_per_second"]
-            and cell["strategy"] != INDEPENDENT
-        ]
-        found[key] = max(rivals, key=lambda cell: cell["images_per_second"]["median"])
-    return list(found.values())
-
-
-def _workload(title: str, cells: Sequence[Cell]) -> Section:
-    section = Section(title)
-    groups: dict[tuple[str, str, int, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell["framework"], cell["model"], cell["batch_size"], cell["precision"]), []).append(cell)
-    for (framework, model, batch_size, precision), group in groups.items():
-        what = f"{framework}, {model}, batch {batch_size}, {precision}"
-        section.figures += _scaling(what, group)
-    section.figures += _curves(cells)
-    section.figures += [
-        figure
-        for figure in (
-            _bars(
-                "Seconds of training to the target accuracy", cells, lambda cell: median(cell["seconds_to_target"]), "s"
-            ),
-            _bars("Peak memory of the rank that took most", cells, _memory, "MiB"),
-            _bars("Lost to communication, of the rate of as many independent processes", cells, _lost, "%"),
-            _bars(
-                "From the launch to the end of the first step", cells, lambda cell: median(cell["startup_seconds"]), "s"
-            ),
-        )
-        if figure
+        if cell["comparable"] and cell["strategy"] != INDEPENDENT:
+            rivals.setdefault(_table_of(cell), []).append(cell)
+    return [
+        max(of_table, key=lambda cell: (cell["ranks"], cell["images_per_second"]["median"]))
+        for of_table in rivals.values()
     ]
+
+
+def _table_of(cell: Cell) -> tuple[str, str, int, str]:
+    """What all cells of a table have in common."""
+    return cell["workload"], cell["model"], cell["batch_size"], cell["precision"]
+
+
+def _measured(title: str, cells: Sequence[Cell]) -> Section:
+    """A table of compare's; its figures show side by side what may be compared alone."""
+    section = Section(title)
+    alike = [cell for cell in cells if cell["comparable"]]
+    for framework in dict.fromkeys(cell["framework"] for cell in alike):
+        section.figures += _scaling(framework, [cell for cell in alike if cell["framework"] == framework])
+    section.figures += _curves(cells)
+    shown = (
+        ("Seconds of training to the target accuracy", lambda cell: median(cell["seconds_to_target"]), "s"),
+        ("Peak memory of the rank that took most", _memory, "MiB"),
+        ("Lost to communication, of the rate of as many independent processes", _lost, "%"),
+        ("From the launch to the end of the first step", lambda cell: median(cell["startup_seconds"]), "s"),
+    )
+    section.figures += [figure for caption, value, unit in shown if (figure := _bars(caption, alike, value, unit))]
     section.tables.append(_table(cells))
     section.commands = [cell["command"] for cell in cells]
     return section
 
 
-def _scaling(what: str, cells: Sequence[Cell]) -> list[Figure]:
+def _scaling(framework: str, cells: Sequence[Cell]) -> list[Figure]:
     """Throughput and efficiency against ranks, with the ideal and the machine's limit."""
     strategies = list(dict.fromkeys(cell["strategy"] for cell in cells))
     ranks = sorted({cell["ranks"] for cell in cells})
@@ -132,11 +122,13 @@ def _scaling(what: str, cells: Sequence[Cell]) -> list[Figure]:
         one = alone["images_per_second"]["median"]
         rates.append(Line("ideal", ranks, [one * num_ranks for num_ranks in ranks], reference=True))
     figures = [
-        lines(f"Images per second: {what}", rates, x_label="ranks", y_label="images/s", x_ticks=ranks, from_zero=True)
+        lines(
+            f"Images per second: {framework}", rates, x_label="ranks", y_label="images/s", x_ticks=ranks, from_zero=True
+        )
     ]
     if efficiencies and len(ranks) > 1:
         efficiencies.append(Line("ideal", ranks, [1.0] * len(ranks), reference=True))
-        caption = f"Efficiency against one plain process: {what}"
+        caption = f"Efficiency against one plain process: {framework}"
         figures.append(lines(caption, efficiencies, x_label="ranks", y_label="", x_ticks=ranks, percent=True))
     return figures
 
@@ -192,7 +184,7 @@ def _table(cells: Sequence[Cell]) -> Table:
         ]
         rows.append(
             [
-                f"{_name(cell)} {cell['model']} {cell['batch_size']}",
+                _name(cell),
                 str(cell["ranks"]),
                 amount(rate["median"]),
                 f"{amount(rate['mean'])} ± {half:,.3g}",

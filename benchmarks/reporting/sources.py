@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allstep.benchmarks.comparison.results import VERSIONS
+from allstep.benchmarks.comparison.results import BENCHMARK, VERSIONS
 
 _LARGEST_FILE = 64 * 2**20
 _LARGEST_NUMBER = 1e30  # what is drawn and printed is far below
@@ -96,13 +96,9 @@ def _read_json(found: Sources, path: Path) -> None:
             "allstep-collectives": found.collectives,
             "allstep-predict": found.forecasts,
             "allstep-validation": found.validations,
+            BENCHMARK: found.benchmarks,
         }
         lists[kind].append((path, content))
-    elif isinstance(content.get("figures"), list) and "samples" in content:
-        for figure in content["figures"]:
-            _require(figure, "what", "target", "reached")
-            _require_numbers(figure, "ours", "reference", "ratio")
-        found.benchmarks.append((path, content))
 
 
 def _read_run(found: Sources, path: Path) -> None:

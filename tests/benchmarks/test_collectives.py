@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from ranks import launch, run
 
 from allstep.benchmarks import collectives, horovod_settings, timeline
-from allstep.benchmarks.collective_backends import COLLECTIVES, worker
+from allstep.benchmarks.collective_backends import COLLECTIVES, Library, worker
 from allstep.benchmarks.horovod_settings import Costs
-from allstep.common.errors import UserError
+from allstep.common.errors import Fault, UserError
 
 
 def test_bandwidths_are_those_of_nccl_tests():
@@ -19,6 +21,14 @@ def test_bandwidths_are_those_of_nccl_tests():
     assert collectives.algorithm_bandwidth(10**9, 0.1) == 1e10
     for collective, factor in zip(COLLECTIVES, (1.5, 0.75, 1, 0.75, 0.75), strict=True):
         assert collectives.bus_bandwidth(collective, 10**9, 0.1, 4) == pytest.approx(factor * 1e10), collective
+
+
+def test_values_repeat_and_tell_the_ranks_apart():
+    """Oracle: whole numbers by their definition, position by position."""
+    for rank, count in ((0, 1), (1, 13), (2, 100)):
+        wanted = [float(position % 13 + 13 * rank + 1) for position in range(count)]
+        assert worker.given("all-reduce", count, rank, 3).tolist() == wanted
+        assert worker.given("all-reduce", count, rank, 3).dtype == np.float32
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -35,6 +45,7 @@ def test_expected_results(collective):
             "all-to-all": np.concatenate([array[2 * rank : 2 * rank + 2] for array in given]),
         }[collective]
         np.testing.assert_array_equal(worker.expected(collective, 6, rank, 3), wanted)
+        assert worker.expected(collective, 6, rank, 3).dtype == np.float32
         # A rank that kept its own, or another's, is noticed.
         assert collective == "broadcast" or not np.array_equal(given[rank], wanted)
 
@@ -90,7 +101,7 @@ def test_a_wrong_result_is_noticed(tmp_path):
 
 def test_a_library_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     """A launcher that is not installed."""
-    broken = collectives.BACKENDS["mpi4py"].__class__("mpi", "Mpi", ("no-such-launcher",))
+    broken = Library("mpi", "Mpi", ("no-such-launcher",))
     monkeypatch.setitem(collectives.BACKENDS, "mpi4py", broken)
     output = tmp_path / "collectives.json"
     with pytest.raises(SystemExit):
@@ -98,6 +109,39 @@ def test_a_library_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatc
     content = json.loads(output.read_text())
     assert "no-such-launcher" in content["failures"]["mpi4py"] and content["rows"][0]["backend"] == "memcpy"
     assert "mpi4py: failed" in capsys.readouterr().err
+
+
+HANG = "import os, signal, time; signal.signal(15, signal.SIG_IGN); open(f'{os.getpid()}', 'w'); time.sleep(1000)"
+
+
+def test_a_library_that_hangs_is_ended_with_its_ranks(tmp_path, monkeypatch):
+    """In a session of their own, as the ranks of mpirun: no signal to the launcher's group reaches them."""
+    (tmp_path / "hang.py").write_text(HANG)
+    monkeypatch.chdir(tmp_path)
+    hanging = Library("mpi", "Mpi", ("setsid", "--wait", "python", "hang.py"))
+    monkeypatch.setitem(collectives.BACKENDS, "mpi4py", hanging)
+    with pytest.raises(Fault, match="took longer than 10 s and was ended"):
+        collectives.launch("mpi4py", ["all-reduce"], [8], 1, time_limit=10)
+    [rank] = [path.name for path in tmp_path.iterdir() if path.name.isdecimal()]
+    command = Path("/proc", rank, "cmdline")
+    assert not command.exists() or not command.read_bytes()  # of one that has ended, and that nobody has asked for
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "in a file"])
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, monkeypatch, kind):
+    """A pipe stands for /dev/null, in whose place a file would be put."""
+    monkeypatch.setattr(collectives, "launch", lambda *_, **__: pytest.fail("measured"))
+    output = tmp_path / "output"
+    if kind == "folder":
+        output.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(output)
+    else:
+        output.touch()
+        output = output / "collectives.json"
+    with pytest.raises(UserError, match=f"expected a file to write, received {output}") as caught:
+        collectives.main(["--output", str(output)])
+    assert "\n" not in str(caught.value)
 
 
 def test_times_over_ranks_and_rounds():

@@ -19,13 +19,15 @@ import scipy.stats
 from ranks import BIN, environment, run
 
 from allstep.benchmarks import parity, repeated
-from allstep.benchmarks.comparison import machine, results, samples
+from allstep.benchmarks.comparison import machine, results, samples, session
 from allstep.benchmarks.comparison.availability import unavailable
 from allstep.benchmarks.comparison.cells import Cell, Settings, commands, matrix
 from allstep.benchmarks.comparison.estimate import Estimate, estimate
 from allstep.benchmarks.comparison.gate import Gate, Place, place_of
 from allstep.benchmarks.comparison.jobs import Outcome, run_job
 from allstep.benchmarks.comparison.rules import rules
+from allstep.benchmarks.comparison.session import Comparison
+from allstep.benchmarks.comparison.table import note
 from allstep.common.cli import call
 from allstep.common.errors import UserError
 
@@ -341,6 +343,29 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
         assert expected.replace("version ", "allstep-compare ") in result.stderr and "--output-dir" in result.stderr
 
 
+def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monkeypatch, capsys):
+    """compare.json says by which settings samples were measured: without it nobody knows."""
+    monkeypatch.setattr(session, "unavailable", lambda *_, **__: ())
+    of = cell(ranks=1)
+
+    def status() -> str:
+        comparison = Comparison(tmp_path, [of], SETTINGS, num_rounds=1, time_limit=1, command="allstep compare")
+        return comparison.write(finished=False)["cells"][0]["status"]
+
+    assert status() == "pending"
+    begun = json.loads((tmp_path / "compare.json").read_text())["created"]
+    sample = {"created": begun, **made(of, 0, output([1.0]))}
+    results.write(results.sample_path(tmp_path, of.id, 0), sample)
+    assert status() == "ok"
+    whole = (tmp_path / "compare.json").read_text()
+    for broken, expected in ((whole[:100], "cannot be read"), ('{"format": "allstep-compare", "version": 1}', "lacks")):
+        (tmp_path / "compare.json").write_text(broken)
+        monkeypatch.setattr(session, "_now", lambda: "a later time")
+        assert status() == "pending"
+        [line] = capsys.readouterr().err.splitlines()
+        assert expected in line and "compare.json" in line
+
+
 def test_a_cell_that_hangs_is_ended_and_marked(tmp_path):
     """No interpreter imports PyTorch and trains in a second."""
     before = launched_processes()
@@ -366,6 +391,14 @@ def test_a_mistake_is_one_line(arguments, expected):
     with pytest.raises(UserError, match=expected) as caught:
         call(["compare", *arguments])
     assert "\n" not in str(caught.value)
+
+
+def test_a_note_tells_all_that_stands_against_a_cell():
+    of = {"status": "partial", "reason": "it hung", "images_per_second": {"median": 1}, "comparable": False}
+    of |= {"gate": {"reason": "its curve differs"}}
+    assert note(of) == "partial: it hung; not compared: its curve differs"
+    assert note({**of, "status": "failed", "images_per_second": None}) == "failed: it hung"
+    assert note({**of, "status": "ok", "comparable": True}) == ""
 
 
 def test_settings_are_those_of_the_command_line():
@@ -396,3 +429,11 @@ def test_a_repeated_comparison_holds_within_five_percent_and_in_the_same_order(t
     with pytest.raises(SystemExit) as ended:
         repeated.main()
     assert ended.value.code == (0 if holds else 1)
+
+
+def test_a_repetition_of_a_broken_comparison_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "compare.json").write_text('{"format": "allstep-compare", "ver')
+    monkeypatch.setattr("sys.argv", ["repeated", str(tmp_path), str(tmp_path)])
+    with pytest.raises(UserError, match="expected a readable allstep-compare file.*compare.json"):
+        repeated.main()
+    assert capsys.readouterr().err == ""

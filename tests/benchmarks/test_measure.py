@@ -87,6 +87,8 @@ def test_table_and_file_say_the_same(tmp_path, capsys):
     assert [figure["what"] for figure in content["figures"]] == ["long enough", "missed", "no target"]
     assert [figure["reached"] for figure in content["figures"]] == [True, False, True]
     assert content["samples"] == {"rates": [1.5]}
+    assert (content["format"], content["version"]) == ("allstep-benchmark", 1)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out.json"]  # whole or not at all
 
 
 def test_rates_leave_warmup_out(tmp_path):

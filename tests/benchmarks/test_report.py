@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -13,6 +14,8 @@ from ranks import REPOSITORY, environment
 from requirements import need
 
 from allstep.benchmarks import report
+from allstep.benchmarks.comparison.cells import Settings
+from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.reporting import other_sections
 from allstep.benchmarks.reporting.figures import Line, lines
 from allstep.benchmarks.reporting.sources import Run, without_secrets
@@ -149,7 +152,9 @@ def results(tmp_path: Path) -> Path:
     (tmp_path / "compare" / "compare.json").write_text(json.dumps(compare_result()))
     (tmp_path / "collectives.json").write_text(json.dumps(collectives_result()))
     figure = {"what": HOSTILE, "ours": 1.0, "reference": 2.0, "ratio": 0.5, "target": ">= 0.9", "reached": False}
-    (tmp_path / "overhead.json").write_text(json.dumps({"figures": [figure], "samples": {}}))
+    (tmp_path / "overhead.json").write_text(
+        json.dumps({"format": "allstep-benchmark", "version": 1, "figures": [figure], "samples": {}})
+    )
     (tmp_path / "validation.json").write_text(json.dumps(validation_result()))
     write_run(tmp_path / "runs" / "one")
     return tmp_path
@@ -255,6 +260,54 @@ def test_numbers_of_the_results_are_in_both_forms(results, capsys):
         assert "MISSED by 7.1 points: own runs, pytorch, horovod, cnn on 4 ranks" in written
         assert "+2.3" in written and "+7.1" in written
         assert "horovod: images" not in written
+
+
+def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(results):
+    """As `--precisions float32,bf16` leaves it; a cell whose curve is left to chance, one that trained another."""
+    content = compare_result()
+    content["cells"] += [{**cell, "precision": "bf16", "id": f"{cell['id']}.bf16"} for cell in content["cells"]]
+    for strategy, verdict in (("parameter-server", "none"), ("mirrored", "failed")):
+        apart = cell("tensorflow", strategy, 2, 2345.0)
+        content["cells"].append(
+            {**apart, "comparable": False, "gate": {"status": verdict, "reason": f"why {strategy}"}}
+        )
+    (results / "compare" / "compare.json").write_text(json.dumps(content))
+    report.main([str(results)])
+    page, text = ((results / name).read_text() for name in ("report.html", "report.md"))
+    titles = re.findall(r"^## .*: cnn, batch 64, (.*)$", text, re.MULTILINE)
+    assert titles == ["float32", "float32", "bf16", "bf16"]
+    assert text.count("Fastest of synthetic-weak, cnn, batch 64, bf16, 2 ranks: tensorflow horovod") == 1
+    for strategy in ("parameter-server", "mirrored"):
+        assert f"not comparable | why {strategy} |" in text  # said,
+        assert f"| tensorflow {strategy} | 2 | 2,345 |" in text  # measured,
+        assert not re.search(rf"<text[^>]*>[^<]*{strategy}", page)  # and not held against others
+
+
+def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):
+    """Oracle: the words of the list that they were asked for by; the sentences are those that compare writes."""
+    settings = Settings(5, 5, 5, "digits", None, 30, 0.02, 0.97, 10, 1)
+    told = rules(settings, num_rounds=5)
+    (results / "compare" / "compare.json").write_text(json.dumps({**compare_result(), "rules": told}))
+    report.main([str(results)])
+    page, text = (html.unescape((results / name).read_text()) for name in ("report.html", "report.md"))
+    assert all(rule in page and report.plain(rule) in text for rule in told)
+    words = (
+        *(
+            "parity gate",
+            "same curve",
+            "otherwise its row says so",
+            "warm-up is excluded",
+            "idle before each clock read",
+        ),
+        *("5 times, interleaved", "slowest rank counts", "median, mean with its 95 % confidence interval", "spread"),
+        *("1 thread(s) a rank", "same images", "same model, precision and batch", "synthetic input", "real input"),
+        *("weak scaling", "strong scaling", "same strategy on one rank", "plain single process"),
+        *("independent processes at once", "machine's own limit", "time to accuracy", "peak memory", "start-up"),
+        *("failed cells stay", "versions, commit, processor, cores, load, governor, gpus", "launchers", "variable"),
+    )
+    assert [word for word in words if word not in page.lower()] == []
+    assert "fewer than the 5 times" not in page
+    assert "fewer than the 5 times" in " ".join(rules(settings, num_rounds=1))
 
 
 def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
