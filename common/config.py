@@ -128,7 +128,8 @@ class StrategyConfig:
     """pytorch model-parallel: parts into which the network is cut, one process each."""
 
     micro_batches: int = 4
-    """pytorch model-parallel: portions of a batch that are under way in the stages at once."""
+    """pytorch model-parallel: portions of a batch that are under way in the stages at once; fewer where its size has no
+    such divisor."""
 
     num_devices: int | None = None
     """tensorflow mirrored, central-storage: devices to use; CPUs are divided into as many where there are no GPUs."""

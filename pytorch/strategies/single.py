@@ -10,8 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from allstep.common.config import StrategyConfig
-from allstep.common.errors import UserError
-from allstep.common.launcher import Placement, threads_per_rank
+from allstep.common.launcher import Placement, gpu_of_rank, threads_per_rank
 from allstep.common.memory import keep_freed_memory
 
 
@@ -32,13 +31,9 @@ class Single:
         keep_freed_memory()
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        if self.place.local_size > torch.cuda.device_count():
-            raise UserError(
-                f"expected at most one rank per GPU, received {self.place.local_size} ranks for "
-                f"{torch.cuda.device_count()} GPUs; start fewer ranks or set CUDA_VISIBLE_DEVICES= for CPUs"
-            )
-        torch.cuda.set_device(self.place.local_rank)
-        return torch.device("cuda", self.place.local_rank)
+        number = gpu_of_rank(self.place, torch.cuda.device_count())
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
 
     def put(self, network: torch.nn.Module, device: torch.device) -> None:
         """Move the network to this rank's device; strategies that cut it move their part alone, in `wrap`."""

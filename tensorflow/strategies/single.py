@@ -11,8 +11,7 @@ import numpy as np
 
 import tensorflow as tf
 from allstep.common.config import StrategyConfig
-from allstep.common.errors import UserError
-from allstep.common.launcher import Placement, threads_per_rank
+from allstep.common.launcher import Placement, gpu_of_rank, threads_per_rank
 
 
 class Single:
@@ -37,12 +36,7 @@ class Single:
         gpus = tf.config.list_physical_devices("GPU")
         if not gpus:
             return "/CPU:0"
-        if self.place.local_size > len(gpus):
-            raise UserError(
-                f"expected at most one rank per GPU, received {self.place.local_size} ranks for "
-                f"{len(gpus)} GPUs; start fewer ranks or set CUDA_VISIBLE_DEVICES= for CPUs"
-            )
-        gpu = gpus[self.place.local_rank]
+        gpu = gpus[gpu_of_rank(self.place, len(gpus))]
         tf.config.experimental.set_memory_growth(gpu, True)
         tf.config.set_visible_devices(gpu, "GPU")
         return "/GPU:0"  # the only visible one
