@@ -50,6 +50,12 @@ def check(config: TrainConfig, place: Placement) -> None:
     name, given = config.strategy, os.environ.get("TF_CONFIG")
     if name in ("single", "mirrored", "central-storage"):
         check_one_process(name, place, instead="horovod or multi-worker-mirrored")
+    if name == "central-storage" and config.model.startswith("resnet") and config.parallel.accumulate_steps > 1:
+        # Devices then agree on batch norm's statistics in every pass, which TensorFlow cannot within a loop.
+        raise UserError(
+            f"expected --accumulate-steps 1 for batch norm with --strategy {name}, received "
+            f"{config.parallel.accumulate_steps}; use mirrored"
+        )
     if name == "horovod":
         check_launcher_of_horovod(place)
     if name in tf_config.ROLES and given:

@@ -188,6 +188,12 @@ REFUSED = {
     "central storage under 2 ranks": ((*HOROVODRUN_GLOO, 2), ("central-storage",), "", "one process for --strategy"),
     "parameter server alone": ((), ("parameter-server",), "", "at least two processes for --strategy parameter-server"),
     "adasum of 3": ((*MPIRUN, 3), ("horovod", "--op", "adasum"), "", "a power of two of ranks"),
+    "batch norm in a loop": (
+        (),
+        ("central-storage", "--model", "resnet18", "--accumulate-steps", "2"),
+        "",
+        "--accumulate-steps 1 for batch norm",
+    ),
     "nccl without GPUs": ((*MPIRUN, 2), ("multi-worker-mirrored", "--communication", "nccl"), "", "expected a GPU"),
     "TF_CONFIG is no JSON": ((), ("multi-worker-mirrored",), "{worker}", "expected JSON in TF_CONFIG"),
     "TF_CONFIG and mpirun disagree": ((*MPIRUN, 2), ("multi-worker-mirrored",), ONE_WORKER, "TF_CONFIG to say rank"),
