@@ -48,7 +48,8 @@ class TensorBoard(Reporter):
 class _EventFile:
     """A new event file in `directory`, each event complete before the next step begins.
 
-    TensorBoard's own EventFileWriter imports TensorFlow where that is installed, and hangs when the disk is full.
+    TensorBoard's own EventFileWriter imports TensorFlow where that is installed, and writes in a thread, which meets a
+    full disk with a traceback of its own.
     """
 
     def __init__(self, directory: Path) -> None:
