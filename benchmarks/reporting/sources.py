@@ -98,6 +98,13 @@ def _read_json(found: Sources, path: Path) -> None:
             "allstep-validation": found.validations,
             BENCHMARK: found.benchmarks,
         }
+        if kind == BENCHMARK:
+            _require(content, "figures", "samples")
+            if not isinstance(content["figures"], list):
+                raise ValueError("has no list of figures")
+            for figure in content["figures"]:
+                _require(figure, "what", "target", "reached")
+                _require_numbers(figure, "ours", "reference", "ratio")
         lists[kind].append((path, content))
 
 

@@ -316,11 +316,15 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     (other / "half.json").write_text('{"format": "allstep-compare", "ver')
     (other / "compare.json").write_text(json.dumps({"format": "allstep-compare", "version": 99}))
     (other / "hollow.json").write_text(json.dumps({"format": "allstep-collectives", "version": 1}))
+    figure = {"what": "a", "ours": "many", "reference": 1, "ratio": 1, "target": "", "reached": True}
+    benchmark = {"format": "allstep-benchmark", "version": 1, "figures": [figure], "samples": {}}
+    (other / "words.json").write_text(json.dumps(benchmark))
     (results / "empty").mkdir()
     report.main([str(results), str(results / "empty"), str(results / "nosuch")])
     told = [line for line in capsys.readouterr().err.splitlines() if "a line is half-written" not in line]
-    assert len(told) == 5
+    assert len(told) == 6
     for words in (
+        "words.json: .*no number in ours",
         "compare.json: .*version 99",
         "hollow.json: .*ranks",
         "half.json",
