@@ -22,7 +22,7 @@ from allstep.common.launcher import Placement
 from allstep.common.lines import print_line
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
-from allstep.common.reporting.base import disk_errors
+from allstep.common.reporting.base import disk_errors, write_whole
 from allstep.common.schedule import Schedule
 from allstep.common.validation import validate_for_data
 from allstep.common.watch import Limits, Pulse, watching
@@ -246,11 +246,7 @@ def _set_aside(directory: Path) -> None:
 def _write_config(directory: Path, config: TrainConfig) -> None:
     import yaml
 
-    path = directory / "config.yaml"
-    temporary = path.with_suffix(".tmp")
-    with disk_errors(path):
-        temporary.write_text(yaml.safe_dump(config.flat(), sort_keys=False))
-        temporary.replace(path)
+    write_whole(directory / "config.yaml", yaml.safe_dump(config.flat(), sort_keys=False))
 
 
 def _report_start(

@@ -52,3 +52,15 @@ def disk_errors(path: Path) -> Iterator[None]:
             f"{path} could not be written: {error.strerror}; the checkpoints are unharmed: make room, then "
             "--resume latest"
         ) from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put a file in the place of `path`, which stays as it is where that fails.
+
+    Raises:
+        UserError: the disk is full, or cannot be written.
+    """
+    temporary = path.with_suffix(".tmp")
+    with disk_errors(path):
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)

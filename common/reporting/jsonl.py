@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from allstep.common.reporting.base import Reporter, disk_errors
+from allstep.common.reporting.base import Reporter, disk_errors, write_whole
 
 
 class JsonLines(Reporter):
@@ -42,7 +42,4 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
         told_after = event["event"] == "end" or event.get("step", 0) > step or event.get("epoch", 0) > epoch + 1
         if step and not told_after and not (event["event"] == "epoch" and event["epoch"] > epoch):
             kept.append(line + "\n")
-    temporary = path.with_suffix(".tmp")
-    with disk_errors(path):
-        temporary.write_text("".join(kept), encoding="utf-8")
-        temporary.replace(path)
+    write_whole(path, "".join(kept))
