@@ -39,6 +39,7 @@ from allstep.benchmarks.measure import environment
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.common.cli import Parser, at_least, listed
 from allstep.common.errors import Fault
+from allstep.common.lines import print_line
 
 FORMAT = "allstep-collectives"
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
@@ -68,12 +69,12 @@ def main(arguments: Sequence[str]) -> None:
         for name in flags.backends:
             if name in failures:
                 continue
-            _tell(f"round {number + 1} of {flags.rounds}: {name}")
+            print_line(f"round {number + 1} of {flags.rounds}: {name}", sys.stderr)
             try:
                 ranks = launch(name, flags.collectives, flags.sizes, flags.ranks, time_limit=flags.time_limit)
             except Fault as error:
                 failures[name] = str(error)
-                _tell(f"{name}: failed: {failures[name]}")
+                print_line(f"{name}: failed: {failures[name]}", sys.stderr)
                 continue
             missing[name] = ranks[0]["missing"]
             samples[name].append([rank["rows"] for rank in ranks])
@@ -223,10 +224,6 @@ def _print(rows: Sequence[dict], missing: dict[str, list[str]]) -> None:
     for name, lacking in missing.items():
         if lacking:
             print(f"{name} has no {', '.join(lacking)}")
-
-
-def _tell(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def _reason(outcome: Outcome) -> str:
