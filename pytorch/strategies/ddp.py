@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +28,8 @@ class DDP(ProcessGroup):
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, self.sum_over_ranks)
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
+        # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         model = DistributedDataParallel(
             network,
             bucket_cap_mb=self.flags.bucket_size,

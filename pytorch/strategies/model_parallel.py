@@ -45,6 +45,8 @@ class ModelParallel(ProcessGroup):
         broadcast_from_rank_0(network)
         begin, end = self._cut(network)
         stage = network[begin:end].to(self._device)
+        # Convolutions leave the channels last in memory, and only what lies in the order of its axes can be sent.
+        stage.register_forward_hook(lambda _module, _inputs, output: output.contiguous())
         for index, layer in enumerate(network):
             if not begin <= index < end:
                 layer.to("meta")
