@@ -1,0 +1,68 @@
+"""Which cells a comparison has, how each is launched, and by which rules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from compared import SETTINGS, cell
+
+from allstep.benchmarks.comparison import machine
+from allstep.benchmarks.comparison.availability import unavailable
+from allstep.benchmarks.comparison.cells import commands, matrix
+from allstep.benchmarks.comparison.rules import rules
+
+
+def test_matrix_has_what_frameworks_have_and_what_the_others_are_compared_with():
+    strategies = ["ddp", "parameter-server", "ddp"]
+    what = ["cnn"], [64], ["float32"]
+    cells = matrix(["real-strong"], ["pytorch", "tensorflow"], strategies, [2, 2], *what)
+    assert [(one.framework, one.strategy, one.ranks) for one in cells] == [
+        ("pytorch", "independent", 1),
+        ("pytorch", "independent", 2),
+        ("pytorch", "ddp", 1),
+        ("pytorch", "ddp", 2),
+        ("tensorflow", "independent", 1),
+        ("tensorflow", "independent", 2),
+        ("tensorflow", "parameter-server", 2),  # it has no form on one rank
+    ]
+    assert len({one.id for one in cells}) == len(cells)
+
+
+def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_scaling_that_of_all():
+    assert cell("synthetic-weak").global_batch_size == 128 and cell("synthetic-strong").global_batch_size == 64
+    for workload, batch in (("real-weak", "64"), ("real-strong", "32")):
+        both, outputs = commands(cell(workload, "independent"), SETTINGS, Path("at"))
+        assert len(both) == len(outputs) == 2
+        for command in both:
+            assert command[command.index("--global-batch-size") + 1] == batch
+            assert command[command.index("--strategy") + 1] == "single"
+            assert command[command.index("--meet") + 1 :][:2] == ["at", "2"]
+
+
+def test_a_missing_launcher_is_told(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    cells = [cell(strategy="independent", ranks=1), cell(ranks=1), cell(strategy="independent", ranks=10_000)]
+    reasons = dict(unavailable(cells))
+    assert reasons.keys() == {cells[1].id, cells[2].id}
+    assert "expected horovodrun" in reasons[cells[1].id] and "10000 ranks" in reasons[cells[2].id]
+    assert "--oversubscribe" in reasons[cells[2].id]
+    assert dict(unavailable(cells, oversubscribe=True)).keys() == {cells[1].id}
+
+
+def test_the_rules_say_whether_ranks_share_cores():
+    alone, shared = (" ".join(rules(SETTINGS, num_rounds=5, oversubscribe=shared)) for shared in (False, True))
+    assert "--oversubscribe" in shared and "Each rank has a core" not in shared
+    assert "--oversubscribe" not in alone and "Each rank has a core" in alone
+
+
+def test_variables_that_matter_are_told_and_no_secret():
+    environ = {
+        **{"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "1", "CUDA_VISIBLE_DEVICES": ""},
+        **{"HOROVOD_SECRET_KEY": "x", "SLURM_JWT": "x", "TF_API_TOKEN": "x", "HOME": "x", "AWS_SESSION": "x"},
+    }
+    expected = {"CUDA_VISIBLE_DEVICES": "", "HOROVOD_CYCLE_TIME": "1", "OMP_NUM_THREADS": "1"}
+    assert machine.variables(environ) == expected

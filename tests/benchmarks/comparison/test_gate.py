@@ -1,0 +1,69 @@
+"""The parity gate, on curves that are made up."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from compared import OK, cell
+
+from allstep.benchmarks import parity
+from allstep.benchmarks.comparison.gate import Gate, Place, place_of
+from allstep.benchmarks.comparison.jobs import Outcome
+
+
+class MadeUp(Gate):
+    """Curves are made up; the launches of the test below are not."""
+
+    def __init__(self, **changes: float) -> None:
+        super().__init__(3, launch=lambda _: OK)
+        self._changes = changes
+
+    def _train(self, place: Place) -> tuple[Outcome, parity.Curve]:
+        change = 1 + self._changes.get(place.framework, 0) + self._changes.get(place.strategy, 0)
+        losses = {step: change / step for step in (1, 2, 3)}
+        return OK, parity.Curve(losses, {3: {"model/fc.weight": np.array([change, -2.0])}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework", "status"),
+    [
+        ({}, "pytorch", "passed"),
+        ({"horovod": 5e-6}, "pytorch", "passed"),
+        ({"horovod": 5e-5}, "pytorch", "failed"),
+        ({"tensorflow": 5e-5}, "tensorflow", "passed"),
+        ({"tensorflow": 5e-4}, "tensorflow", "failed"),
+        ({"horovod": float("nan")}, "pytorch", "failed"),
+    ],
+)
+def test_gate_lets_pass_what_trains_the_same_curve(changes, framework, status):
+    reference = Place("pytorch", "independent", 1, "cnn", "float32")
+    gate = MadeUp(**changes)
+    assert gate.judge(reference, reference)["status"] == "passed"
+    verdict = gate.judge(Place(framework, "horovod", 2, "cnn", "float32"), reference)
+    assert (verdict["status"], verdict["reference"]) == (status, reference.id)
+    assert (verdict["reason"] is None) == (status == "passed")
+    json.dumps(verdict, allow_nan=False)
+
+
+def test_resnets_are_judged_by_losses_alone():
+    reference, other = (Place("pytorch", name, 1, "resnet18", "float32") for name in ("independent", "horovod"))
+    for change, status in ((5e-4, "passed"), (5e-3, "failed")):
+        verdict = MadeUp(horovod=change).judge(other, reference)
+        assert (verdict["status"], verdict["num_steps"]) == (status, 2)
+
+
+def test_bf16_is_judged_by_losses_alone():
+    reference, other = (Place("pytorch", name, 1, "cnn", "bf16") for name in ("independent", "horovod"))
+    for change, status in ((1e-2, "passed"), (5e-2, "failed")):
+        verdict = MadeUp(horovod=change).judge(other, reference)
+        assert (verdict["status"], verdict["bound"]) == (status, 2e-2)
+
+
+def test_what_has_no_one_curve_is_not_judged():
+    assert place_of(cell(strategy="independent")) is None
+    assert place_of(cell(strategy="parameter-server", framework="tensorflow")) is None
+    assert place_of(cell(strategy="independent", ranks=1)) is not None
+    places = [Place("pytorch", "horovod", ranks, "resnet18", "float32") for ranks in (1, 2)]
+    assert places[0].group != places[1].group  # batch norm sees other samples

@@ -1,0 +1,85 @@
+"""Statistics of a comparison's samples. Oracles: SciPy, and figures worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+from compared import cell, made, output
+
+from allstep.benchmarks.comparison import samples
+from allstep.benchmarks.comparison.estimate import Estimate, estimate
+from allstep.benchmarks.comparison.jobs import Outcome
+from allstep.benchmarks.comparison.table import note
+
+
+@pytest.mark.parametrize("values", [[3.0, 1.0, 4.0, 1.0, 5.0], [2.0, 9.0], [7.0, 7.0, 7.0]])
+def test_estimate_is_scipys(values):
+    found = estimate(values)
+    low = high = values[0]  # SciPy has no number for an interval without spread
+    if len(set(values)) > 1:
+        low, high = scipy.stats.t.interval(0.95, len(values) - 1, np.mean(values), scipy.stats.sem(values))
+    assert (found.num, found.median, found.min, found.max) == (len(values), np.median(values), min(values), max(values))
+    assert (found.mean, found.stdev) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_a_single_sample_has_no_spread():
+    assert estimate([4.0]) == Estimate(1, 4, 4, 4, 4, 0, 4, 4)
+
+
+def test_the_slowest_rank_counts_and_the_median_block():
+    sample = made(cell(), 0, output([1.0, 2.0], [4.0, 1.0], [1.0, 1.0]))
+    assert [block["images_per_second"] for block in sample["blocks"]] == [50, 25, 100]
+    assert (sample["images_per_second"], sample["startup_seconds"]) == (50, 4.0)
+
+
+def test_independent_processes_add_up_and_the_slowest_of_them_counts():
+    sample = made(cell(strategy="independent"), 0, output([1.0]), output([2.0], first_step_at=1007.0))
+    assert (sample["images_per_second"], sample["startup_seconds"]) == (100, 7.0)
+    assert sample["peak_memory_bytes_by_rank"] == [10, 10]
+
+
+@pytest.mark.parametrize(("accuracies", "seconds"), [((0.8, 0.91, 0.95), 4.0), ((0.8, 0.89), None)])
+def test_time_to_accuracy_is_that_of_the_first_epoch_with_it(accuracies, seconds):
+    sample = made(cell("real-strong"), 0, output([1.0], accuracies=accuracies))
+    assert sample["seconds_to_target"] == seconds
+
+
+def test_failed_launches_stay_visible():
+    good = made(cell(), 0, output([1.0]))
+    bad = samples.make(cell(), 1, Outcome("timeout", "took longer", 0.0, 9.0, "log"), (), target=1, commands=[["true"]])
+    statuses = [samples.summarise(cell(), of_cell)["status"] for of_cell in ([good], [good, None], [good, bad], [bad])]
+    assert statuses == ["ok", "pending", "partial", "failed"]
+    assert samples.summarise(cell(), [good, bad])["reason"] == "took longer"
+    assert samples.summarise(cell(), [bad, None])["images_per_second"] is None
+
+
+def test_efficiency_is_the_ratio_within_a_round():
+    rates = {
+        cell(strategy="independent", ranks=1): [100, 110],
+        cell(strategy="independent", ranks=2): [160, 170],
+        cell(ranks=1): [80, 100],
+        cell(): [120, None],
+        cell(framework="tensorflow"): [60, 90],
+    }
+    of_all = {
+        of.id: [rate and made(of, number, output([100 / rate])) for number, rate in enumerate(of_cell)]
+        for of, of_cell in rates.items()
+    }
+    found = samples.efficiency(cell(), of_all, set(of_all))
+    medians = {name: ratio["median"] for name, ratio in found.items()}
+    expected = {"same_strategy_one_rank": 0.75, "single_process": 0.6, "independent": 0.75, "first_framework": 1}
+    assert medians == pytest.approx(expected)
+    assert samples.efficiency(cell(framework="tensorflow"), of_all, set(of_all))["first_framework"]["num"] == 1
+    # What is not to be compared has no ratios, and nobody has one to it.
+    assert samples.efficiency(cell(), of_all, set(of_all) - {cell().id}) == {}
+    assert "single_process" not in samples.efficiency(cell(), of_all, {cell().id, cell(ranks=1).id})
+
+
+def test_a_note_tells_all_that_stands_against_a_cell():
+    of = {"status": "partial", "reason": "it hung", "images_per_second": {"median": 1}, "comparable": False}
+    of |= {"gate": {"reason": "its curve differs"}}
+    assert note(of) == "partial: it hung; not compared: its curve differs"
+    assert note({**of, "status": "failed", "images_per_second": None}) == "failed: it hung"
+    assert note({**of, "status": "ok", "comparable": True}) == ""
