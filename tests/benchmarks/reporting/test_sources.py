@@ -1,0 +1,107 @@
+"""What a report takes from directories: what is broken or of others is named, and the rest goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from reported import EPOCHS, START
+
+from allstep.benchmarks import report
+from allstep.benchmarks.reporting import other_sections
+from allstep.benchmarks.reporting.sources import Run, without_secrets
+from allstep.common.errors import UserError
+
+
+def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
+    other = results / "other"
+    other.mkdir()
+    (other / "half.json").write_text('{"format": "allstep-compare", "ver')
+    (other / "compare.json").write_text(json.dumps({"format": "allstep-compare", "version": 99}))
+    (other / "hollow.json").write_text(json.dumps({"format": "allstep-collectives", "version": 1}))
+    figure = {"what": "a", "ours": "many", "reference": 1, "ratio": 1, "target": "", "reached": True}
+    benchmark = {"format": "allstep-benchmark", "version": 1, "figures": [figure], "samples": {}}
+    (other / "words.json").write_text(json.dumps(benchmark))
+    (results / "empty").mkdir()
+    report.main([str(results), str(results / "empty"), str(results / "nosuch")])
+    told = [line for line in capsys.readouterr().err.splitlines() if "a line is half-written" not in line]
+    assert len(told) == 6
+    for words in (
+        "words.json: .*no number in ours",
+        "compare.json: .*version 99",
+        "hollow.json: .*ranks",
+        "half.json",
+        "empty: no results",
+        "nosuch: no such",
+    ):
+        assert any(re.search(words, line) for line in told), words
+    assert "Fastest of synthetic-weak" in (results / "report.html").read_text()
+    with pytest.raises(UserError, match="received none"):
+        report.main([str(results / "empty")])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "num_ranks", "expected"),
+    [
+        ("horovodrun", 4, "horovodrun -np 4 python"),
+        ("mpirun", 2, "mpirun --bind-to none --oversubscribe -np 2 python"),
+        ("torchrun", 2, "torchrun --nproc-per-node 2"),
+        ("srun", 8, "srun -n 8 python"),
+        (None, 1, "python"),
+        ("allstep", 2, "python"),  # one process, which started the others
+    ],
+)
+def test_a_run_is_repeated_by_its_own_launcher(tmp_path, launcher, num_ranks, expected):
+    run = Run({**START, "launcher": launcher, "world_size": num_ranks}, EPOCHS, None, tmp_path / "a b" / "config.yaml")
+    [command] = other_sections.runs([(tmp_path, run)]).commands
+    assert command == f"{expected} pytorch/train.py --config '{tmp_path}/a b/config.yaml'"
+
+
+ILL_TYPED = {
+    "epoch": [START, {**EPOCHS[0], "train_loss": "low"}],
+    "rate": [START, {**EPOCHS[0], "images_per_second": [1]}],
+    "memory": [START, *EPOCHS, {"event": "end", "peak_memory_bytes": "much"}],
+    "infinite": [START, {**EPOCHS[0], "cumulative_seconds": 10**400}],
+    "ranks": [{**START, "world_size": None}],
+    "no-event": [START, 7],
+    "no-start": EPOCHS,
+}
+
+
+def test_an_ill_typed_run_does_not_drop_the_others(results, capsys):
+    for name, events in ILL_TYPED.items():
+        (results / "runs" / name).mkdir()
+        (results / "runs" / name / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (results / "runs" / "one" / "config.yaml").write_text("{")  # its text is nobody's business here
+    report.main([str(results)])
+    told = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
+    assert len(told) == len(ILL_TYPED) and all(any(f"runs/{name}/" in line for line in told) for name in ILL_TYPED)
+    written = (results / "report.md").read_text()
+    assert "| one | pytorch horovod | 2 | 64 | 3 |" in written and "| epoch |" not in written
+
+
+def test_a_directory_of_another_program_is_told_in_one_line(results, capsys):
+    """As a search for hyperparameters leaves it: nothing of allstep's format."""
+    study = results / "study"
+    study.mkdir()
+    (study / "study.db").write_bytes(b"SQLite format 3\x00")
+    (study / "trials.json").write_text('[{"number": 0, "value": 0.9}]')
+    (study / "best.json").write_text('{"format": ["a"], "value": 0.9}')
+    report.main([str(results), str(study)])
+    told = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
+    assert told == [f"left out: {study}: no results of allstep in it"]
+    assert "Fastest of synthetic-weak" in (results / "report.md").read_text()
+
+
+def test_secrets():
+    given = {
+        "url": "https://me:pw@host/x",
+        "API_KEY": "abc",
+        "command": "run --password=abc --lr 1",
+        "loss": 1.0,
+        "n": [1],
+    }
+    hidden = without_secrets(given)
+    assert "pw" not in hidden["url"] and "host/x" in hidden["url"]
+    assert "abc" not in json.dumps(hidden) and hidden["command"].endswith("--lr 1") and hidden["loss"] == 1.0

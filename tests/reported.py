@@ -1,0 +1,139 @@
+"""Results of every kind that a report is made from, made up: what the programs leave in their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+HOSTILE = '<script>alert("x")</script> | `$HOME` & $x$'
+
+
+def statistics(middle: float) -> dict:
+    low, high = middle * 0.98, middle * 1.02
+    return {"num": 5, "median": middle, "mean": middle, "low": low, "high": high, "stdev": 1.0, "min": low, "max": high}
+
+
+def cell(framework: str, strategy: str, ranks: int, rate: float | None, workload: str = "synthetic-weak") -> dict:
+    """A cell as in /compare.json; without a rate it failed."""
+    real, alone = workload.startswith("real"), {"pytorch": 900.0, "tensorflow": 1200.0}[framework]
+    curve = [
+        {
+            "epoch": e,
+            "seconds": 2.0 * e,
+            "train_loss": 2 / e,
+            "validation_loss": 2 / e,
+            "validation_accuracy": 1 - 0.5 / e,
+        }
+        for e in range(1, 6)
+    ]
+    efficiency = {"single_process": statistics((rate or 0) / alone / ranks), "independent": statistics(0.9)}
+    return {
+        "id": f"{workload}.{framework}.{strategy}.{ranks}.cnn.64.float32",
+        "workload": workload,
+        "framework": framework,
+        "strategy": strategy,
+        "ranks": ranks,
+        "model": "cnn",
+        "batch_size": 64,
+        "precision": "float32",
+        "status": "ok" if rate else "failed",
+        "reason": None if rate else f"rank 1 stopped: {HOSTILE}",
+        "gate": {"status": "passed", "reason": None},
+        "comparable": bool(rate),
+        "command": f"horovodrun -np {ranks} python -m allstep.benchmarks.synthetic --token=hunter2",
+        "images_per_second": statistics(rate) if rate else None,
+        "startup_seconds": None if real else statistics(4.0),
+        "seconds_to_target": statistics(6.0) if real else None,
+        "final_accuracy": 0.9 if real else None,
+        "peak_memory_bytes_by_rank": [300 * 2**20] * ranks if rate else None,
+        "efficiency": efficiency if rate else None,
+        "curve": curve if real else None,
+    }
+
+
+def compare_result() -> dict:
+    """What `allstep compare` leaves in compare.json."""
+    rates = {"pytorch": (900.0, 1700.0, 1560.0), "tensorflow": (1200.0, 2280.0, 2100.0)}
+    cells = []
+    for workload in ("synthetic-weak", "real-weak"):
+        for framework, (one, limit, horovod) in rates.items():
+            cells += [
+                cell(framework, "independent", 1, one, workload),
+                cell(framework, "independent", 2, limit, workload),
+            ]
+            cells += [
+                cell(framework, "horovod", 1, 0.98 * one, workload),
+                cell(framework, "horovod", 2, horovod, workload),
+            ]
+        cells += [cell("pytorch", "ddp", 1, 880.0, workload), cell("pytorch", "ddp", 2, None, workload)]
+    return {
+        "format": "allstep-compare",
+        "version": 1,
+        "updated": "2026-11-20T17:00:00+00:00",
+        "finished": False,
+        "command": "allstep compare --ranks 1,2",
+        "rules": ["Warm-up is not counted.", "The slowest rank counts."],
+        "environment": {
+            "versions": {"torch": "2.14.1"},
+            "processor": {"name": HOSTILE, "num_cores": 2},
+            "variables": {"HOROVOD_SECRET_KEY": "hunter2", "http_proxy": "http://me:hunter2@proxy:80"},
+        },
+        "cells": cells,
+    }
+
+
+def collectives_result() -> dict:
+    rows = []
+    for backend, collective in (("memcpy", "copy"), ("mpi4py", "all-reduce"), ("horovod-torch", "all-reduce")):
+        for size in (8, 2**20, 2**26):
+            seconds = dict.fromkeys(("minimum", "average", "maximum"), 1e-5 + size / 3e9)
+            bandwidth = size / seconds["average"]
+            rows.append(
+                {"backend": backend, "collective": collective, "bytes": size, "seconds": seconds, "right": True}
+                | {"algorithm_bandwidth": bandwidth, "bus_bandwidth": bandwidth}
+            )
+    return {
+        "format": "allstep-collectives", "version": 1, "command": "allstep collectives", "ranks": 2, "rows": rows,
+        "failures": {"torch-gloo": "no torchrun"}, "missing": {"tf-distribute": ["broadcast"]}, "variables": {},
+    }  # fmt: skip
+
+
+START = {"event": "start", "framework": "pytorch", "strategy": "horovod", "launcher": "horovodrun", "world_size": 2}
+START |= {"global_batch_size": 64}
+EPOCHS = [
+    {"event": "epoch", "epoch": e, "train_loss": 1 / e, "validation_accuracy": 0.9, "cumulative_seconds": 3.0 * e}
+    for e in (1, 2, 3)
+]
+
+
+def validation_result() -> dict:
+    """What `allstep predict --validate --output` leaves: a row within 5 points and one that misses."""
+    row = {"title": "own runs, pytorch", "system": "horovod", "network": "cnn", "baseline_ranks": 1, "estimated": ""}
+    rows = [
+        {**row, "num_ranks": 2, "measured": 0.9, "forecast": 0.923, "error": 0.023, "within": True},
+        {**row, "num_ranks": 4, "measured": 0.4, "forecast": 0.471, "error": 0.071, "within": False},
+    ]
+    content = {"command": "allstep predict --validate", "largest_error": 0.05, "rows": rows, "notes": ["Told so."]}
+    return {"format": "allstep-validation", "version": 1, **content}
+
+
+def write_run(directory: Path) -> None:
+    """What a trainer leaves in its output directory; the last line is half-written."""
+    directory.mkdir(parents=True)
+    events = [START, *EPOCHS]
+    lines_ = [json.dumps(event) for event in events] + ['{"event": "end", "peak_mem']
+    (directory / "metrics.jsonl").write_text("\n".join(lines_))
+    (directory / "config.yaml").write_text("strategy: horovod\n")
+
+
+def write_results(directory: Path) -> None:
+    """A result of every kind."""
+    (directory / "compare").mkdir()
+    (directory / "compare" / "compare.json").write_text(json.dumps(compare_result()))
+    (directory / "collectives.json").write_text(json.dumps(collectives_result()))
+    figure = {"what": HOSTILE, "ours": 1.0, "reference": 2.0, "ratio": 0.5, "target": ">= 0.9", "reached": False}
+    (directory / "overhead.json").write_text(
+        json.dumps({"format": "allstep-benchmark", "version": 1, "figures": [figure], "samples": {}})
+    )
+    (directory / "validation.json").write_text(json.dumps(validation_result()))
+    write_run(directory / "runs" / "one")
