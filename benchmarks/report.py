@@ -76,7 +76,8 @@ def build(sources: Sources) -> list[Section]:
         try:
             sections += make()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            sources.problems.append(f"{path}: not as expected: {type(error).__name__} {' '.join(str(error).split())}")
+            reason = f"lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+            sources.problems.append(f"{path}: not as expected: {' '.join(reason.split())}")
     return sections
 
 

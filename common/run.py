@@ -22,7 +22,7 @@ from allstep.common.launcher import Placement
 from allstep.common.lines import print_line
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
-from allstep.common.reporting.base import disk_errors, write_whole
+from allstep.common.reporting.base import output_dir_errors, write_whole
 from allstep.common.schedule import Schedule
 from allstep.common.validation import validate_for_data
 from allstep.common.watch import Limits, Pulse, watching
@@ -236,7 +236,7 @@ def _set_aside(directory: Path) -> None:
     if left:
         number = next(number for number in itertools.count(1) if not (directory / f"previous-{number}").exists())
         aside = directory / f"previous-{number}"
-        with disk_errors(aside):
+        with output_dir_errors(aside):
             aside.mkdir()
             for path in left:
                 path.rename(aside / path.name)

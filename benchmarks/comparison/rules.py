@@ -45,7 +45,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         f"({settings.dataset} through the input pipeline) have tables of their own.",
         # samples.efficiency
         "Efficiency is told against the same strategy on one rank, against a plain single process, and against as many "
-        "independent processes at once, which is the machine's own limit; as ratios within a round.",
+        "independent processes at once, which is the machine's own limit; and a framework's speed against that of the "
+        "first framework in the same place; all as ratios within a round.",
         f"Time to accuracy is training time to {settings.target_accuracy:.1%} validation accuracy, the first step's "
         "compilation included, without start-up and validation.",
         "Peak memory is that of each rank: of its GPU where there is one, else resident memory of its process. "

@@ -39,7 +39,8 @@ def _table(title: str, cells: Sequence[dict]):
     is_real = cells[0]["input"] == "real"
     for name in ("framework", "strategy"):
         table.add_column(name)
-    columns = ["ranks", "images/s", "mean", "+-", "spread", "of 1 rank", "of single", "of limit", "MiB a rank"]
+    columns = ["ranks", "images/s", "mean", "+-", "spread", "of 1 rank", "of single", "of limit"]
+    columns += [f"of {cells[0]['framework']}", "MiB a rank"]
     for name in [*columns, f"s to {cells[0]['target_accuracy']:.0%}" if is_real else "start-up s"]:
         table.add_column(name, justify="right")
     for cell in cells:
@@ -57,7 +58,7 @@ def _row(cell: dict, last: str) -> list[str]:
         ]
     shares = [
         f"{efficiency[name]['median']:.2f}" if name in efficiency else ""
-        for name in ("same_strategy_one_rank", "single_process", "independent")
+        for name in ("same_strategy_one_rank", "single_process", "independent", "first_framework")
     ]
     memory = max(cell["peak_memory_bytes_by_rank"] or [0]) / _MIB
     return [

@@ -173,14 +173,15 @@ def _lost(cell: Cell) -> float | None:
 
 
 def _table(cells: Sequence[Cell]) -> Table:
-    header = ["", "ranks", "images/s", "mean, 95%", "spread", "of the same on 1", "of plain", "of the limit", "MiB"]
-    header += ["start-up s", "to target s", "accuracy", "same curve"]
+    header = ["", "ranks", "images/s", "mean, 95%", "spread", "of the same on 1", "of plain", "of the limit"]
+    header += [f"of {cells[0]['framework']}", "MiB", "start-up s", "to target s", "accuracy", "same curve"]
     rows = []
     for cell in cells:
         rate = cell["images_per_second"]
         half = (rate["high"] - rate["low"]) / 2
         efficiencies = [
-            share(_efficiency(cell, name)) for name in ("same_strategy_one_rank", "single_process", "independent")
+            share(_efficiency(cell, name))
+            for name in ("same_strategy_one_rank", "single_process", "independent", "first_framework")
         ]
         rows.append(
             [

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from allstep.common.datasets.base import Dataset, Split
 from allstep.common.datasets.config import DataConfig
-from allstep.common.datasets.files import disk_errors
+from allstep.common.datasets.files import data_dir_errors
 
 __all__ = ["DataConfig", "Dataset", "Split", "load", "prepare"]
 
@@ -30,7 +30,7 @@ def prepare(config: DataConfig) -> None:
     Raises:
         UserError: a file cannot be had or is not what it should be, or `data_dir` cannot be used.
     """
-    with disk_errors(config.data_dir):
+    with data_dir_errors(config.data_dir):
         _module(config).prepare(config)
 
 
@@ -40,7 +40,7 @@ def load(config: DataConfig) -> Dataset:
     Raises:
         UserError: a file or a flag is not what it should be.
     """
-    with disk_errors(config.data_dir):
+    with data_dir_errors(config.data_dir):
         return _module(config).load(config)
 
 

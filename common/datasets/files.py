@@ -54,7 +54,7 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def data_dir_errors(path: Path) -> Iterator[None]:
     """Turns an error of the disk (full, read-only, forbidden) into a line that names the file, or `path`."""
     try:
         yield

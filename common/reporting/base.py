@@ -43,7 +43,7 @@ class Listeners(Reporter):
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def output_dir_errors(path: Path) -> Iterator[None]:
     """Turns an error of the disk (full, read-only, forbidden) into a line that names `path` and how to go on."""
     try:
         yield
@@ -61,6 +61,6 @@ def write_whole(path: Path, text: str) -> None:
         UserError: the disk is full, or cannot be written.
     """
     temporary = path.with_suffix(".tmp")
-    with disk_errors(path):
+    with output_dir_errors(path):
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from allstep.common.reporting.base import Reporter, disk_errors, write_whole
+from allstep.common.reporting.base import Reporter, output_dir_errors, write_whole
 
 
 class JsonLines(Reporter):
@@ -14,15 +14,15 @@ class JsonLines(Reporter):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with disk_errors(path):
+        with output_dir_errors(path):
             self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def event(self, name: str, **fields: Any) -> None:
-        with disk_errors(self._path):
+        with output_dir_errors(self._path):
             self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        with disk_errors(self._path):  # what failed to be written is tried again here
+        with output_dir_errors(self._path):  # what failed to be written is tried again here
             self._file.close()
 
 

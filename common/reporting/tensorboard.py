@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from allstep.common.progress import Progress
-from allstep.common.reporting.base import Reporter, disk_errors
+from allstep.common.reporting.base import Reporter, output_dir_errors
 
 _FIELDS = {
     "step": ("learning_rate", "loss"),
@@ -56,16 +56,16 @@ class _EventFile:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._directory = directory
-        with disk_errors(directory):
+        with output_dir_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             # TensorBoard reads the files of a directory in the order of their names.
             self._records = RecordWriter((directory / f"events.out.tfevents.{time.time_ns()}").open("wb"))
 
     def write(self, event: Any) -> None:
-        with disk_errors(self._directory):
+        with output_dir_errors(self._directory):
             self._records.write(event.SerializeToString())
             self._records.flush()
 
     def close(self) -> None:
-        with disk_errors(self._directory):
+        with output_dir_errors(self._directory):
             self._records.close()

@@ -109,6 +109,8 @@ def test_numbers_of_the_results_are_in_both_forms(results, capsys):
         for what in (
             "1,560",
             "86.7%",
+            "134.6%",
+            "of pytorch",
             "allstep compare --ranks 1,2",
             "Warm-up is not counted.",
             "2.14.1",

@@ -30,7 +30,7 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     for words in (
         "words.json: .*no number in ours",
         "compare.json: .*version 99",
-        "hollow.json: .*ranks",
+        "hollow.json: not as expected: lacks 'ranks'",
         "half.json",
         "empty: no results",
         "nosuch: no such",

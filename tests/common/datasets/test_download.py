@@ -225,12 +225,12 @@ FETCH_IN_A_PROCESS = f"""
 import resource, sys
 from pathlib import Path
 from allstep.common.datasets.download import RemoteFile, fetch
-from allstep.common.datasets.files import disk_errors
+from allstep.common.datasets.files import data_dir_errors
 from allstep.common.errors import UserError
 url, directory, limit = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
 try:
-    with disk_errors(directory):
+    with data_dir_errors(directory):
         fetch([RemoteFile({NAME!r}, {len(BODY)}, {FILE.sha256!r})], Path(directory), mirrors=[url])
 except UserError as error:
     print(error)
