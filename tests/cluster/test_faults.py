@@ -69,11 +69,14 @@ KINDS = {
     "cut link of rank 0": Kind("ip link set v1 down", "rank 0 of 4 on server1 stopped .*not heard of", cuts=True),
     "a rank that raises": Kind(told="rank 2 of 4 on server2 stopped: step 5 failed: .*lost the disk", program="raises"),
     "a stuck rank": Kind(told=r"rank 2 of 4 on server2 stopped at step 5: stuck for \d+ s in reading", program="stuck"),
+    "a rank that leaves a collective out": Kind(
+        told="rank 2 of 4 on server2 stopped at step 5: left a collective out", program="leaves-out"
+    ),
     "SIGKILL of the launcher": Kind(KILL_THE_LAUNCHER.format("KILL")),
     "SIGTERM of the launcher": Kind(KILL_THE_LAUNCHER.format("TERM")),
     "SIGINT of the launcher": Kind(KILL_THE_LAUNCHER.format("INT")),
 }
-OF_RANKS = ("killed rank", "a rank that raises", "a stuck rank")
+OF_RANKS = ("killed rank", "a rank that raises", "a stuck rank", "a rank that leaves a collective out")
 QUICK = [
     ("killed host", "horovodrun-mpi", "pytorch"),
     ("killed rank", "torchrun", "pytorch"),
