@@ -2,8 +2,9 @@
 
     python -m allstep.benchmarks.faulty FRAMEWORK FAULT RANK STEP [FLAGS of the trainer]
 
-FAULT is `raises`, `stuck` (in the input pipeline), `hangs` (at the end of a step), `leaves-out` (a step, and with it a
-collective) or `lingers` (after the last epoch, whatever STEP is).
+FAULT is `raises`, `raises-writing` (while a slow disk still writes a checkpoint), `stuck` (in the input pipeline),
+`hangs` (at the end of a step), `leaves-out` (a step, and with it a collective) or `lingers` (after the last epoch,
+whatever STEP is).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from allstep.common import engine
+from allstep.common.checkpoint import files
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
 from allstep.common.loader import Batch
@@ -40,6 +42,18 @@ def raise_at(framework: str, step: int) -> None:
         raise OSError("lost the disk")
 
     _replace_step(framework, step, fail)
+
+
+def raise_while_writing(framework: str, step: int) -> None:
+    """Raise in the training step of that number, while the checkpoint before it is being written for seconds."""
+    write = files.write
+
+    def write_slowly(*args: object) -> None:
+        time.sleep(8)
+        write(*args)
+
+    files.write = write_slowly
+    raise_at(framework, step)
 
 
 def leave_out(framework: str, step: int) -> None:
@@ -81,7 +95,14 @@ def linger(framework: str, step: int) -> None:
     engine.fit = fit_and_stay
 
 
-FAULTS = {"raises": raise_at, "stuck": get_stuck_at, "hangs": hang_after, "leaves-out": leave_out, "lingers": linger}
+FAULTS = {
+    "raises": raise_at,
+    "raises-writing": raise_while_writing,
+    "stuck": get_stuck_at,
+    "hangs": hang_after,
+    "leaves-out": leave_out,
+    "lingers": linger,
+}
 
 
 def _replace_step(framework: str, step: int, instead: Callable) -> None:

@@ -114,6 +114,12 @@ def speak(message: str) -> None:
                 print_line(message, sys.stderr)
 
 
+def note_failure(_kind: object, error: BaseException | None, _stack: object) -> None:
+    """Say at once that this rank has failed, for a block that is long in leaving: to be given to `ExitStack.push`."""
+    if error is not None:
+        _failed.set()
+
+
 def has_failed() -> bool:
     """Whether this rank cannot go on by itself, and says so when it is its turn, if nobody has before."""
     return _failed.is_set()

@@ -16,7 +16,7 @@ from allstep.common import checkpoint, datasets, engine, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig
 from allstep.common.datasets import Dataset
-from allstep.common.ending import who
+from allstep.common.ending import note_failure, who
 from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
 from allstep.common.lines import print_line
@@ -136,6 +136,8 @@ def _train(
             active=config.output.output_dir is not None,
             pulse=pulse,
         )
+        # What is being written is waited for after a failure too, and this rank does not count as stuck meanwhile.
+        cleanup.push(note_failure)
         return engine.fit(
             engine.Run(
                 worker,

@@ -112,6 +112,17 @@ def test_a_stall_report_has_tensors_ranks_and_stack(tmp_path):
     assert re.search(r"rank 1 on \S+ is missing; its Python stack", output) and "time.sleep" in output, output
 
 
+def test_a_rank_that_raises_while_it_writes_is_not_stuck(tmp_path):
+    """Its disk takes longer than --stall-timeout for a checkpoint, which is whole before the rank leaves."""
+    program = faulty("pytorch", "raises-writing", 0, STEP)
+    with training("pytorch", 2, tmp_path, "--checkpoint-every", 4, program=program) as job:
+        assert job.process.wait(180) != 0, job.output()
+        output = job.output()
+    assert len(TOLD.findall(output)) == 1 and "stuck" not in output, output
+    assert re.search(rf"rank 0 of 2 on \S+ stopped: step {STEP} failed: .*lost the disk", output), output
+    assert load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step == 4
+
+
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
     """The others are through with theirs, so nothing is being compiled."""
