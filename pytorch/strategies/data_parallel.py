@@ -34,4 +34,6 @@ class DataParallel(Single):
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        # The threads that it computes in do not know --precision: for autocast, float16 is what each starts with.
+        network.register_forward_pre_hook(lambda *_: torch.set_autocast_dtype("cuda", torch.bfloat16))
         return torch.nn.DataParallel(network, device_ids=list(range(self._num_devices))), optimizer
