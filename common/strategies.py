@@ -82,12 +82,20 @@ def print_strategies(names: Sequence[str], availability: Callable[[str], str | N
 FUSION_THRESHOLD_ON_CPU = 2**20
 
 
-def configure_horovod(flags: StrategyConfig, *, on_gpu: bool) -> None:
-    """Tell Horovod, which reads its environment when it is initialised, what --autotune and --timeline say.
+def use_gloo_alone(place: Placement) -> None:
+    """Have Horovod communicate by Gloo in a process that no launcher has started: it has no MPI job to join."""
+    if place.launcher is None:
+        os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
+        os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
+
+
+def configure_horovod(place: Placement, flags: StrategyConfig, *, on_gpu: bool) -> None:
+    """Tell Horovod, which reads its environment when it is initialised, what the job and its flags need.
 
     Raises:
         UserError: the timeline's folder cannot be made.
     """
+    use_gloo_alone(place)
     if flags.autotune:
         os.environ["HOROVOD_AUTOTUNE"] = "1"
     elif not on_gpu:

@@ -72,6 +72,7 @@ from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from
 
 import tensorflow as tf
 from allstep.common.launcher import placement
+from allstep.common.strategies import use_gloo_alone
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
 from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     allgather,
@@ -85,9 +86,7 @@ from allstep.tensorflow.horovod_optimizer import DistributedOptimizer, compiled_
 
 def init(*args: Any, **options: Any) -> None:
     """`horovod.tensorflow.init`. A process that no launcher has started trains alone, and needs no MPI for it."""
-    if placement().launcher is None:
-        os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
-        os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
+    use_gloo_alone(placement())
     horovod.tensorflow.init(*args, **options)
 
 

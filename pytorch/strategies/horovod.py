@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import horovod
@@ -10,8 +9,6 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import Placement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.single import Single
@@ -20,15 +17,8 @@ from allstep.pytorch.strategies.single import Single
 class Horovod(Single):
     """The five steps in Horovod."""
 
-    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
-        super().__init__(place, flags)
-        if place.launcher is None:
-            # A process started alone has no MPI job to join.
-            os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
-            os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
-
     def init(self) -> None:
-        configure_horovod(self.flags, on_gpu=torch.cuda.is_available())
+        configure_horovod(self.place, self.flags, on_gpu=torch.cuda.is_available())
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.rank = hvd.rank()

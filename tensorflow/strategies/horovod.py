@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 import horovod
@@ -10,8 +9,6 @@ import keras
 import numpy as np
 
 import tensorflow as tf
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import Placement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.models import trainable_names
@@ -23,15 +20,8 @@ class Horovod(Single):
 
     name = "horovod"
 
-    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
-        super().__init__(place, flags)
-        if place.launcher is None:
-            # A process started alone has no MPI job to join.
-            os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
-            os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
-
     def init(self) -> None:
-        configure_horovod(self.flags, on_gpu=bool(tf.config.list_physical_devices("GPU")))
+        configure_horovod(self.place, self.flags, on_gpu=bool(tf.config.list_physical_devices("GPU")))
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.rank = hvd.rank()
