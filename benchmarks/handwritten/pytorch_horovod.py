@@ -35,7 +35,7 @@ def main() -> None:
         images, labels = epoch_in_memory(
             flags.num_samples, epoch, batch_size=flags.batch_size, rank=hvd.rank(), world_size=hvd.size()
         )
-        images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)  # channels last in memory, as the trainer has them
         labels = torch.from_numpy(labels)
         hvd.barrier()
         started = time.perf_counter()

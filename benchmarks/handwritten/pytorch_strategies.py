@@ -109,7 +109,7 @@ def main() -> None:
         images, labels = epoch_in_memory(
             flags.num_samples, epoch, batch_size=flags.batch_size, rank=shard[0], world_size=shard[1]
         )
-        images = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+        images = torch.from_numpy(images).permute(0, 3, 1, 2)  # channels last in memory, as the trainer has them
         labels = torch.from_numpy(labels)
         if world_size > 1:
             dist.barrier()
