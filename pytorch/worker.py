@@ -144,7 +144,7 @@ class Worker:
     def _to_device(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised images and labels of the samples [begin, end) of `batch`."""
         images = torch.as_tensor(batch.images[begin:end]).to(self._device)
-        # They keep the order that they have in memory, channels last, which convolutions follow and are faster for.
+        # Channels stay last in memory, as they are read: convolutions follow that, and are faster for it.
         images = images.to(torch.float32).permute(0, 3, 1, 2)
         labels = torch.as_tensor(batch.labels[begin:end]).to(self._device)
         return images.mul_(self._scale).add_(self._shift), labels
