@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ranks import LAUNCHERS, launch
+from ranks import LAUNCHERS, full, launch
 
 FRAMEWORKS = ["pytorch", "tensorflow"]
 MISTAKES = {
@@ -71,14 +71,14 @@ run_rank(train.main)
     assert result.output.count("allstep: error:") == 1 and "stopped at" not in result.output, result.output
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_more_ranks_than_samples(framework):
     result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--dataset", "synthetic", "--synthetic-samples", "1")
     assert result.returncode == 2
     assert result.output.count("allstep: error: ") == 1 and "1 samples" in result.output
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_nan_names_step_and_learning_rate(framework):
     result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--base-lr", "1e6")
     assert result.returncode == 2
@@ -86,14 +86,14 @@ def test_nan_names_step_and_learning_rate(framework):
     assert "at step " in result.output and "learning rate 1e+06" in result.output and "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_single_under_a_launcher_is_refused(framework):
     result = launch("mpirun", 2, f"{framework}/train.py", "--strategy", "single")
     assert result.returncode == 2
     assert result.output.count("allstep: error: expected one process") == 1
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_launcher_and_horovod_disagree(framework):
     """mpirun starts two ranks, but Horovod is told to use Gloo without a rendezvous: each would see itself alone."""
     result = launch("mpirun", 2, f"{framework}/train.py", HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
@@ -115,7 +115,7 @@ run_rank(train.main)
 """
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["horovodrun-mpi", "horovodrun-gloo", full("mpirun")])
 def test_one_rank_fails_before_the_others_reach_init(launcher, tmp_path):
     script = tmp_path / "early.py"
     script.write_text(EARLY)
@@ -124,7 +124,7 @@ def test_one_rank_fails_before_the_others_reach_init(launcher, tmp_path):
     assert result.output.count("rank 1 of 3") == 1 and result.output.count("stopped: RuntimeError: no licence") == 1
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_one_rank_raises_in_a_step(framework, tmp_path):
     script = tmp_path / "late.py"
     script.write_text(f"""

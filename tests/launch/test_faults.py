@@ -23,7 +23,6 @@ FAULT_TIMEOUT = 9
 QUICK = [
     ("a killed rank", "horovodrun-gloo", "pytorch"),
     ("a killed rank", "horovodrun-mpi", "tensorflow"),
-    ("a killed rank", "torchrun", "pytorch"),
     ("a rank that raises", "mpirun", "pytorch"),
     ("a rank stuck in the input", "horovodrun-gloo", "tensorflow"),
     ("a rank that leaves a collective out", "horovodrun-mpi", "pytorch"),

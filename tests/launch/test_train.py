@@ -20,7 +20,7 @@ EPOCH_LINE = re.compile(
     ("framework", "launcher"),
     [
         *(("pytorch", "alone"), ("pytorch", "horovodrun-mpi"), ("pytorch", "horovodrun-gloo")),
-        *(("tensorflow", "alone"), ("tensorflow", "horovodrun-mpi"), ("tensorflow", "mpirun")),
+        *(("tensorflow", "alone"), ("tensorflow", "horovodrun-mpi"), full("tensorflow", "mpirun")),
         *(full("pytorch", "mpirun"), full("tensorflow", "horovodrun-gloo")),
     ],
 )

@@ -21,7 +21,7 @@ from jobs import (
     broken,
     slurm_tasks,
 )
-from ranks import REPOSITORY, environment, run
+from ranks import REPOSITORY, environment, full, run
 from ranks import events as read_events
 
 from allstep.common.command_line import parse
@@ -68,7 +68,7 @@ def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
     return output_dir, train(output_dir, *FLAGS, "--checkpoint-every", 20)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [full(name) if name == "ddp under horovodrun" else name for name in JOBS])
 def test_same_curve_as_single(name, reference, tmp_path):
     """Losses, weights and optimizer slots, from the start or from the middle of an epoch, there and at the end."""
     job, (expected_dir, expected) = JOBS[name], reference
@@ -130,7 +130,7 @@ def test_a_mistake_of_the_ranks_is_told_once():
     assert result.output.count("allstep: error: expected a finite loss") == 1, result.output
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), full(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_signals_reach_the_ranks(number, status):
     command = [sys.executable, "pytorch/train.py", *DDP, "--num-gpus", "2", "--epochs", "10000"]
     with subprocess.Popen(
