@@ -27,6 +27,7 @@ def main() -> None:
     flags = arguments()
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
 
     model = build_model("cnn", (28, 28, 1), 10)
     import_weights(model, initial_weights({name: w.shape for name, w in export_weights(model).items()}, 0))

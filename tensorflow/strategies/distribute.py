@@ -49,9 +49,9 @@ class LocalDevices(Distributed):
     """One process that uses several devices of its host."""
 
     def pin_device(self) -> str:
-        self._share_cores()
         devices = local_devices(self.flags.num_devices)
         self.num_local_devices = len(devices)
+        self._share_cores(num_devices=len(devices))
         self.strategy = self.make_strategy(devices)
         return devices[0]
 

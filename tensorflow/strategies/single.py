@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import SupportsFloat
 
@@ -45,8 +46,12 @@ class Single:
         """Whether this rank only computes for another one that trains; returns when that one is gone."""
         return False
 
-    def _share_cores(self) -> None:
-        tf.config.threading.set_intra_op_parallelism_threads(threads_per_rank(self.place))
+    def _share_cores(self, *, num_devices: int = 1) -> None:
+        threads = threads_per_rank(self.place)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
+        num_threads = min(threads * num_devices, len(os.sched_getaffinity(0)))
+        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Variables of the model and the optimizer are made inside it."""

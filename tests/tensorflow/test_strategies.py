@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -83,6 +84,21 @@ def test_asynchronous_updates_are_stale(tmp_path):
     # The checkpoint in mid-epoch has 40 updates and no other: `single` goes on from it with the same samples.
     resumed = train(tmp_path / "2", *FLAGS, "--resume", tmp_path / "1" / "checkpoints" / "step-00000040")
     assert list(losses(resumed)) == list(range(41, 53))
+
+
+@pytest.mark.parametrize(("num_devices", "expected"), [(1, "1 1"), (2, f"1 {min(2, len(os.sched_getaffinity(0)))}")])
+def test_operations_side_by_side_take_no_more_than_the_share_of_cores(num_devices, expected):
+    """A rank of one thread on a host with idle cores has one: else what is measured on one rank is not of one core."""
+    code = f"""
+import tensorflow as tf
+from allstep.common.config import StrategyConfig
+from allstep.common.launcher import ALONE
+from allstep.tensorflow.strategies.mirrored import Mirrored
+Mirrored(ALONE, StrategyConfig(num_devices={num_devices})).pin_device()
+threads = tf.config.threading
+print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads())
+"""
+    assert run(sys.executable, "-c", code).stdout == f"{expected}\n"
 
 
 def test_devices_of_one_process():

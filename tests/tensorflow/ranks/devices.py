@@ -6,6 +6,8 @@ Oracles: `Single` on the same batches; for the in-step check, a copy of a weight
 import os
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+# A process cannot change its number of threads again: all cores, for any number of devices.
+os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
 from types import SimpleNamespace
 
 import numpy as np
