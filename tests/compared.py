@@ -39,11 +39,6 @@ def made(of: Cell, number: int, *outputs: dict) -> dict:
     return samples.make(of, number, OK, outputs, target=0.9, commands=[["true"]])
 
 
-def alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
 def launched_processes() -> set[int]:
     """All that some comparison has launched and that still runs."""
     found = set()

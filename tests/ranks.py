@@ -96,3 +96,11 @@ def events(output_dir: Path) -> list[dict]:
 
 def last(events: list[dict], name: str) -> dict:
     return [event for event in events if event["event"] == name][-1]
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs, and is not one that has ended and is not waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -21,7 +21,7 @@ from jobs import (
     broken,
     slurm_tasks,
 )
-from ranks import REPOSITORY, environment, full, run
+from ranks import REPOSITORY, alive, environment, full, run
 from ranks import events as read_events
 
 from allstep.common.command_line import parse
@@ -152,13 +152,6 @@ def test_signals_reach_the_ranks(number, status):
         signal.SIGKILL: "",  # it kills the ranks as well
     }
     assert re.fullmatch(told[number], stderr), stderr
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 REFUSED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 
-from compared import alive
+from ranks import alive
 
 from allstep.benchmarks.comparison.jobs import run_job
 
