@@ -8,6 +8,7 @@ It starts ranks on the hosts of -H, server1:4,server2:4 where not given. two_hos
     seconds to first step / bare    the trainer beside a bare horovodrun of the same imports
     bare / unmodified               that bare horovodrun beside the one of Horovod 0.28.1 as it was published but for
                                     what it needs to compile, in the environment that PYTHON belongs to
+                                    (tools/unmodified_horovod.py makes one)
     launch / unmodified             the same for ranks that import nothing: horovodrun alone
 
 Seconds are taken in turn, and the figures are medians over the rounds. The exit status is 0 where all targets are

@@ -73,7 +73,7 @@ KINDS = {
     # DDP, says so itself and aborts the rank that received them.
     "a rank that leaves a collective out": Kind(
         told="rank 2 of 4 on server2 stopped at step [56]: left a collective out"
-        "|collective mismatch in your code[^$]*rank . of 4 on server. stopped at step [56]: gone without a word",
+        "|collective mismatch in your code(?s:.*)rank . of 4 on server. stopped at step [56]: gone without a word",
         program="leaves-out",
     ),
     "SIGKILL of the launcher": Kind(KILL_THE_LAUNCHER.format("KILL")),

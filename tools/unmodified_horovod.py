@@ -1,0 +1,42 @@
+"""Make an environment with Horovod 0.28.1 as it was published, but for what it needs to compile:
+
+    .venv/bin/python tools/unmodified_horovod.py DIRECTORY
+
+The reference of `python -m allstep.benchmarks.startup --unmodified DIRECTORY/bin/python`; nothing else uses it.
+"""
+
+from __future__ import annotations
+
+import sys
+import venv
+from pathlib import Path
+
+from build_horovod import cached_wheel
+from console import CommandFailed, run_logged
+from horovod_edits.compile import COMPILE_EDITS
+
+CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
+
+
+def make_environment(directory: Path) -> None:
+    """The packages of .venv, and the other Horovod.
+
+    Raises:
+        CommandFailed: a command failed; its log is in the directory.
+    """
+    venv.create(directory, with_pip=True)
+    pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
+    log = directory / "setup.log"
+    print(f"the packages, and Horovod compiled anew: several minutes; log: {log}", flush=True)
+    run_logged([*pip, "-r", str(CONSTRAINTS)], log, progress=lambda line: None)
+    wheel = cached_wheel(directory, CONSTRAINTS.read_text(), gpu=False, edits=COMPILE_EDITS)
+    run_logged([*pip, "--no-deps", str(wheel)], log, progress=lambda line: None)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    try:
+        make_environment(Path(sys.argv[1]).absolute())
+    except CommandFailed as error:
+        sys.exit(str(error))
