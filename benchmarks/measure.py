@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from allstep.benchmarks import marked
 from allstep.benchmarks.comparison import results
 
 JOB_SECONDS = 600
@@ -104,7 +104,9 @@ def job(module: str, *arguments: object, num_ranks: int | None = 2) -> list[str]
 
 @contextmanager
 def running(command: Sequence[str], printed: list[str] | None = None) -> Iterator[subprocess.Popen]:
-    """A job that has been started; at the end of the block it is waited for, or killed if the block raises.
+    """A job that has been started; the end of the block waits for its end.
+
+    If the block raises, the job is ended with all that it has started.
 
     Args:
         printed: gets what the job printed, when it has ended.
@@ -112,9 +114,10 @@ def running(command: Sequence[str], printed: list[str] | None = None) -> Iterato
     Raises:
         BenchmarkFailed: it failed, or took longer than JOB_SECONDS.
     """
+    mark = marked.new_mark()
     process = subprocess.Popen(
         command,
-        env=environment(),
+        env={**environment(), marked.VARIABLE: mark},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -125,7 +128,7 @@ def running(command: Sequence[str], printed: list[str] | None = None) -> Iterato
         yield process
         output, _ = process.communicate(timeout=JOB_SECONDS)
     except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
+        marked.end([process], mark)
         output, _ = process.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
             raise BenchmarkFailed(f"{' '.join(command)} took over {JOB_SECONDS} s:\n{output}") from None

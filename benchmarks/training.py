@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from allstep.benchmarks import marked
 from allstep.benchmarks.measure import environment
 
 LAUNCHERS = {
@@ -27,8 +26,6 @@ POLL_SECONDS = 0.002
 PATIENCE_SECONDS = 300
 # What a launcher tells a rank of its number; torchrun first, the others keep to one name each.
 _RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0")
-# Whatever a job starts on this machine inherits it.
-_MARK = "ALLSTEP_SOAK_JOB"
 
 
 def start(launcher: str, num_ranks: int) -> list[str]:
@@ -46,12 +43,11 @@ class Training:
         self._log, self._num_ranks = log, num_ranks
         self._metrics = output_dir / "metrics.jsonl"
         self._before = _inode(self._metrics)
-        self._mark = f"{_MARK}={uuid.uuid4()}"
-        name, _, value = self._mark.partition("=")
+        self.mark = marked.new_mark()
         self.process = subprocess.Popen(
             list(map(str, command)),
             # Equal runs are equal, bit by bit, only where each gradient travels alone.
-            env={**environment(), "HOROVOD_FUSION_THRESHOLD": "0", name: value},
+            env={**environment(), "HOROVOD_FUSION_THRESHOLD": "0", marked.VARIABLE: self.mark},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -106,12 +102,7 @@ class Training:
 
     def left(self) -> list[int]:
         """Process ids of all that the job has started and that still runs, the launcher included."""
-        pids = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended meanwhile
-                if self._mark.encode() in (path / "environ").read_bytes():
-                    pids.append(int(path.name))
-        return pids
+        return marked.marked(self.mark)
 
     def told_its_end(self) -> bool:
         """Whether it came to the end of its training."""
@@ -135,9 +126,7 @@ def training(command: Sequence[str | int | Path], output_dir: Path, num_ranks: i
         try:
             yield run
         finally:
-            for pid in run.left():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            marked.kill(run.mark)
             run.process.wait()
 
 

@@ -10,6 +10,8 @@ from allstep.benchmarks.comparison.jobs import Outcome
 
 SETTINGS = Settings(2, 2, 2, "digits", None, 2, 0.01, 0.9, 3, 1)
 OK = Outcome("ok", None, 1000.0, 9.0, None)
+TEST = "ALLSTEP_TEST"
+"""A variable that what a test launches inherits."""
 
 
 def cell(
@@ -39,12 +41,12 @@ def made(of: Cell, number: int, *outputs: dict) -> dict:
     return samples.make(of, number, OK, outputs, target=0.9, commands=[["true"]])
 
 
-def launched_processes() -> set[int]:
-    """All that some comparison has launched and that still runs."""
+def launched_processes(test: str) -> set[int]:
+    """All that still runs of what was started with this value of the variable TEST."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if b"ALLSTEP_JOB=" in path.read_bytes():
+            if f"{TEST}={test}".encode() in path.read_bytes().split(b"\0"):
                 found.add(int(path.parent.name))
         except OSError:
             continue

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from allstep.benchmarks import marked
 from allstep.benchmarks.measure import environment
 
-# Launchers put ranks into sessions of their own, which no signal to a group reaches; this variable is inherited.
-_MARK = "ALLSTEP_JOB"
-_POLL_SECONDS = 0.05
-# For a launcher to end the ranks on other hosts, which nobody else here can.
-_GRACE_SECONDS = 5.0
 _NUM_LOG_LINES = 30
 
 
@@ -45,8 +36,8 @@ def run_job(commands: Sequence[Sequence[str]], *, time_limit: float, num_threads
         time_limit: seconds after which all are ended, with every process that they started.
         num_threads: compute threads of each rank.
     """
-    mark = uuid.uuid4().hex
-    started_with = {**environment(), "OMP_NUM_THREADS": str(num_threads), _MARK: mark}
+    mark = marked.new_mark()
+    started_with = {**environment(), "OMP_NUM_THREADS": str(num_threads), marked.VARIABLE: mark}
     with tempfile.TemporaryFile() as output:
         launched_at, started = time.time(), time.perf_counter()
         processes: list[subprocess.Popen] = []
@@ -65,7 +56,7 @@ def run_job(commands: Sequence[Sequence[str]], *, time_limit: float, num_threads
             status, reason = _wait(processes, time_limit)
         finally:
             seconds = time.perf_counter() - started
-            _end(processes, mark)
+            marked.end(processes, mark)
         output.seek(0)
         lines = output.read().decode(errors="replace").splitlines()
     if status == "failed":
@@ -84,36 +75,10 @@ def _wait(processes: Sequence[subprocess.Popen], time_limit: float) -> tuple[str
             return "ok", None
         if time.monotonic() > deadline:
             return "timeout", f"took longer than {time_limit:g} s and was ended"
-        time.sleep(_POLL_SECONDS)
+        time.sleep(marked.POLL_SECONDS)
 
 
 def _told(lines: Sequence[str]) -> str | None:
     """What the trainer said was the cause, without what launchers put in front of a line."""
     told = [line[line.index("allstep: ") :] for line in lines if "allstep: " in line and "warning" not in line]
     return told[0] if told else None
-
-
-def _end(processes: Sequence[subprocess.Popen], mark: str) -> None:
-    """End what is left of a launch, politely first."""
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        time.sleep(_POLL_SECONDS)
-    while left := list(marked(mark)):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
-    for process in processes:
-        process.wait()
-
-
-def marked(mark: str) -> Iterator[int]:
-    """The processes of this host whose environment has the mark; one that has ended has no environment."""
-    text = f"{_MARK}={mark}".encode()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
-            if text in path.read_bytes().split(b"\0"):
-                yield int(path.parent.name)

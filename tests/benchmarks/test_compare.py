@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import signal
 import subprocess
 import time
 
 import pytest
-from compared import SETTINGS, cell, launched_processes, made, output
+from compared import SETTINGS, TEST, cell, launched_processes, made, output
 from ranks import BIN, environment, run
 
 from allstep.benchmarks.comparison import results, session
@@ -25,17 +24,18 @@ CELL = "synthetic-weak.pytorch.independent.{}.cnn.64.float32"
 
 
 def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
-    directory, before = tmp_path / "results", launched_processes()
+    directory = tmp_path / "results"
     command = [BIN / "allstep", "compare", *FLAGS, "--ranks", "1,2,999", "--output-dir", directory]
     first, second = (results.sample_path(directory, CELL.format(ranks), 0) for ranks in (1, 2))
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started_with = environment(**{TEST: str(tmp_path)})
+    process = subprocess.Popen(command, env=started_with, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 240
     while not first.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in told, told
-    assert launched_processes() <= before
+    assert not launched_processes(str(tmp_path))
     content, gate = first.read_text(), results.gate_path(directory, "pytorch.independent.1.cnn.float32").read_text()
     assert json.loads((directory / "compare.json").read_text())["finished"] is False
     second.parent.mkdir(exist_ok=True)
@@ -94,14 +94,13 @@ def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monk
 
 def test_a_cell_that_hangs_is_ended_and_marked(tmp_path):
     """No interpreter imports PyTorch and trains in a second."""
-    before = launched_processes()
     command = ("allstep", "compare", *FLAGS, "--ranks", "1", "--time-limit", "1", "--output-dir", tmp_path)
-    result = run(*command, timeout=300)
+    result = run(*command, timeout=300, **{TEST: str(tmp_path)})
     assert result.returncode == 1 and "no cell could be measured" in result.stderr
     assert "took longer than 1 s and was ended" in result.stdout
     sample = json.loads(results.sample_path(tmp_path, CELL.format(1), 0).read_text())
     assert sample["status"] == "timeout"
-    assert launched_processes() <= before
+    assert not launched_processes(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -123,4 +122,3 @@ def test_settings_are_those_of_the_command_line():
     """Every setting is a flag, so that a comparison can be repeated by its command."""
     told = run("allstep", "compare", "--help").stdout
     assert all(f"--{item.name.replace('_', '-')}" in told for item in dataclasses.fields(Settings))
-    assert os.environ.get("ALLSTEP_JOB") is None
