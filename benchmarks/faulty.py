@@ -23,7 +23,7 @@ from allstep.common.checkpoint import files
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
 from allstep.common.loader import Batch
-from allstep.common.quiet import hidden, stderr_held_back
+from allstep.common.quiet import lean_import
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ FAULTS = {
 
 def _replace_step(framework: str, step: int, instead: Callable) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with stderr_held_back(), hidden("sklearn"):
+    with lean_import():
         worker = importlib.import_module(f"allstep.{framework}.worker").Worker
     original, numbers = worker.train_step, itertools.count(1)
     worker.train_step = lambda *args: instead(original, *args) if next(numbers) == step else original(*args)

@@ -8,6 +8,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Keras imports them for wrappers and pictures that the trainer does not use: a fifth of its start-up.
+_UNUSED = ("sklearn", "scipy", "matplotlib")
+
+
+@contextmanager
+def lean_import() -> Iterator[None]:
+    """For the import of a framework: without its chatter, and without what it would import in vain."""
+    with stderr_held_back(), hidden(*_UNUSED):
+        yield
+
 
 @contextmanager
 def stderr_held_back() -> Iterator[None]:
@@ -33,16 +43,12 @@ def stderr_held_back() -> Iterator[None]:
 
 
 @contextmanager
-def hidden(module: str) -> Iterator[None]:
-    """Make `import MODULE` fail as if it were not installed, for libraries that only look whether it is there.
-
-    Keras imports scikit-learn, and SciPy with it, for a wrapper that the trainer does not use.
-    """
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # what importlib takes for "not to be had"
+def hidden(*modules: str) -> Iterator[None]:
+    """Make `import MODULE` fail as if it were not installed, for libraries that only look whether it is there."""
+    absent = [module for module in modules if module not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # None is what importlib takes for "not to be had"
     try:
         yield
     finally:
-        del sys.modules[module]
+        for module in absent:
+            del sys.modules[module]

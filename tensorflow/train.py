@@ -15,7 +15,7 @@ from allstep.common.command_line import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
 from allstep.common.loopback import stay_on_host
-from allstep.common.quiet import hidden, stderr_held_back
+from allstep.common.quiet import lean_import
 from allstep.common.strategies import print_strategies
 from allstep.tensorflow.strategies import STRATEGIES, availability, check, create
 
@@ -32,7 +32,7 @@ def main() -> None:
     # Imported only now: --help and mistakes in the flags are answered without waiting for the framework.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with stderr_held_back(), hidden("sklearn"):
+    with lean_import():
         from allstep.common import run
         from allstep.common.weights import initial_weights
         from allstep.tensorflow.models import build_model, export_weights, import_weights

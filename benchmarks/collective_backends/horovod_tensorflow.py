@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from allstep.benchmarks.collective_backends import Operation
-from allstep.common.quiet import stderr_held_back
+from allstep.common.quiet import lean_import
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-with stderr_held_back():
+with lean_import():
     import horovod.tensorflow as hvd
 
     import tensorflow as tf

@@ -10,10 +10,10 @@ import numpy as np
 from allstep.benchmarks.collective_backends import Operation
 from allstep.common.config import StrategyConfig
 from allstep.common.launcher import placement
-from allstep.common.quiet import stderr_held_back
+from allstep.common.quiet import lean_import
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-with stderr_held_back():
+with lean_import():
     import tensorflow as tf
     from allstep.tensorflow.strategies.multi_worker_mirrored import MultiWorkerMirrored
 

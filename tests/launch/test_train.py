@@ -223,7 +223,10 @@ def test_skipped_images_are_counted_over_all_ranks(tmp_path):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_imports_only_what_it_uses(framework):
-    unwanted = {"pytorch": {"tensorflow", "keras", "sklearn"}, "tensorflow": {"torch", "sklearn"}}[framework]
+    unwanted = {
+        "pytorch": {"tensorflow", "keras", "sklearn", "torch._dynamo", "sympy"},
+        "tensorflow": {"torch", "sklearn", "scipy", "matplotlib"},
+    }[framework]
     code = (
         "import sys; sys.argv = ['train.py', '--epochs', '1', '--dataset', 'synthetic', '--synthetic-samples', '64']\n"
         f"from allstep.{framework} import train; train.main(); print('unwanted:', {unwanted} & set(sys.modules))"
