@@ -4,6 +4,7 @@ from horovod_edits.compile import COMPILE_EDITS
 from horovod_edits.cycle import CYCLE_EDITS
 from horovod_edits.edit import Edit, EditFailed, apply_edits
 from horovod_edits.faults import FAULT_EDITS
+from horovod_edits.in_place import IN_PLACE_EDITS
 from horovod_edits.launch import LAUNCH_EDITS
 from horovod_edits.network import NETWORK_EDITS
 from horovod_edits.pytorch import PYTORCH_EDITS
@@ -19,6 +20,7 @@ EDITS: tuple[Edit, ...] = (
     *STARTUP_EDITS,
     *PYTORCH_EDITS,
     *TENSORFLOW_EDITS,
+    *IN_PLACE_EDITS,
 )
 
 __all__ = ["EDITS", "Edit", "EditFailed", "apply_edits"]
