@@ -1,8 +1,7 @@
 """What `allstep collectives` measures: one file a library, each with the collectives that it has.
 
 A backend has `rank` and `size` and, for each collective of COLLECTIVES that its library offers, a method of that name
-with `_` for `-`. It takes this rank's input, a float32 array, and returns an operation: `run` moves the data once and
-blocks until the result is there, `result` is the result of the last run as an array.
+with `_` for `-`. It takes this rank's input, a float32 array, and returns an operation.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ class Operation:
     """One collective on one buffer, to be run many times."""
 
     run: Callable[[], object]
-    """Moves the data once, and returns when the result is there."""
+    """Moves the data, and returns when the result is there."""
     result: Callable[[], np.ndarray]
     """The result of the last run."""
+    times: int = 1
+    """How often a run moves the data, one time after the other."""
 
 
 @dataclass(frozen=True)

