@@ -18,8 +18,9 @@ with lean_import():
 
 
 _CHAIN = 4
-"""All-reduces in one graph, of which all but the first are in place, as those of gradients are. A training step calls
-one graph for all its gradients, and to call one takes TensorFlow longer than to reduce a MiB takes MPI."""
+"""All-reduces in one graph: a training step calls one graph for all its gradients, and to call one takes TensorFlow
+longer than to reduce a MiB takes MPI. They are not in place, as those of gradients are: each one's input is still held
+by the one before."""
 
 
 class HorovodTensorFlow:
