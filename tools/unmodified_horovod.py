@@ -13,9 +13,9 @@ from pathlib import Path
 
 from build_horovod import cached_wheel
 from console import CommandFailed, run_logged
+from horovod_edits import EditFailed
 from horovod_edits.compile import COMPILE_EDITS
-
-CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
+from setup_environment import CONSTRAINTS
 
 
 def make_environment(directory: Path) -> None:
@@ -23,6 +23,7 @@ def make_environment(directory: Path) -> None:
 
     Raises:
         CommandFailed: a command failed; its log is in the directory.
+        EditFailed: an edit does not fit the source.
     """
     venv.create(directory, with_pip=True)
     pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
@@ -35,8 +36,9 @@ def make_environment(directory: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit(__doc__)
+        print(f"expected one directory, received {sys.argv[1:]}; see {sys.argv[0]}", file=sys.stderr)
+        sys.exit(2)
     try:
         make_environment(Path(sys.argv[1]).absolute())
-    except CommandFailed as error:
+    except (CommandFailed, EditFailed) as error:
         sys.exit(str(error))

@@ -11,7 +11,7 @@ from allstep.common import tf_config
 from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError, summary
 from allstep.common.launcher import Placement
-from allstep.common.quiet import stderr_held_back
+from allstep.common.quiet import lean_import
 from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def availability(name: str) -> str | None:
     if name == "horovod":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
-            with stderr_held_back():
+            with lean_import():
                 import horovod.tensorflow  # noqa: F401
         except ImportError as error:
             return f"Horovod is not installed, or not built for this TensorFlow: run make setup ({summary(error)})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import signal
 import subprocess
@@ -122,3 +123,4 @@ def test_settings_are_those_of_the_command_line():
     """Every setting is a flag, so that a comparison can be repeated by its command."""
     told = run("allstep", "compare", "--help").stdout
     assert all(f"--{item.name.replace('_', '-')}" in told for item in dataclasses.fields(Settings))
+    assert os.environ.get("ALLSTEP_JOB") is None
