@@ -114,6 +114,26 @@ assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == 2
     assert result.stdout.count("refused") == 2
 
 
+def test_who_waits_is_answered_as_soon_as_all_have_the_tensor(run_ranks):
+    """With cycles of 10 minutes, and one meanwhile that cannot answer: rank 1 has only other tensors by then."""
+    program = """
+import time, torch, horovod.torch as hvd
+hvd.init()
+def reduce_group():
+    return hvd.grouped_allreduce_async([torch.ones(2)] * 2, name="group", op=hvd.Sum)
+if hvd.rank() == 1:
+    time.sleep(0.5)
+    group = reduce_group()
+    time.sleep(0.5)
+assert hvd.allreduce(torch.ones(2), name="awaited", op=hvd.Sum)[0] == 2
+if hvd.rank() == 0:
+    group = reduce_group()
+assert [tensor[0] for tensor in hvd.synchronize(group)] == [2, 2]
+"""
+    result = run_ranks(program, "--mpi", env={"HOROVOD_CYCLE_TIME": "600000"})
+    assert result.returncode == 0, result.stdout
+
+
 @pytest.mark.parametrize("root_has_state", [False, True])
 def test_broadcasting_the_optimizer_s_state_leaves_the_weights(run_ranks, root_has_state):
     """Oracle: the weights before, bit for bit, and the root's count of steps. 0.28.1 decayed the weights."""

@@ -28,13 +28,31 @@ CYCLE_EDITS = [
   std::mutex wake_mutex;
   std::condition_variable wake;
   bool cycle_awaited = false;
+  // Up to how many tensors without an answer are awaited by cycle after cycle.
+  size_t num_awaited = 0;
 
-  void AwaitCycle() {
+  void AwaitCycle(size_t num_awaited_) {
     {
       std::lock_guard<std::mutex> guard(wake_mutex);
       cycle_awaited = true;
+      num_awaited = std::max(num_awaited, num_awaited_);
     }
     wake.notify_one();
+  }
+
+  // After a cycle. The lock is held while tensors are counted: who awaits one
+  // has queued it before.
+  void KeepAwaiting() {
+    std::lock_guard<std::mutex> guard(wake_mutex);
+    size_t unanswered = 0;
+    for (auto id : process_set_table.Ids()) {
+      unanswered += process_set_table.Get(id).tensor_queue.NumTensors();
+    }
+    if (unanswered > 0 && unanswered <= num_awaited) {
+      cycle_awaited = true;
+    } else {
+      num_awaited = 0;
+    }
   }
 
   // Whether collective context has been completed on the background thread.
@@ -68,13 +86,43 @@ CYCLE_EDITS = [
     Edit(
         path="horovod/common/operations.cc",
         old="""\
+    should_shutdown |= response_list.shutdown();
+  }
+
+  return !should_shutdown;
+""",
+        new="""\
+    should_shutdown |= response_list.shutdown();
+  }
+  state.KeepAwaiting();
+
+  return !should_shutdown;
+""",
+        reason="no sleep before what is awaited is there",
+    ),
+    Edit(
+        path="horovod/common/tensor_queue.h",
+        old="  void FinalizeTensorQueue(const Status& status);\n",
+        new="""\
+  void FinalizeTensorQueue(const Status& status);
+
+  size_t NumTensors() const {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return tensor_table_.size();
+  }
+""",
+        reason="what is not answered yet",
+    ),
+    Edit(
+        path="horovod/common/operations.cc",
+        old="""\
   status = process_set.tensor_queue.AddToTensorQueueMulti(entries, messages);
 
 """,
         new="""\
   status = process_set.tensor_queue.AddToTensorQueueMulti(entries, messages);
   if (entries.size() > 1) {
-    horovod_global.AwaitCycle(); // a group is complete
+    horovod_global.AwaitCycle(0); // a group is complete
   }
 
 """,
@@ -84,7 +132,7 @@ CYCLE_EDITS = [
         path="horovod/common/operations.cc",
         old="    horovod_global.shut_down = true;\n    horovod_global.background_thread.join();\n",
         new="    horovod_global.shut_down = true;\n"
-        "    horovod_global.AwaitCycle();\n"
+        "    horovod_global.AwaitCycle(0);\n"
         "    horovod_global.background_thread.join();\n",
         reason="the end of Horovod is waited for as well",
     ),
@@ -104,14 +152,19 @@ CYCLE_EDITS = [
   return status;
 }
 
-void AwaitCycle() { horovod_global.AwaitCycle(); }
+void AwaitCycle(size_t num_awaited) { horovod_global.AwaitCycle(num_awaited); }
 """,
         reason="for who waits for a result",
     ),
     Edit(
         path="horovod/common/operations.h",
         old="Status EnqueueBarrier(",
-        new="// Have the background thread begin a cycle now.\nvoid AwaitCycle();\n\nStatus EnqueueBarrier(",
+        new="""\
+// Have the background thread begin a cycle now, and one after the other as
+// long as there are tensors without an answer, but at most num_awaited.
+void AwaitCycle(size_t num_awaited);
+
+Status EnqueueBarrier(""",
         reason="declares it",
     ),
     Edit(
@@ -131,7 +184,7 @@ std::function<void()> Counted(std::function<void()> done) {
 
 void AwaitCycleIfAlone() {
   if (under_way == 1) {
-    common::AwaitCycle();
+    common::AwaitCycle(1);
   }
 }
 

@@ -48,4 +48,16 @@ IN_PLACE_EDITS = [
 """,
         reason="a group of them",
     ),
+    Edit(
+        path="horovod/common/common.cc",
+        old="  if (callback != nullptr) {\n    callback(status);\n",
+        new="""\
+  if (callback != nullptr) {
+    // What comes next may be the only owner.
+    tensor.reset();
+    output.reset();
+    callback(status);
+""",
+        reason="the next operation on the result is in place, too",
+    ),
 ]

@@ -63,7 +63,7 @@ void HandleManager::WaitHandle(int handle) {
         new="""\
   {
     py::gil_scoped_release release_python_gil;
-    if (!handle_manager.PollHandle(handle)) AwaitCycle();
+    if (!handle_manager.PollHandle(handle)) AwaitCycle(SIZE_MAX);
     handle_manager.WaitHandle(handle);
   }
 """,
