@@ -43,6 +43,8 @@ from allstep.common.lines import print_line
 
 FORMAT = "allstep-collectives"
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
+_SAME_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
+"""From 4 MiB on numpy asks for huge pages, torch and TensorFlow do not: mpi4py and memcpy would be faster by those."""
 SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
 """8 B to 128 MiB by factors of 8, and 256 MiB."""
 
@@ -142,7 +144,8 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="allstep-collectives-") as directory:
         worker = "allstep.benchmarks.collective_backends.worker"
         texts = (",".join(wanted), ",".join(map(str, sizes)))
-        outcome = run_job([[*launcher, "-m", worker, name, *texts, directory]], time_limit=time_limit, num_threads=1)
+        command = [*_SAME_PAGES, *launcher, "-m", worker, name, *texts, directory]
+        outcome = run_job([command], time_limit=time_limit, num_threads=1)
         if outcome.status != "ok":
             raise Fault(_reason(outcome))
         return [json.loads(Path(directory, f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]

@@ -17,10 +17,9 @@ with lean_import():
     import tensorflow as tf
 
 
-_CHAIN = 4
+_CHAIN = 16
 """All-reduces in one graph: a training step calls one graph for all its gradients, and to call one takes TensorFlow
-longer than to reduce a MiB takes MPI. They are not in place, as those of gradients are: each one's input is still held
-by the one before."""
+longer than to reduce a MiB takes MPI. All but the first are in place, as those of gradients are."""
 
 
 class HorovodTensorFlow:
@@ -37,8 +36,12 @@ class HorovodTensorFlow:
             return buffer
 
         operation = _compiled(array, chain)
-        # Each after the first multiplies by the number of ranks; these are whole numbers, and exact.
-        return Operation(operation.run, lambda: operation.result() / self.size ** (_CHAIN - 1), _CHAIN)
+
+        def result() -> np.ndarray:
+            # Each after the first multiplies by the number of ranks. The first sum is of whole numbers.
+            return np.rint(operation.result() / self.size ** (_CHAIN - 1))
+
+        return Operation(operation.run, result, _CHAIN)
 
     def broadcast(self, array: np.ndarray) -> Operation:
         return _compiled(array, lambda buffer: hvd.broadcast(buffer, 0, name="broadcast"))
