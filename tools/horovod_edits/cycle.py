@@ -5,6 +5,9 @@ backward, is gathered and fused. Whoever waits for a result waited for the cycle
 bytes that takes 0.04 ms now. To sleep without any cycles until there is work was no gain: the first rank with work
 then waits in MPI, polling, for a rank that still computes on the same cores.
 
+Cycle follows cycle until there is an answer. The rank that is first meets the others in a cycle without one, since they
+have no such tensor yet; were it to sleep then, they would wait for it as soon as they have.
+
 TensorFlow does not say when it waits: its operations are asynchronous. There, one that has no other beside it starts a
 cycle, and what comes while it is under way is gathered (as Nagle's algorithm does with small packets, RFC 896).
 """
