@@ -14,16 +14,20 @@ from allstep.benchmarks.comparison.jobs import Outcome
 
 
 class MadeUp(Gate):
-    """Curves are made up; the launches of the test below are not."""
+    """Curves are made up."""
 
-    def __init__(self, **changes: float) -> None:
+    def __init__(self, *, num_kinks: int = 0, **changes: float) -> None:
+        """With each of the first `num_kinks` seeds the weights of all places but the first part by 2e-4."""
         super().__init__(3, launch=lambda _: OK)
-        self._changes = changes
+        self._changes, self._num_kinks, self.trained = changes, num_kinks, []
 
-    def _train(self, place: Place) -> tuple[Outcome, parity.Curve]:
+    def _train(self, place: Place, seed: int) -> tuple[Outcome, parity.Curve]:
+        self.trained.append((place.strategy, seed))
         change = 1 + self._changes.get(place.framework, 0) + self._changes.get(place.strategy, 0)
         losses = {step: change / step for step in (1, 2, 3)}
-        return OK, parity.Curve(losses, {3: {"model/fc.weight": np.array([change, -2.0])}})
+        num_seeds = len({seed for _, seed in self.trained})
+        kink = 4e-4 if place.strategy != "independent" and num_seeds <= self._num_kinks else 0
+        return OK, parity.Curve(losses, {3: {"model/fc.weight": np.array([change + kink, -2.0])}})
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,24 @@ def test_gate_lets_pass_what_trains_the_same_curve(changes, framework, status):
     assert (verdict["status"], verdict["reference"]) == (status, reference.id)
     assert (verdict["reason"] is None) == (status == "passed")
     json.dumps(verdict, allow_nan=False)
+
+
+@pytest.mark.parametrize(("num_kinks", "num_seeds", "status"), [(0, 1, "passed"), (2, 3, "passed"), (3, 3, "failed")])
+def test_weights_that_alone_are_apart_are_tried_with_other_seeds(num_kinks, num_seeds, status):
+    reference, other = (Place("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod"))
+    gate = MadeUp(num_kinks=num_kinks)
+    assert gate.judge(other, reference)["status"] == status
+    assert len(gate.trained) == len(set(gate.trained)) == 2 * num_seeds
+    another = Place("pytorch", "ddp", 1, "cnn", "float32")
+    gate.judge(another, reference)
+    assert len(gate.trained) == len(set(gate.trained))  # the reference once a seed
+
+
+def test_losses_that_are_apart_are_not_tried_again():
+    reference, other = (Place("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod"))
+    gate = MadeUp(horovod=5e-5)
+    assert gate.judge(other, reference)["status"] == "failed"
+    assert len(gate.trained) == 2
 
 
 def test_resnets_are_judged_by_losses_alone():
