@@ -104,11 +104,14 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
     if len(ranks) == 1 or phase in _UNLIMITED or (is_new and not ahead and phase == "step"):
         return None
     patience = max(timeout, _SLOWER * max(seen.longest for seen in behind))
+    # A step may take long on all ranks. Nobody waits before the others are done with it; but one that went on without
+    # the others may never have to wait.
+    took = max(seen.moved_at for seen in ahead) - max(seen.moved_at for seen in behind) if ahead else 0.0
+    patience = max(patience, timeout + min(took, timeout * _PATIENCE_WITH_ALL))
     if is_new and not ahead:
         patience = timeout * _PATIENCE_WITH_ALL_NEW
     elif is_new and phase in _MET_IN:
         # As long again as the others took. They may have been ahead for less: on GPUs a program runs ahead of them.
-        took = max(seen.moved_at for seen in ahead) - max(seen.moved_at for seen in behind)
         patience = took + max(timeout, took)
     elif is_new:
         patience = timeout * _PATIENCE_WHEN_NEW

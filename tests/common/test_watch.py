@@ -104,6 +104,17 @@ def test_a_first_step_may_take_as_long_again_as_that_of_the_others(phase):
     assert not is_stalled(20, 19) and is_stalled(20, 21)
 
 
+def test_a_step_that_takes_long_on_all_is_no_stall_when_the_first_is_done():
+    """Oracle: by hand; a step of another shape is compiled for 25 s, where steps took 1 s before."""
+
+    def is_stalled(took: float, waited: float) -> bool:
+        ranks = [seen(0, "check", 9, waited), seen(1, "step", 8, took + waited, longest=1)]
+        return judge.stalled(ranks, NOW, TIMEOUT) is not None
+
+    assert not is_stalled(25, 0) and not is_stalled(25, 9) and is_stalled(25, 10)
+    assert is_stalled(130, 0)  # it goes on without the others, again and again
+
+
 def test_who_hangs_after_a_collective_is_missing_and_who_waits_in_one_is_not():
     ranks = [seen(0, "check", 9, 12), seen(1, "step", 8, 12)]
     stall = judge.stalled(ranks, NOW, TIMEOUT)
