@@ -38,8 +38,10 @@ class HorovodTensorFlow:
         operation = _compiled(array, chain)
 
         def result() -> np.ndarray:
-            # Each after the first multiplies by the number of ranks. The first sum is of whole numbers.
-            return np.rint(operation.result() / self.size ** (_CHAIN - 1))
+            # Each after the first multiplies by the number of ranks, and may round. The first sum is of whole numbers.
+            sums = operation.result() / self.size ** (_CHAIN - 1)
+            whole = np.rint(sums)
+            return np.where(np.isclose(sums, whole, rtol=_CHAIN * np.finfo(np.float32).eps, atol=0), whole, sums)
 
         return Operation(operation.run, result, _CHAIN)
 
