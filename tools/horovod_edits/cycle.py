@@ -34,11 +34,11 @@ CYCLE_EDITS = [
   // Up to how many tensors without an answer are awaited by cycle after cycle.
   size_t num_awaited = 0;
 
-  void AwaitCycle(size_t num_awaited_) {
+  void AwaitCycle(size_t num_tensors) {
     {
       std::lock_guard<std::mutex> guard(wake_mutex);
       cycle_awaited = true;
-      num_awaited = std::max(num_awaited, num_awaited_);
+      num_awaited = std::max(num_awaited, num_tensors);
     }
     wake.notify_one();
   }
@@ -47,6 +47,9 @@ CYCLE_EDITS = [
   // has queued it before.
   void KeepAwaiting() {
     std::lock_guard<std::mutex> guard(wake_mutex);
+    if (num_awaited == 0) {
+      return;
+    }
     size_t unanswered = 0;
     for (auto id : process_set_table.Ids()) {
       unanswered += process_set_table.Get(id).tensor_queue.NumTensors();
@@ -155,7 +158,7 @@ CYCLE_EDITS = [
   return status;
 }
 
-void AwaitCycle(size_t num_awaited) { horovod_global.AwaitCycle(num_awaited); }
+void AwaitCycle(size_t num_tensors) { horovod_global.AwaitCycle(num_tensors); }
 """,
         reason="for who waits for a result",
     ),
@@ -164,8 +167,8 @@ void AwaitCycle(size_t num_awaited) { horovod_global.AwaitCycle(num_awaited); }
         old="Status EnqueueBarrier(",
         new="""\
 // Have the background thread begin a cycle now, and one after the other as
-// long as there are tensors without an answer, but at most num_awaited.
-void AwaitCycle(size_t num_awaited);
+// long as there are tensors without an answer, but at most num_tensors.
+void AwaitCycle(size_t num_tensors);
 
 Status EnqueueBarrier(""",
         reason="declares it",
