@@ -8,8 +8,11 @@
 Starts the ranks by each library's launcher, in interleaved rounds, checks every result, and prints size, time,
 algorithm bandwidth and bus bandwidth as nccl-tests define them (doc/PERFORMANCE.md there): S/t, and that times 2(n-1)/n
 for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1 for broadcast. S is all-gather's output and
-everybody else's input; a rank's time is the median of several runs, and of the ranks' times the minimum, average and
-maximum are shown. `memcpy` copies the buffer on every rank at once: the limit. `mpi4py` is MPI without a framework.
+everybody else's input. A launch passes over the sizes three times, and a rank's time is the median of several runs of a
+pass; shown are minimum, average and maximum over ranks of the fastest pass of all rounds, and beside it the average's
+median over passes. Where a hypervisor moves cores between caches that they share and do not share, MPI takes 0.2 or
+0.8 ms for a MiB, by the second: the fastest passes of two libraries had the same machine, their medians did not.
+`memcpy` copies the buffer on every rank at once: the limit. `mpi4py` is MPI without a framework.
 
 From Horovod's own times it recommends HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME for a network; --tune trains with
 and without them and prints the ratio. The exit status is 1 where a result was wrong or a library failed.
@@ -94,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
         "missing": missing,
         "failures": failures,
     }
-    if ratios := horovod_over_mpi(samples, rows):
+    if ratios := horovod_over_mpi(rows):
         content["horovod_over_mpi"] = ratios
         for row in ratios:
             print(f"{row['backend']} / mpi4py, all-reduce of {size_name(row['bytes'])}: {row['ratio']:.2f}")
@@ -152,58 +155,42 @@ def launch(
 
 
 def summed_up(name: str, rounds: Sequence[Sequence[Sequence[dict]]]) -> list[dict]:
-    """The rows of one library: of each round the times over ranks, and of those the median over rounds.
+    """The rows of one library: of each the fastest pass, the one with the least average over ranks, and the median.
 
     Args:
         rounds: by round and rank, the rows that the rank wrote.
     """
     num_ranks, found = len(rounds[0]), []
     for number, row in enumerate(rounds[0][0]):
-        of_rounds = [[rank[number] for rank in ranks] for ranks in rounds]
-        choices = {"minimum": min, "average": statistics.fmean, "maximum": max}
-        seconds = {
-            key: statistics.median(choose([rank["seconds"] for rank in ranks]) for ranks in of_rounds)
-            for key, choose in choices.items()
-        }
+        of_ranks = [[rank[number]["seconds"] for rank in ranks] for ranks in rounds]
+        passes = [seconds for ranks in of_ranks for seconds in zip(*ranks, strict=True)]
+        fastest = min(passes, key=statistics.fmean)
+        average = statistics.fmean(fastest)
         size, collective = row["bytes"], row["collective"]
         found.append(
             {
                 "backend": name,
                 "collective": collective,
                 "bytes": size,
-                "seconds": seconds,
-                "algorithm_bandwidth": algorithm_bandwidth(size, seconds["average"]),
-                "bus_bandwidth": bus_bandwidth(collective, size, seconds["average"], num_ranks),
-                "right": all(rank["right"] for ranks in of_rounds for rank in ranks),
+                "seconds": {"minimum": min(fastest), "average": average, "maximum": max(fastest)},
+                "median_seconds": statistics.median(map(statistics.fmean, passes)),
+                "passes": passes,
+                "algorithm_bandwidth": algorithm_bandwidth(size, average),
+                "bus_bandwidth": bus_bandwidth(collective, size, average, num_ranks),
+                "right": all(rank[number]["right"] for ranks in rounds for rank in ranks),
             }
         )
     return found
 
 
-def horovod_over_mpi(samples: dict[str, list], rows: Sequence[dict]) -> list[dict]:
-    """Horovod's all-reduce bandwidth over mpi4py's at each size, the median of the rounds' ratios."""
-
-    def times(name: str) -> dict[int, list[float]]:
-        """By size, the average over ranks of each round."""
-        found: dict[int, list[float]] = {}
-        for ranks in samples.get(name, []):
-            for of_ranks in zip(*ranks, strict=True):
-                if of_ranks[0]["collective"] == "all-reduce":
-                    average = statistics.fmean(row["seconds"] for row in of_ranks)
-                    found.setdefault(of_ranks[0]["bytes"], []).append(average)
-        return found
-
-    reference = times("mpi4py")
+def horovod_over_mpi(rows: Sequence[dict]) -> list[dict]:
+    """Horovod's all-reduce bandwidth over mpi4py's at each size."""
+    reduced = [row for row in rows if row["collective"] == "all-reduce"]
+    reference = {row["bytes"]: row["bus_bandwidth"] for row in reduced if row["backend"] == "mpi4py"}
     return [
-        {
-            "backend": name,
-            "bytes": size,
-            # A library that failed in a later round has fewer of them.
-            "ratio": statistics.median(other / own for other, own in zip(reference[size], seconds, strict=False)),
-        }
-        for name in ("horovod-torch", "horovod-tensorflow")
-        for size, seconds in times(name).items()
-        if size in reference
+        {"backend": row["backend"], "bytes": row["bytes"], "ratio": row["bus_bandwidth"] / reference[row["bytes"]]}
+        for row in reduced
+        if row["backend"].startswith("horovod-") and row["bytes"] in reference
     ]
 
 
@@ -216,12 +203,14 @@ def size_name(num_bytes: int) -> str:
 
 
 def _print(rows: Sequence[dict], missing: dict[str, list[str]]) -> None:
-    print(f"{'':34} {'size':>8} {'min us':>9} {'avg us':>9} {'max us':>9} {'alg GB/s':>9} {'bus GB/s':>9}  result")
+    titles = ("min us", "avg us", "max us", "median us", "alg GB/s", "bus GB/s")
+    print(f"{'':34} {'size':>8} {' '.join(f'{title:>9}' for title in titles)}  result")
     for row in rows:
-        micro = [f"{1e6 * row['seconds'][key]:>9.1f}" for key in ("minimum", "average", "maximum")]
+        times = [*(row["seconds"][key] for key in ("minimum", "average", "maximum")), row["median_seconds"]]
         bandwidths = [f"{row[key] / 1e9:>9.3f}" for key in ("algorithm_bandwidth", "bus_bandwidth")]
         print(
-            f"{row['backend']:19}{row['collective']:15} {size_name(row['bytes']):>8} {' '.join(micro + bandwidths)}  "
+            f"{row['backend']:19}{row['collective']:15} {size_name(row['bytes']):>8} "
+            f"{' '.join([*(f'{1e6 * seconds:>9.1f}' for seconds in times), *bandwidths])}  "
             f"{'right' if row['right'] else 'WRONG'}"
         )
     for name, lacking in missing.items():

@@ -1,4 +1,4 @@
-"""Horovod in TensorFlow, in a graph, as in a compiled training step."""
+"""Horovod in TensorFlow, in a graph and with the threads of a rank of the trainer, as in a compiled training step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from allstep.benchmarks.collective_backends import Operation
+from allstep.common.config import StrategyConfig
+from allstep.common.launcher import placement
 from allstep.common.quiet import lean_import
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -15,35 +17,41 @@ with lean_import():
     import horovod.tensorflow as hvd
 
     import tensorflow as tf
+    from allstep.tensorflow.strategies.horovod import Horovod
 
 
-_CHAIN = 16
-"""All-reduces in one graph: a training step calls one graph for all its gradients, and to call one takes TensorFlow
-longer than to reduce a MiB takes MPI. All but the first are in place, as those of gradients are."""
+_CHAINED_BYTES = 2**31
+"""What all-reduces of one graph reduce at most: a training step calls one graph for all its gradients, and to call one
+takes TensorFlow longer than to reduce a MiB takes MPI. All but the first are in place, as those of gradients are."""
 
 
 class HorovodTensorFlow:
     """Collectives of Horovod's global process set."""
 
     def __init__(self) -> None:
-        hvd.init()
-        self.rank, self.size = hvd.rank(), hvd.size()
+        met = Horovod(placement(), StrategyConfig())
+        met.init()
+        met.pin_device()
+        self.rank, self.size = met.rank, hvd.size()
 
     def all_reduce(self, array: np.ndarray) -> Operation:
+        # Each all-reduce after the first multiplies by the number of ranks, which a float32 bears up to 2**127.
+        length = min(96 // self.size.bit_length(), max(1, _CHAINED_BYTES // array.nbytes))
+
         def chain(buffer: tf.Tensor) -> tf.Tensor:
-            for number in range(_CHAIN):
+            for number in range(length):
                 buffer = hvd.allreduce(buffer, op=hvd.Sum, name=f"all_reduce_{number}")
             return buffer
 
         operation = _compiled(array, chain)
 
         def result() -> np.ndarray:
-            # Each after the first multiplies by the number of ranks, and may round. The first sum is of whole numbers.
-            sums = operation.result() / self.size ** (_CHAIN - 1)
+            # The first sum is of whole numbers; the others may round.
+            sums = operation.result() / np.float32(self.size) ** (length - 1)
             whole = np.rint(sums)
-            return np.where(np.isclose(sums, whole, rtol=_CHAIN * np.finfo(np.float32).eps, atol=0), whole, sums)
+            return np.where(np.isclose(sums, whole, rtol=length * np.finfo(np.float32).eps, atol=0), whole, sums)
 
-        return Operation(operation.run, result, _CHAIN)
+        return Operation(operation.run, result, length)
 
     def broadcast(self, array: np.ndarray) -> Operation:
         return _compiled(array, lambda buffer: hvd.broadcast(buffer, 0, name="broadcast"))

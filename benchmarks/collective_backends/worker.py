@@ -17,12 +17,14 @@ import numpy as np
 from allstep.benchmarks.collective_backends import Operation, create
 from allstep.common.ending import run_rank
 
+_PASSES = 3
+"""How often all sizes are timed, one after the other: seconds apart, as what disturbs a machine comes and goes."""
 _PERIOD = 13
 """Inputs repeat after so many elements: prime, so that a displaced block is noticed."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write rank-R.json to the directory: a list of rows, and of collectives that the library lacks."""
+    """Write rank-R.json to the directory: rows, each with its seconds by pass, and the collectives that are missing."""
     name, collectives, sizes, directory = arguments
     backend = create(name)
     rows, missing = [], []
@@ -31,13 +33,17 @@ def main(arguments: Sequence[str]) -> None:
         if make is None:
             missing.append(collective)
             continue
+        operations = []
         for size in map(int, sizes.split(",")):
             count = num_elements(size, backend.size)
             operation = make(given(collective, count, backend.rank, backend.size))
             operation.run()
             is_right = np.array_equal(operation.result(), expected(collective, count, backend.rank, backend.size))
-            seconds = _time(operation, max(3, num_runs(size) // operation.times))
-            rows.append({"collective": collective, "bytes": 4 * count, "right": bool(is_right), "seconds": seconds})
+            rows.append({"collective": collective, "bytes": 4 * count, "right": bool(is_right), "seconds": []})
+            operations.append((operation, num_runs(size, operation.times), rows[-1]["seconds"]))
+        for _ in range(_PASSES):
+            for operation, runs, seconds in operations:
+                seconds.append(_time(operation, runs))
     Path(directory, f"rank-{backend.rank}.json").write_text(json.dumps({"rows": rows, "missing": missing}))
 
 
@@ -46,12 +52,13 @@ def num_elements(num_bytes: int, num_ranks: int) -> int:
     return max(1, num_bytes // 4 // num_ranks) * num_ranks
 
 
-def num_runs(num_bytes: int) -> int:
-    """Timed runs of a size: the same on all ranks, since they take part in each.
+def num_runs(num_bytes: int, times: int = 1) -> int:
+    """Timed runs of a size in a pass, where one moves the data so many times: the same on all ranks.
 
     The larger the message, the dearer a run, and the smaller the part of it that what else a core does can change.
     """
-    return 40 if num_bytes <= 2**16 else 20 if num_bytes <= 2**22 else 6 if num_bytes <= 2**25 else 3
+    runs = 15 if num_bytes <= 2**16 else 9 if num_bytes <= 2**22 else 3 if num_bytes <= 2**25 else 1
+    return max(min(runs, 3), runs // times)
 
 
 def given(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarray:

@@ -144,16 +144,19 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(tm
     assert "\n" not in str(caught.value)
 
 
-def test_times_over_ranks_and_rounds():
-    def rows(seconds: float) -> list[dict]:
+def test_times_over_ranks_and_passes():
+    """The fastest pass of all rounds, whole: not the fastest of each rank."""
+
+    def rows(*seconds: float) -> list[dict]:
         return [{"collective": "all-reduce", "bytes": 1000, "right": True, "seconds": seconds}]
 
-    rounds = [[rows(1.0), rows(3.0)], [rows(10.0), rows(30.0)], [rows(2.0), rows(4.0)]]
+    rounds = [[rows(1.0, 10.0), rows(9.0, 30.0)], [rows(20.0, 2.0), rows(30.0, 4.0)]]
     [row] = collectives.summed_up("mpi4py", rounds)
     assert row["seconds"] == {"minimum": 2.0, "average": 3.0, "maximum": 4.0} and row["bus_bandwidth"] == 1000 / 3
-    samples = {"mpi4py": [[rows(1.0)], [rows(1.0)]], "horovod-torch": [[rows(2.0)], [rows(4.0)]]}
-    [ratio] = collectives.horovod_over_mpi(samples, [])
-    assert ratio == {"backend": "horovod-torch", "bytes": 1000, "ratio": 0.375}
+    assert row["median_seconds"] == (5.0 + 20.0) / 2 and row["passes"] == [(1, 9), (10, 30), (20, 30), (2, 4)]
+    [of_horovod] = collectives.summed_up("horovod-torch", [[rows(8.0, 6.0), rows(8.0, 6.0)]])
+    [ratio] = collectives.horovod_over_mpi([row, of_horovod])
+    assert ratio == {"backend": "horovod-torch", "bytes": 1000, "ratio": 0.5}
 
 
 def test_recommendations_follow_the_costs():

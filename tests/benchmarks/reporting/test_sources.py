@@ -19,7 +19,7 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     other.mkdir()
     (other / "half.json").write_text('{"format": "allstep-compare", "ver')
     (other / "compare.json").write_text(json.dumps({"format": "allstep-compare", "version": 99}))
-    (other / "hollow.json").write_text(json.dumps({"format": "allstep-collectives", "version": 1}))
+    (other / "hollow.json").write_text(json.dumps({"format": "allstep-collectives", "version": 2}))
     figure = {"what": "a", "ours": "many", "reference": 1, "ratio": 1, "target": "", "reached": True}
     benchmark = {"format": "allstep-benchmark", "version": 1, "figures": [figure], "samples": {}}
     (other / "words.json").write_text(json.dumps(benchmark))
