@@ -6,8 +6,8 @@
 
 For every cell that both have: its share of the machine's limit (images/s over that of independent processes in the same
 round, the median over rounds) in both runs; and for every place in the table, whether the strategies are ranked alike.
-Images/s themselves follow the machine, which may be slower today. The exit status is 0 where no share differs by more
-than 5 % and no ranking changed, 1 else.
+Images/s themselves follow the machine, which may be slower today. How well each run knew its shares stands below. The
+exit status is 0 where no share differs by more than 5 % and no ranking changed, 1 else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.comparison import results
+from allstep.benchmarks.comparison.samples import resolution
 from allstep.common.ending import run_rank
 from allstep.common.errors import UserError
 
@@ -78,6 +79,8 @@ def main() -> None:
         print(f"{one.cell:64} {one.first:6.3f} {one.second:6.3f} {one.change:+7.1%}  {_verdict(one.holds)}")
     for place in sorted(before.keys() & after.keys()):
         print(f"{place:64} {' > '.join(after[place])}  {_verdict(before[place] == after[place])}")
+    for directory, cells in zip(flags.directories, (first, second), strict=True):
+        print(f"{directory}: {resolution(cells)}")
     same = all(before[place] == after[place] for place in before.keys() & after.keys())
     sys.exit(0 if same and all(one.holds for one in found) else 1)
 

@@ -112,6 +112,27 @@ def efficiency(cell: Cell, samples: Samples, comparable: set[str]) -> dict:
     return found
 
 
+def resolution(cells: Sequence[dict]) -> str:
+    """How small a difference between shares of the limit means something, in a sentence; empty where nobody can know.
+
+    Args:
+        cells: as the file format has them.
+    """
+    shares = [
+        cell["efficiency"]["independent"]
+        for cell in cells
+        if cell["strategy"] != INDEPENDENT and "independent" in (cell["efficiency"] or {})
+    ]
+    halves = [(share["high"] - share["mean"]) / share["mean"] for share in shares if share["num"] > 1]
+    if not halves:
+        return ""
+    return (
+        f"Shares of the limit are known to +-{statistics.median(halves):.1%} here (half the 95 % confidence interval "
+        "of their mean, the median of the cells): smaller differences mean nothing. A quieter machine narrows that, "
+        "and so do more --repetitions."
+    )
+
+
 def _first_framework(samples: Samples) -> str:
     return next(iter(samples)).split(".")[1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from allstep.benchmarks.comparison.samples import resolution
 from allstep.benchmarks.reporting.document import (
     NOTHING,
     Section,
@@ -96,6 +97,8 @@ def _measured(title: str, cells: Sequence[Cell]) -> Section:
     )
     section.figures += [figure for caption, value, unit in shown if (figure := _bars(caption, alike, value, unit))]
     section.tables.append(_table(cells))
+    if told := resolution(cells):
+        section.text.append(told)
     section.commands = [cell["command"] for cell in cells]
     return section
 

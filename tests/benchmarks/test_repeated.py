@@ -11,14 +11,16 @@ from allstep.common.errors import UserError
 
 def a_cell(strategy: str, share: float) -> dict:
     place = {"workload": "synthetic-weak", "framework": "pytorch", "model": "cnn", "batch_size": 64, "ranks": 2}
-    efficiency = {"independent": {"median": share}}
+    efficiency = {"independent": {"num": 5, "median": share, "mean": share, "high": 1.1 * share}}
     return {"id": f"{strategy}.2", "strategy": strategy, "precision": "float32", "efficiency": efficiency, **place}
 
 
 @pytest.mark.parametrize(
     ("again", "holds"), [((0.92, 0.84), True), ((0.92, 0.70), False), ((0.86, 0.87), False)], ids=str
 )
-def test_a_repeated_comparison_holds_within_five_percent_and_in_the_same_order(tmp_path, monkeypatch, again, holds):
+def test_a_repeated_comparison_holds_within_five_percent_and_in_the_same_order(
+    tmp_path, monkeypatch, capsys, again, holds
+):
     for name, shares in (("first", (0.9, 0.85)), ("second", again)):
         cells = [a_cell(*one) for one in zip(("horovod", "ddp"), shares, strict=True)]
         limit = {**a_cell("independent", 1.0), "id": "independent.2"}
@@ -27,6 +29,7 @@ def test_a_repeated_comparison_holds_within_five_percent_and_in_the_same_order(t
     with pytest.raises(SystemExit) as ended:
         repeated.main()
     assert ended.value.code == (0 if holds else 1)
+    assert capsys.readouterr().out.count("known to +-10.0% here") == 2
 
 
 def test_a_repetition_of_a_broken_comparison_is_told_in_one_line(tmp_path, monkeypatch, capsys):

@@ -77,6 +77,19 @@ def test_efficiency_is_the_ratio_within_a_round():
     assert "single_process" not in samples.efficiency(cell(), of_all, {cell().id, cell(ranks=1).id})
 
 
+def test_how_well_shares_of_the_limit_are_known():
+    """Of three cells with 5, 10 and 20 %, 10 %; the limit itself and what was measured once have no say."""
+
+    def share(half: float, num: int = 5) -> dict:
+        return {"independent": {"num": num, "mean": 0.5, "high": 0.5 * (1 + half)}}
+
+    cells = [{"strategy": "horovod", "efficiency": share(half)} for half in (0.05, 0.2, 0.1)]
+    others = [{"strategy": "independent", "efficiency": share(0.9)}, {"strategy": "ddp", "efficiency": None}]
+    once = {"strategy": "ddp", "efficiency": share(0.0, num=1)}
+    assert "known to +-10.0% here" in samples.resolution([*cells, *others, once])
+    assert samples.resolution([*others, once]) == ""
+
+
 def test_a_note_tells_all_that_stands_against_a_cell():
     of = {"status": "partial", "reason": "it hung", "images_per_second": {"median": 1}, "comparable": False}
     of |= {"gate": {"reason": "its curve differs"}}
