@@ -191,7 +191,7 @@ def _table(cells: Sequence[Cell]) -> Table:
                 _name(cell),
                 str(cell["ranks"]),
                 amount(rate["median"]),
-                f"{amount(rate['mean'])} ± {half:,.3g}",
+                f"{amount(rate['mean'])} ± {amount(half)}",
                 amount(rate["stdev"]),
                 *efficiencies,
                 mebibytes(max(cell["peak_memory_bytes_by_rank"] or [0]) or None),

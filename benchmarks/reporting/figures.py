@@ -103,7 +103,8 @@ def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_labe
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     for place, value in zip(places, values, strict=True):
-        axes.annotate(f"{value:.3g}", (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        told = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        axes.annotate(told, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
     return Figure(caption, _svg(figure, axes, legend=False))
