@@ -1,3 +1,9 @@
-"""One pytest process imports both frameworks: TensorFlow after Triton, since the other order crashes the process."""
+"""What holds for every test process, before anything else is imported."""
 
+import signal
+
+# Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
 import torch._dynamo  # noqa: F401 (torch.optim would import it, and Triton with it, after TensorFlow)
+
+# A shell has what it runs in the background ignore Ctrl-C, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
