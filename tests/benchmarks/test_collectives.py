@@ -156,7 +156,7 @@ def test_times_over_ranks_and_passes():
     assert row["median_seconds"] == (5.0 + 20.0) / 2 and row["passes"] == [(1, 9), (10, 30), (20, 30), (2, 4)]
     [of_horovod] = collectives.summed_up("horovod-torch", [[rows(8.0, 6.0), rows(8.0, 6.0)]])
     [ratio] = collectives.horovod_over_mpi([row, of_horovod])
-    assert ratio == {"backend": "horovod-torch", "bytes": 1000, "ratio": 0.5}
+    assert ratio == {"backend": "horovod-torch", "bytes": 1000, "ratio": 0.5, "ratio_of_medians": 12.5 / 7.0}
 
 
 def test_recommendations_follow_the_costs():

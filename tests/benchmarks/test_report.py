@@ -15,7 +15,7 @@ from requirements import need
 from allstep.benchmarks import report
 from allstep.benchmarks.comparison.cells import Settings
 from allstep.benchmarks.comparison.rules import rules
-from allstep.benchmarks.reporting.figures import Line, lines
+from allstep.benchmarks.reporting.figures import Line, bars, lines
 
 ARTEFACTS = REPOSITORY / "build" / "artefacts"
 """Where the screenshots stay; git ignores build/."""
@@ -123,6 +123,7 @@ def test_numbers_of_the_results_are_in_both_forms(results, capsys):
         assert "1 of 2 efficiencies are forecast within 5 points" in written and "Told so." in written
         assert "MISSED by 7.1 points: own runs, pytorch, horovod, cnn on 4 ranks" in written
         assert "+2.3" in written and "+7.1" in written
+        assert "0.87" in written and "0.63" in written  # Horovod's all-reduce over MPI's
         assert "horovod: images" not in written
 
 
@@ -178,3 +179,9 @@ def test_figures_are_fit_for_a_page():
     svg = lines(HOSTILE, [Line(HOSTILE, [1, 2], [1.0, 2.0])], x_label="x", y_label="y").svg
     assert svg.startswith("<svg") and "<script" not in svg and "&lt;script&gt;" in svg
     assert "var(--c0)" in svg and "#0072b2" not in svg and 'id="figure' not in svg
+
+
+def test_bars_have_their_values_without_exponents():
+    svg = bars("Peak memory", ["small", "large"], [12.345, 1234.5], x_label="MiB").svg
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert {"12.3", "1,234", "small", "large", "MiB"} <= set(texts)
