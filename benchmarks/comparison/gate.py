@@ -12,7 +12,9 @@ of PyTorch in float32 differ from its own in float64 by up to a tenth. So the we
 steps: the second one tells of the first update, which halves the loss here, and agrees to 2e-4 between frameworks.
 
 In bf16 the frameworks round differently, by 1/256 in each layer, and biases, which begin at 0, differ by a sixth after
-ten steps. Again losses are judged: measured 0.7 % apart, 2 % allowed.
+ten steps. Again losses are judged. Between frameworks they were 0.7 % apart on a processor that computes in bf16, and
+up to 2.2 % on one that does not, where either is up to 1.6 % from its own float32: 4 % are allowed. Within a framework
+they were 0.3 % apart, and 2 % are allowed.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from allstep.benchmarks.launching import train_command
 _NUM_SAMPLES = 1437  # of digits
 _OPTIMIZER = "momentum"
 _SEEDS = (parity.SEED, 3, 4)
-_DEEP_STEPS, _DEEP_BOUND = 2, 1e-3
-_BF16_BOUND = 2e-2
+_DEEP_STEPS = 2
+_DEEP_BOUNDS = parity.Bounds(runs=1e-3, frameworks=1e-3)
+_BF16_BOUNDS = parity.Bounds(runs=2e-2, frameworks=4e-2)
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,10 @@ class Gate:
             return self._verdict(place, "failed", outcome.reason, log=outcome.log)
         [worst] = parity.apart(expected, curve).values()
         column = "runs" if place.framework == reference.framework else "frameworks"
-        bound = _bound_of_losses(place) or parity.bound_of(parity.SETTINGS[_OPTIMIZER].bounds, column)
+        of_losses = _bounds_of_losses(place)
+        bound = parity.bound_of(of_losses or parity.SETTINGS[_OPTIMIZER].bounds, column)
         figures = {"loss_difference": worst.loss, "weight_difference": worst.weights, "bound": bound}
-        if worst.loss <= bound and (_bound_of_losses(place) or worst.weights <= bound):
+        if worst.loss <= bound and (of_losses or worst.weights <= bound):
             return self._verdict(place, "passed", None, reference=reference.id, **figures)
         reason = (
             f"its curve differs from that of {reference.id}: losses by {worst.loss:.1e}, weights by "
@@ -147,11 +151,11 @@ def _may_be_a_kink(verdict: dict) -> bool:
     return verdict["status"] == "failed" and loss is not None and loss <= verdict["bound"]
 
 
-def _bound_of_losses(place: Place) -> float | None:
-    """The bound where losses alone are judged; None where weights are as well."""
-    if place.deep:
-        return _DEEP_BOUND if place.precision == "float32" else _BF16_BOUND
-    return None if place.precision == "float32" else _BF16_BOUND
+def _bounds_of_losses(place: Place) -> parity.Bounds | None:
+    """The bounds where losses alone are judged; None where weights are as well."""
+    if place.precision != "float32":
+        return _BF16_BOUNDS
+    return _DEEP_BOUNDS if place.deep else None
 
 
 def no_verdict(reason: str) -> dict:

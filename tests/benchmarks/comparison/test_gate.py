@@ -76,11 +76,15 @@ def test_resnets_are_judged_by_losses_alone():
         assert (verdict["status"], verdict["num_steps"]) == (status, 2)
 
 
-def test_bf16_is_judged_by_losses_alone():
-    reference, other = (Place("pytorch", name, 1, "cnn", "bf16") for name in ("independent", "horovod"))
-    for change, status in ((1e-2, "passed"), (5e-2, "failed")):
+@pytest.mark.parametrize(
+    ("framework", "bound", "changes"),
+    [("pytorch", 2e-2, {1e-2: "passed", 3e-2: "failed"}), ("tensorflow", 4e-2, {3e-2: "passed", 5e-2: "failed"})],
+)
+def test_bf16_is_judged_by_losses_alone(framework, bound, changes):
+    reference, other = Place("pytorch", "independent", 1, "cnn", "bf16"), Place(framework, "horovod", 1, "cnn", "bf16")
+    for change, status in changes.items():
         verdict = MadeUp(horovod=change).judge(other, reference)
-        assert (verdict["status"], verdict["bound"]) == (status, 2e-2)
+        assert (verdict["status"], verdict["bound"]) == (status, bound)
 
 
 def test_what_has_no_one_curve_is_not_judged():
