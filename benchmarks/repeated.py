@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.comparison import results
-from allstep.benchmarks.comparison.samples import resolution
+from allstep.benchmarks.comparison.samples import resolution, share_of_limit
 from allstep.common.ending import run_rank
 from allstep.common.errors import UserError
 
@@ -62,9 +62,8 @@ def _place(cell: dict) -> str:
 
 
 def _share(cell: dict) -> float | None:
-    """None for the limit itself, and where nothing was measured or may be compared."""
-    share = (cell["efficiency"] or {}).get("independent")
-    return share["median"] if share and cell["strategy"] != "independent" else None
+    share = share_of_limit(cell)
+    return share["median"] if share else None
 
 
 def main() -> None:

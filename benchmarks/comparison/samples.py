@@ -112,17 +112,21 @@ def efficiency(cell: Cell, samples: Samples, comparable: set[str]) -> dict:
     return found
 
 
+def share_of_limit(cell: dict) -> dict | None:
+    """Statistics of a cell's speed over that of as many independent processes, the machine's limit.
+
+    None for the limit itself, and where nothing was measured or may be compared.
+    """
+    return None if cell["strategy"] == INDEPENDENT else (cell["efficiency"] or {}).get("independent")
+
+
 def resolution(cells: Sequence[dict]) -> str:
     """How small a difference between shares of the limit means something, in a sentence; empty where nobody can know.
 
     Args:
         cells: as the file format has them.
     """
-    shares = [
-        cell["efficiency"]["independent"]
-        for cell in cells
-        if cell["strategy"] != INDEPENDENT and "independent" in (cell["efficiency"] or {})
-    ]
+    shares = filter(None, map(share_of_limit, cells))
     halves = [(share["high"] - share["mean"]) / share["mean"] for share in shares if share["num"] > 1]
     if not halves:
         return ""
