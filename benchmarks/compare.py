@@ -14,6 +14,7 @@ one framework alone has is measured in that one.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import signal
@@ -102,8 +103,8 @@ def _parser() -> Parser:
     add("--workloads", type=listed(str, WORKLOADS), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
     add("--repetitions", type=at_least(LEAST_REPETITIONS), default=LEAST_REPETITIONS, metavar="N")
     add("--num-warmup-batches", type=at_least(1), default=5, metavar="N")
-    add("--num-batches-per-iter", type=at_least(1), default=5, metavar="N")
-    add("--num-iters", type=at_least(1), default=5, metavar="N", help="timed blocks of batches in a launch")
+    add("--num-batches-per-iter", type=at_least(1), default=4, metavar="N")
+    add("--num-iters", type=at_least(1), default=8, metavar="N", help="timed blocks of batches in a launch")
     add("--dataset", default="digits", metavar="NAME", help="of real input")
     add("--data-dir", metavar="DIR")
     add("--epochs", type=at_least(2), default=EPOCHS, metavar="N", help="of real input; the first warms up")
@@ -111,6 +112,13 @@ def _parser() -> Parser:
     add("--target-accuracy", type=float, default=0.97, metavar="SHARE", help="of real input, in 0..1")
     add("--gate-steps", type=at_least(1), default=10, metavar="N", help="steps over which curves are compared")
     add("--threads-per-rank", type=at_least(1), default=1, metavar="N")
+    add(
+        "--turns",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="launch the cells of a table together and let them run block by block in turn; without, one after the "
+        "other: for a job that needs all memory, or a GPU, for itself",
+    )
     add("--time-limit", type=at_least(1), default=300, metavar="SECONDS", help="of one launch")
     add("--quick", action="store_true", help="next to nothing, once: to see whether all works")
     add("--output-dir", type=Path, default=Path("runs/compare"), metavar="DIR")

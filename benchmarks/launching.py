@@ -19,6 +19,8 @@ class Start:
     """Whether the strategy runs on so many ranks."""
     synchronous: bool = True
     """Whether its curve is that of `single`."""
+    polls: bool = False
+    """Whether its ranks take processor time while nothing is to be done."""
 
 
 def _one(num_ranks: int) -> bool:
@@ -32,7 +34,7 @@ def _several(num_ranks: int) -> bool:
 STARTS = {
     "pytorch": {
         "single": Start(can_have=_one),
-        "horovod": Start(HOROVODRUN),
+        "horovod": Start(HOROVODRUN, polls=True),
         "ddp": Start(TORCHRUN),
         "fsdp": Start(TORCHRUN),
         "data-parallel": Start(can_have=_one),  # it takes all GPUs; without any it runs on one device
@@ -40,7 +42,7 @@ STARTS = {
     },
     "tensorflow": {
         "single": Start(can_have=_one),
-        "horovod": Start(HOROVODRUN),
+        "horovod": Start(HOROVODRUN, polls=True),
         "mirrored": Start(flags=("--num-devices", "{ranks}")),
         "multi-worker-mirrored": Start(HOROVODRUN),
         "central-storage": Start(flags=("--num-devices", "{ranks}")),

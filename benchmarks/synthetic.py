@@ -19,7 +19,7 @@ from collections import deque
 
 import numpy as np
 
-from allstep.benchmarks.comparison import rank
+from allstep.benchmarks.comparison import rank, turns
 from allstep.benchmarks.comparison.estimate import estimate
 from allstep.common.cli import Parser, at_least
 from allstep.common.config import TrainConfig
@@ -70,13 +70,15 @@ def measure(
     steps(1)
     first_step_at = time.time()
     steps(flags.num_warmup_batches - 1)
-    rank.meet(flags)
+    wait_for_turn = turns.taken(flags.turns, worker.collectives.world_size)
     seconds = []
     for number in range(flags.num_iters):
+        wait_for_turn()
         started = time.perf_counter()
         steps(flags.num_batches_per_iter)
         seconds.append(time.perf_counter() - started)
         tell(f"Iter #{number}: {num_images / seconds[-1] / place.world_size:.1f} img/sec per rank")
+    wait_for_turn()
     of_ranks = rank.seconds_by_rank(seconds, worker.collectives)
     rates = estimate([num_images / max(of_iteration) for of_iteration in of_ranks])
     mean, half = rates.mean, rates.high - rates.mean

@@ -8,7 +8,7 @@ from allstep.benchmarks.comparison import samples
 from allstep.benchmarks.comparison.cells import Cell, Settings
 from allstep.benchmarks.comparison.jobs import Outcome
 
-SETTINGS = Settings(2, 2, 2, "digits", None, 2, 0.01, 0.9, 3, 1)
+SETTINGS = Settings(2, 2, 2, "digits", None, 2, 0.01, 0.9, 3, 1, True)
 OK = Outcome("ok", None, 1000.0, 9.0, None)
 TEST = "ALLSTEP_TEST"
 """A variable that what a test launches inherits."""

@@ -14,6 +14,7 @@ INDEPENDENT = "independent"
 limit."""
 WORKLOADS = ("synthetic-weak", "synthetic-strong", "real-weak", "real-strong")
 PRECISIONS = ("float32", "bf16")
+_A_DAY = 24 * 60 * 60
 _SMALL = ("--synthetic-shape", "28", "28", "1", "--synthetic-classes", "10")
 _LARGE = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
 SYNTHETIC_IMAGES = {"mlp": _SMALL, "cnn": _SMALL, "resnet18": _LARGE, "resnet50": _LARGE}
@@ -40,6 +41,8 @@ class Settings:
     gate_steps: int
     """Steps over which curves are compared."""
     threads_per_rank: int
+    turns: bool
+    """Whether the cells of a table are launched together and take turns, block by block."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class Cell:
     @property
     def scaling(self) -> str:
         return self.workload.partition("-")[2]
+
+    @property
+    def table(self) -> tuple[object, ...]:
+        """What the cells of one table have in common."""
+        return self.workload, self.model, self.batch_size, self.precision
 
     @property
     def global_batch_size(self) -> int:
@@ -113,18 +121,24 @@ def matrix(
     return list(dict.fromkeys(cells))
 
 
-def commands(cell: Cell, settings: Settings, folder: Path) -> tuple[list[list[str]], list[Path]]:
-    """The commands of a cell's launch, to be run at once, and the files that they will write in `folder`."""
+def commands(
+    cell: Cell, settings: Settings, folder: Path, *, turns: Path | None = None
+) -> tuple[list[list[str]], list[Path]]:
+    """The commands of a cell's launch, to be run at once, and the files that they will write in `folder`.
+
+    Args:
+        turns: the socket where the ranks are to wait for their turns.
+    """
     number = cell.ranks if cell.strategy == INDEPENDENT else 1
     outputs = [folder / f"output-{process}.json" for process in range(number)]
     batch = cell.global_batch_size // number
-    meeting = ("--meet", folder, number) if number > 1 else ()
+    waiting = ("--turns", turns) if turns else ()
     trained = ("--framework", cell.framework, "--global-batch-size", batch, "--precision", cell.precision)
     flags = (*flags_of(cell.input, cell.model, settings), *trained)
     module = "allstep.benchmarks.synthetic" if cell.input == "synthetic" else "allstep.benchmarks.comparison.real"
     strategy, ranks = trainers_name(cell.strategy), cell.ranks // number
     return [
-        train_command(cell.framework, strategy, ranks, (*flags, *meeting, "--output", output), module=module)
+        train_command(cell.framework, strategy, ranks, (*flags, *waiting, "--output", output), module=module)
         for output in outputs
     ], outputs
 
@@ -142,4 +156,6 @@ def flags_of(kind: str, model: str, settings: Settings) -> tuple[object, ...]:
     return (
         *("--model", model, "--dataset", settings.dataset, *data_dir),
         *("--epochs", settings.epochs, "--base-lr", settings.base_lr),
+        # A rank that is stopped where it is not its turn is neither lost nor stuck.
+        *(("--fault-timeout", _A_DAY, "--stall-timeout", 0) if settings.turns else ()),
     )

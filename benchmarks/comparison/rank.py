@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,18 +17,14 @@ import numpy as np
 from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.launching import FRAMEWORKS
 from allstep.common import run
-from allstep.common.errors import Fault
 from allstep.common.worker import Collectives, Worker
-
-_POLL_SECONDS = 0.005
-_PATIENCE_SECONDS = 120
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of a measured rank; all others are the trainer's."""
     parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     parser.add_argument("--output", type=output_file, metavar="FILE", help="write what was measured as JSON")
-    parser.add_argument("--meet", nargs=2, metavar=("FOLDER", "N"), help="wait in FOLDER until N processes are ready")
+    parser.add_argument("--turns", type=Path, metavar="SOCKET", help="wait there for turns, as compare gives them")
 
 
 def run_trainer(framework: str, arguments: Sequence[str], train: Callable[..., None]) -> None:
@@ -38,23 +32,6 @@ def run_trainer(framework: str, arguments: Sequence[str], train: Callable[..., N
     sys.argv[1:] = arguments
     run.train = train
     importlib.import_module(f"allstep.{framework}.train").main()
-
-
-def meet(flags: argparse.Namespace) -> None:
-    """Wait for the other processes of `--meet`, which do not communicate otherwise.
-
-    Raises:
-        Fault: they did not come.
-    """
-    if flags.meet is None:
-        return
-    folder, number = Path(flags.meet[0]), int(flags.meet[1])
-    (folder / f"ready-{os.getpid()}").touch()
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while len(list(folder.glob("ready-*"))) < number:
-        if time.monotonic() > deadline:
-            raise Fault(f"{number} processes were to meet in {folder}; not all came within {_PATIENCE_SECONDS} s")
-        time.sleep(_POLL_SECONDS)
 
 
 def by_rank(values: Sequence[int], collectives: Collectives) -> np.ndarray:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from allstep.benchmarks.comparison import rank
+from allstep.benchmarks.comparison import rank, turns
 from allstep.common import run
 from allstep.common.config import TrainConfig
 from allstep.common.datasets import Dataset
@@ -20,14 +21,16 @@ from allstep.common.worker import Worker
 
 
 class Recorder(Reporter):
-    """Keeps what the engine tells of each epoch, on every rank."""
+    """Keeps what the engine tells of each epoch, on every rank, and waits for its turn before the next one."""
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, Any]] = []
+        self.wait_for_turn: Callable[[], None] = lambda: None
 
     def event(self, name: str, **fields: Any) -> None:
         if name == "epoch":
             self.epochs.append(fields)
+            self.wait_for_turn()
 
 
 def main() -> None:
@@ -38,7 +41,7 @@ def main() -> None:
     run.open_reporter = lambda *_: recorder
 
     def measure(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement, **options: Any) -> None:
-        rank.meet(flags)
+        recorder.wait_for_turn = turns.taken(flags.turns, worker.collectives.world_size)
         train(worker, dataset, config, place, **options)
         seconds = [epoch["epoch_seconds"] for epoch in recorder.epochs]
         of_ranks = rank.seconds_by_rank(seconds, worker.collectives)

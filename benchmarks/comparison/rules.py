@@ -10,6 +10,16 @@ LEAST_REPETITIONS = 5  # below that, neither a median nor an interval says much
 _FEW = f" That is fewer than the {LEAST_REPETITIONS} times from which figures mean something."
 
 
+def _of_turns(settings: Settings) -> Sequence[str]:
+    if not settings.turns:
+        return ()
+    return (
+        "The cells of a table, as many as memory has room for, are started one after the other and then run their "
+        "timed blocks in turn (A B C, A B C, ...), so that what else the machine does meets all alike. Who waits does "
+        "nothing: ranks that would poll (Horovod's) are stopped meanwhile.",
+    )
+
+
 def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -> Sequence[str]:
     """One sentence a rule."""
     of_cores = (
@@ -28,9 +38,11 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         # synthetic.py, real.py
         f"Warm-up is excluded: {settings.num_warmup_batches} steps of synthetic input, the first epoch of real input.",
         "The device is idle before each clock read: a block ends when its last update can be read.",
-        # compare.py
-        f"Every cell is launched anew by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...), so "
-        f"that what else the machine does meets all alike.{_FEW if num_rounds < LEAST_REPETITIONS else ''}",
+        # session.py
+        f"Every cell is launched anew by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...)."
+        f"{_FEW if num_rounds < LEAST_REPETITIONS else ''}",
+        # turns.py
+        *_of_turns(settings),
         # availability.py
         of_cores,
         # samples.py
@@ -48,7 +60,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         # samples.efficiency
         "Efficiency is told against the same strategy on one rank, against a plain single process, and against as many "
         "independent processes at once, which is the machine's own limit; and a framework's speed against that of the "
-        "first framework in the same place; all as ratios within a round.",
+        "first framework in the same place. A ratio is one of two blocks with the same number in the same round; told "
+        "is the median of all, with the mean of the rounds' medians and its interval.",
         f"Time to accuracy is training time to {settings.target_accuracy:.1%} validation accuracy, the first step's "
         "compilation included, without start-up and validation.",
         "Peak memory is that of each rank: of its GPU where there is one, else resident memory of its process. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,7 @@ def _together(blocks: Sequence[dict]) -> dict:
 
 def summarise(cell: Cell, samples: Sequence[dict | None]) -> dict:
     """Status and statistics of a cell."""
-    good = [sample for sample in samples if sample and sample["status"] == "ok"]
+    good = [sample for sample in samples if _is_good(sample)]
     bad = [sample for sample in samples if sample and sample["status"] != "ok"]
     accuracies = [sample["epochs"][-1]["validation_accuracy"] for sample in good if sample["epochs"]]
     memory = [sample["peak_memory_bytes_by_rank"] for sample in good]
@@ -90,7 +91,11 @@ def _statistics(samples: Sequence[dict], name: str) -> dict | None:
 
 
 def efficiency(cell: Cell, samples: Samples, comparable: set[str]) -> dict:
-    """Ratios of a cell's speed to that of others in the same rounds, as the file format has them.
+    """Ratios of a cell's speed to that of others, as the file format has them.
+
+    A ratio is made of two blocks with the same number in the same round, which follow each other where cells take
+    turns. The median is that of all pairs of blocks; the mean with its interval and the spread are over the rounds, of
+    the median of each.
 
     Args:
         comparable: ids of the cells that may be compared.
@@ -106,9 +111,11 @@ def efficiency(cell: Cell, samples: Samples, comparable: set[str]) -> dict:
     for name, (other, factor) in others.items():
         if other.id in comparable and cell.id in comparable:
             pairs = zip(samples[cell.id], samples[other.id], strict=True)
-            ratios = [_rate(one) / (factor * _rate(reference)) for one, reference in pairs if _rate(one, reference)]
+            ratios = [_ratios(*pair, factor) for pair in pairs if all(map(_is_good, pair))]
             if ratios:
-                found[name] = dataclasses.asdict(estimate(ratios))
+                over_rounds = estimate([statistics.median(of_round) for of_round in ratios])
+                median = statistics.median(itertools.chain.from_iterable(ratios))
+                found[name] = {**dataclasses.asdict(over_rounds), "median": median}
     return found
 
 
@@ -141,8 +148,11 @@ def _first_framework(samples: Samples) -> str:
     return next(iter(samples)).split(".")[1]
 
 
-def _rate(*samples: dict | None) -> float:
-    """Images/s of the first sample; 0 where one of them is missing or failed."""
-    if any(sample is None or sample["status"] != "ok" for sample in samples):
-        return 0.0
-    return samples[0]["images_per_second"]
+def _is_good(sample: dict | None) -> bool:
+    return sample is not None and sample["status"] == "ok"
+
+
+def _ratios(sample: dict, reference: dict, factor: int) -> list[float]:
+    """Block by block, the speed of a sample over `factor` times that of the reference."""
+    rates = ([block["images_per_second"] for block in one["blocks"]] for one in (sample, reference))
+    return [one / (factor * other) for one, other in zip(*rates, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shlex
 import tempfile
@@ -12,9 +13,10 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison import gate, machine, results, samples
 from allstep.benchmarks.comparison.availability import unavailable
-from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings, commands
+from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings, commands, start_of
 from allstep.benchmarks.comparison.jobs import Outcome, run_job
 from allstep.benchmarks.comparison.rules import rules
+from allstep.benchmarks.comparison.turns import Launch, run_in_turn
 from allstep.common.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -74,14 +76,15 @@ class Comparison:
                 console.print(f"gate: {place.id}: {verdict['reason'] or verdict['status']}", highlight=False)
                 progress.advance(task)
             for number in range(self._num_rounds):
-                for cell in self._cells:
-                    progress.update(task, description=cell.id)
-                    if self._is_due(cell, number):
-                        sample = self._measure(cell, number)
+                for cells in self._launched_together():
+                    due = [cell for cell in cells if self._is_due(cell, number)]
+                    progress.update(task, description=f"round {number + 1}: {cells[0].workload}")
+                    for cell, sample in zip(due, self._measure(due, number), strict=True):
                         told = sample["reason"] or f"{sample['images_per_second']:.1f} images/s"
                         console.print(f"round {number + 1}: {cell.id}: {told}", highlight=False)
+                    if due:
                         self.write(finished=False)
-                    progress.advance(task)
+                    progress.advance(task, len(cells))
 
     def write(self, *, finished: bool) -> dict:
         """Write compare.json and return what it holds."""
@@ -161,16 +164,33 @@ class Comparison:
         failed = any(sample and sample["status"] != "ok" for sample in of_cell)
         return of_cell[number] is None and not failed and cell.id not in self._unavailable
 
-    def _measure(self, cell: Cell, number: int) -> dict:
+    def _launched_together(self) -> list[list[Cell]]:
+        """The cells in the order of their launches: those of a table, which take turns, or each by itself."""
+        if not self._settings.turns:
+            return [[cell] for cell in self._cells]
+        return [list(cells) for _, cells in itertools.groupby(self._cells, lambda cell: cell.table)]
+
+    def _measure(self, cells: Sequence[Cell], number: int) -> list[dict]:
+        target, launches, samples_of_cells = self._settings.target_accuracy, [], []
         with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
-            launches, outputs = commands(cell, self._settings, Path(folder))
-            outcome = self._launch(launches)
-            written = [json.loads(output.read_text()) for output in outputs] if outcome.status == "ok" else []
-        target = self._settings.target_accuracy
-        sample = samples.make(cell, number, outcome, written, target=target, commands=launches)
-        results.write(results.sample_path(self._directory, cell.id, number), {"created": self._created, **sample})
-        self._samples[cell.id][number] = sample
-        return sample
+            for index, cell in enumerate(cells):
+                own = Path(folder, str(index))
+                own.mkdir()
+                of_cell, outputs = commands(cell, self._settings, own, turns=own / "turns")
+                launches.append((Launch(of_cell, own / "turns", start_of(cell).polls), outputs))
+            outcomes = run_in_turn(
+                [launch for launch, _ in launches],
+                time_limit=self._time_limit,
+                num_threads=self._settings.threads_per_rank,
+            )
+            for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
+                written = [json.loads(output.read_text()) for output in outputs] if outcome.status == "ok" else []
+                sample = samples.make(cell, number, outcome, written, target=target, commands=launch.commands)
+                path = results.sample_path(self._directory, cell.id, number)
+                results.write(path, {"created": self._created, **sample})
+                self._samples[cell.id][number] = sample
+                samples_of_cells.append(sample)
+        return samples_of_cells
 
     def _read_good(self, path: Path) -> dict | None:
         """What an earlier call found, where it went well; what had failed is tried again.

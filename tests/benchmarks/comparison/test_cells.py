@@ -32,12 +32,12 @@ def test_matrix_has_what_frameworks_have_and_what_the_others_are_compared_with()
 def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_scaling_that_of_all():
     assert cell("synthetic-weak").global_batch_size == 128 and cell("synthetic-strong").global_batch_size == 64
     for workload, batch in (("real-weak", "64"), ("real-strong", "32")):
-        both, outputs = commands(cell(workload, "independent"), SETTINGS, Path("at"))
+        both, outputs = commands(cell(workload, "independent"), SETTINGS, Path("at"), turns=Path("at/turns"))
         assert len(both) == len(outputs) == 2
         for command in both:
             assert command[command.index("--global-batch-size") + 1] == batch
             assert command[command.index("--strategy") + 1] == "single"
-            assert command[command.index("--meet") + 1 :][:2] == ["at", "2"]
+            assert command[command.index("--turns") + 1] == "at/turns"
 
 
 def test_a_missing_launcher_is_told(tmp_path, monkeypatch):

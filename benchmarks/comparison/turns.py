@@ -1,0 +1,205 @@
+"""Jobs that are there at the same time and take turns, block by block.
+
+Machines have moods: what is measured in this second and in the next differs by more than strategies do, and what is
+measured within a second hardly does. So jobs are started one after the other; each comes to where its clock would
+start and waits, and then they run one timed block each, in turn, again and again.
+
+Every rank connects to its job's socket, says there how many ranks the job has, and waits for a byte before each block
+and before it leaves. The turn is over when all ranks of the job wait, or have ended. Ranks that poll while they wait
+are stopped (SIGSTOP) where it is not their turn.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.benchmarks import marked
+from allstep.benchmarks.comparison.jobs import Job, Outcome, timed_out
+from allstep.common.errors import Fault
+
+_WAKE_SECONDS = 0.002  # for all threads of a rank that was stopped
+_ROOM = 1.5  # of the memory that the last job took, what the next one may need
+
+
+def taken(path: Path | None, num_ranks: int) -> Callable[[], None]:
+    """What a rank calls to wait for its next turn; without a socket to wait at it is always its turn.
+
+    Args:
+        num_ranks: that will wait in this rank's launch.
+    """
+    if path is None:
+        return lambda: None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(path))
+
+    def wait() -> None:
+        connection.send(str(num_ranks).encode())
+        if not connection.recv(1):
+            raise Fault("whoever gave turns to this job has ended")
+
+    return wait
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A job that takes turns."""
+
+    commands: Sequence[Sequence[str]]
+    socket: Path
+    """Where the ranks wait for their turns; to be made."""
+    polls: bool
+    """Whether ranks take processor time while they wait."""
+
+
+def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: int) -> list[Outcome]:
+    """Run jobs to their ends, as many at the same time as there is memory for; who fails is out, the others go on.
+
+    Args:
+        time_limit: seconds of its own after which a job is ended, with every process that it started.
+        num_threads: compute threads of each rank.
+    """
+    outcomes: list[Outcome] = []
+    while len(outcomes) < len(launches):
+        with ExitStack() as stack:
+            guardian = stack.enter_context(_guardian())
+            jobs: list[_Job] = []
+            available = _available_memory()
+            for launch in launches[len(outcomes) :]:
+                jobs.append(stack.enter_context(_Job.started(launch, guardian, time_limit, num_threads)))
+                jobs[-1].proceed()
+                before, available = available, _available_memory()
+                if available < _ROOM * (before - available):
+                    break
+            while living := [job for job in jobs if job.outcome is None]:
+                for job in living:
+                    job.proceed()
+            outcomes += [job.outcome for job in jobs]
+    return outcomes
+
+
+class _Job:
+    """A job, and its ranks that wait."""
+
+    def __init__(self, launch: Launch, job: Job, listener: socket.socket, time_limit: float) -> None:
+        self.outcome: Outcome | None = None
+        self._job, self._launch, self._time_limit = job, launch, time_limit
+        self._seconds = 0.0
+        self._pids: dict[socket.socket, int] = {}
+        self._waiting: list[socket.socket] = []
+        self._num_ranks = 0  # not known yet
+        self._listener, self._selector = listener, selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    @classmethod
+    @contextmanager
+    def started(
+        cls, launch: Launch, guardian: Callable[[str], None], time_limit: float, num_threads: int
+    ) -> Iterator[_Job]:
+        """Start a job; nothing of it is left when the block ends."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, tempfile.TemporaryFile() as output:
+            listener.bind(str(launch.socket))
+            listener.listen()
+            job = Job(launch.commands, output, num_threads=num_threads)
+            guardian(job.mark)
+            turn_taker = cls(launch, job, listener, time_limit)
+            try:
+                yield turn_taker
+            finally:
+                turn_taker.end()
+
+    def proceed(self) -> None:
+        """Let it run to where all its ranks wait for their next turn, or to its end."""
+        started = time.perf_counter()
+        self._resume()
+        while True:
+            for key, _ in self._selector.select(marked.POLL_SECONDS):
+                self._hear(key.fileobj)
+            seconds = self._seconds + time.perf_counter() - started
+            if self._waiting and len(self._waiting) == self._num_ranks:
+                self._signal(signal.SIGSTOP)
+                self._seconds = seconds
+                return
+            result = self._job.result()
+            if result is None and seconds > self._time_limit:
+                result = timed_out(self._time_limit)
+            if result:
+                self.end()
+                self.outcome = self._job.outcome(*result, seconds)
+                return
+
+    def end(self) -> None:
+        """End what still runs of it."""
+        self._signal(signal.SIGCONT)  # who is stopped does not hear that it should end
+        self._job.end()
+        while self._pids:
+            self._pids.popitem()[0].close()
+        self._selector.close()
+
+    def _resume(self) -> None:
+        if self._waiting:
+            self._signal(signal.SIGCONT)
+        for connection in self._waiting:
+            with suppress(ConnectionError):  # it was killed; its launcher will tell
+                connection.send(b"!")
+        self._waiting.clear()
+
+    def _hear(self, connection: socket.socket) -> None:
+        if connection is self._listener:
+            connection, _ = self._listener.accept()
+            pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            self._pids[connection] = pid
+            self._selector.register(connection, selectors.EVENT_READ)
+            return
+        told = b""
+        with suppress(ConnectionError):
+            told = connection.recv(16)
+        if told:
+            self._num_ranks = int(told) * len(self._launch.commands)
+            self._waiting.append(connection)
+        else:
+            self._selector.unregister(connection)
+            del self._pids[connection]
+            connection.close()
+
+    def _signal(self, number: int) -> None:
+        if self._launch.polls and self._pids:
+            for pid in self._pids.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(_WAKE_SECONDS)
+
+
+@contextmanager
+def _guardian() -> Iterator[Callable[[str], None]]:
+    """Takes the marks of jobs that must not outlive this process: stopped ranks do not notice that they are alone."""
+    program = (sys.executable, "-m", "allstep.benchmarks.comparison.turns")
+    with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
+
+        def guard(mark: str) -> None:
+            process.stdin.write(f"{mark}\n")
+            process.stdin.flush()
+
+        yield guard
+
+
+def _available_memory() -> int:
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
+if __name__ == "__main__":  # the guardian
+    for mark in sys.stdin.read().split():
+        marked.kill(mark)

@@ -1,0 +1,124 @@
+"""Jobs that take turns: real processes, which write down when each of their blocks began and ended."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from compared import TEST, launched_processes
+from ranks import environment
+
+from allstep.benchmarks.comparison import turns
+from allstep.benchmarks.comparison.turns import Launch, run_in_turn
+
+BLOCK_SECONDS = 0.3
+NUM_BLOCKS = 3
+RANK = f"""
+import sys, threading, time
+from pathlib import Path
+from allstep.benchmarks.comparison import turns
+
+socket, log, name, behaviour = sys.argv[1:]
+longest_gap = 0.0
+
+def poll():
+    global longest_gap
+    last = time.monotonic()
+    while True:
+        time.sleep(0.001)
+        now = time.monotonic()
+        longest_gap, last = max(longest_gap, now - last), now
+
+threading.Thread(target=poll, daemon=True).start()
+wait_for_turn = turns.taken(Path(socket), 1)
+for block in range({NUM_BLOCKS}):
+    wait_for_turn()
+    started = time.monotonic()
+    time.sleep({BLOCK_SECONDS})
+    if block and behaviour == "fails":
+        sys.exit(3)
+    if block and behaviour == "hangs":
+        time.sleep(1000)
+    with open(log, "a") as file:
+        print(name, started, time.monotonic(), file=file, flush=True)
+wait_for_turn()
+Path(log).with_name(name).write_text(str(longest_gap))
+"""
+
+
+def launch(folder: Path, name: str, *, num_processes: int = 1, polls: bool = False, behaviour: str = "ends") -> Launch:
+    socket = folder / f"{name}.socket"
+    command = [sys.executable, "-c", RANK, str(socket), str(folder / "log"), name, behaviour]
+    return Launch([command] * num_processes, socket, polls)
+
+
+def blocks(folder: Path) -> list[tuple[str, float, float]]:
+    """Name, begin and end of all blocks, in the order of their ends."""
+    lines = (folder / "log").read_text().splitlines()
+    return sorted(
+        ((name, float(began), float(ended)) for name, began, ended in map(str.split, lines)), key=lambda block: block[2]
+    )
+
+
+def test_blocks_of_jobs_follow_each_other_in_turn_and_those_of_one_job_run_at_once(tmp_path):
+    pair, single = launch(tmp_path, "pair", num_processes=2), launch(tmp_path, "single")
+    outcomes = run_in_turn([pair, single], time_limit=60, num_threads=1)
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
+    found = blocks(tmp_path)
+    assert [name for name, _, _ in found] == ["pair", "pair", "single"] * NUM_BLOCKS
+    for first in range(0, len(found), 3):
+        (_, began, ended), (_, began_too, ended_too), (_, single_began, single_ended) = found[first : first + 3]
+        assert max(began, began_too) < min(ended, ended_too) and max(ended, ended_too) < single_began
+        assert all(single_ended < began for _, began, _ in found[first + 3 : first + 5])
+    # A job's seconds are its own, without those of the others' blocks.
+    assert sum(outcome.seconds for outcome in outcomes) < time.time() - outcomes[0].launched_at
+
+
+def test_ranks_that_poll_are_stopped_where_it_is_not_their_turn(tmp_path):
+    run_in_turn([launch(tmp_path, "polling", polls=True), launch(tmp_path, "rival")], time_limit=60, num_threads=1)
+    assert float((tmp_path / "polling").read_text()) >= BLOCK_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [("fails", ("failed", "ended with status 3")), ("hangs", ("timeout", "took longer than 5 s and was ended"))],
+)
+def test_who_fails_is_out_and_the_others_go_on(behaviour, expected, tmp_path, monkeypatch):
+    monkeypatch.setenv(TEST, str(tmp_path))
+    bad = launch(tmp_path, "bad", polls=True, behaviour=behaviour)
+    outcomes = run_in_turn([bad, launch(tmp_path, "good", polls=True)], time_limit=5, num_threads=1)
+    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [expected, ("ok", None)]
+    assert [name for name, _, _ in blocks(tmp_path)] == ["bad", *["good"] * NUM_BLOCKS]
+    assert not launched_processes(str(tmp_path))
+
+
+def test_jobs_that_do_not_fit_into_memory_run_one_after_the_other(tmp_path, monkeypatch):
+    available = itertools.cycle((10, 5))  # before and after the start of a job: too little for another one
+    monkeypatch.setattr(turns, "_available_memory", lambda: next(available))
+    names = ["one", "two"]
+    run_in_turn([launch(tmp_path, name) for name in names], time_limit=60, num_threads=1)
+    assert [name for name, _, _ in blocks(tmp_path)] == [name for name in names for _ in range(NUM_BLOCKS)]
+
+
+def test_stopped_ranks_do_not_outlive_a_giver_of_turns_that_is_killed(tmp_path):
+    """A stopped process cannot notice that it is alone."""
+    jobs = [launch(tmp_path, "stopped", polls=True), launch(tmp_path, "running", behaviour="hangs")]
+    program = (
+        "from pathlib import Path, PosixPath; from allstep.benchmarks.comparison.turns import *; "
+        f"run_in_turn({jobs!r}, time_limit=1000, num_threads=1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], env=environment(**{TEST: str(tmp_path)})) as giver:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "log").exists() or len(blocks(tmp_path)) < 3:  # then the second job hangs
+            assert giver.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(giver.pid, signal.SIGKILL)
+    while launched_processes(str(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not launched_processes(str(tmp_path))
