@@ -70,7 +70,7 @@ def measure(
     steps(1)
     first_step_at = time.time()
     steps(flags.num_warmup_batches - 1)
-    wait_for_turn = turns.taken(flags.turns, worker.collectives.world_size)
+    wait_for_turn = turns.join(flags.turns, worker.collectives.world_size)
     seconds = []
     for number in range(flags.num_iters):
         wait_for_turn()

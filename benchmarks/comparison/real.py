@@ -41,7 +41,7 @@ def main() -> None:
     run.open_reporter = lambda *_: recorder
 
     def measure(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement, **options: Any) -> None:
-        recorder.wait_for_turn = turns.taken(flags.turns, worker.collectives.world_size)
+        recorder.wait_for_turn = turns.join(flags.turns, worker.collectives.world_size)
         train(worker, dataset, config, place, **options)
         seconds = [epoch["epoch_seconds"] for epoch in recorder.epochs]
         of_ranks = rank.seconds_by_rank(seconds, worker.collectives)

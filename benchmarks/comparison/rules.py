@@ -60,8 +60,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         # samples.efficiency
         "Efficiency is told against the same strategy on one rank, against a plain single process, and against as many "
         "independent processes at once, which is the machine's own limit; and a framework's speed against that of the "
-        "first framework in the same place. A ratio is one of two blocks with the same number in the same round; told "
-        "is the median of all, with the mean of the rounds' medians and its interval.",
+        "first framework in the same place; all as ratios within a round: the geometric mean over the pairs of blocks "
+        "with the same number, a fifth of them left out at either end.",
         f"Time to accuracy is training time to {settings.target_accuracy:.1%} validation accuracy, the first step's "
         "compilation included, without start-up and validation.",
         "Peak memory is that of each rank: of its GPU where there is one, else resident memory of its process. "

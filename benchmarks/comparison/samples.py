@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,9 @@ from datetime import datetime, timezone
 from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell
 from allstep.benchmarks.comparison.estimate import estimate
 from allstep.benchmarks.comparison.jobs import Outcome
+
+_TRIMMED = 0.2
+"""Of the pairs of blocks, the share that is left out at either end."""
 
 Samples = Mapping[str, Sequence[dict | None]]
 """Of each cell, by its id, the sample of every round; None where it is still to come."""
@@ -93,9 +96,7 @@ def _statistics(samples: Sequence[dict], name: str) -> dict | None:
 def efficiency(cell: Cell, samples: Samples, comparable: set[str]) -> dict:
     """Ratios of a cell's speed to that of others, as the file format has them.
 
-    A ratio is made of two blocks with the same number in the same round, which follow each other where cells take
-    turns. The median is that of all pairs of blocks; the mean with its interval and the spread are over the rounds, of
-    the median of each.
+    One ratio a round, made of the pairs of blocks with the same number, which follow each other where cells take turns.
 
     Args:
         comparable: ids of the cells that may be compared.
@@ -111,11 +112,9 @@ def efficiency(cell: Cell, samples: Samples, comparable: set[str]) -> dict:
     for name, (other, factor) in others.items():
         if other.id in comparable and cell.id in comparable:
             pairs = zip(samples[cell.id], samples[other.id], strict=True)
-            ratios = [_ratios(*pair, factor) for pair in pairs if all(map(_is_good, pair))]
+            ratios = [_ratio(*pair) / factor for pair in pairs if all(map(_is_good, pair))]
             if ratios:
-                over_rounds = estimate([statistics.median(of_round) for of_round in ratios])
-                median = statistics.median(itertools.chain.from_iterable(ratios))
-                found[name] = {**dataclasses.asdict(over_rounds), "median": median}
+                found[name] = dataclasses.asdict(estimate(ratios))
     return found
 
 
@@ -152,7 +151,13 @@ def _is_good(sample: dict | None) -> bool:
     return sample is not None and sample["status"] == "ok"
 
 
-def _ratios(sample: dict, reference: dict, factor: int) -> list[float]:
-    """Block by block, the speed of a sample over `factor` times that of the reference."""
+def _ratio(sample: dict, reference: dict) -> float:
+    """The speed of a sample over that of the reference: the geometric mean over pairs of blocks, without the extremes.
+
+    A median alone jumps where a machine has two speeds and blocks of both are in a pair.
+    """
+    from scipy.stats import trim_mean
+
     rates = ([block["images_per_second"] for block in one["blocks"]] for one in (sample, reference))
-    return [one / (factor * other) for one, other in zip(*rates, strict=True)]
+    ratios = [math.log(one / other) for one, other in zip(*rates, strict=True)]
+    return math.exp(trim_mean(ratios, _TRIMMED))

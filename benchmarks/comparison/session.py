@@ -165,10 +165,14 @@ class Comparison:
         return of_cell[number] is None and not failed and cell.id not in self._unavailable
 
     def _launched_together(self) -> list[list[Cell]]:
-        """The cells in the order of their launches: those of a table, which take turns, or each by itself."""
+        """The cells in the order of their launches: those of a table, which take turns, or each by itself.
+
+        Those that are ranked against each other, of one framework on as many ranks, follow each other.
+        """
         if not self._settings.turns:
             return [[cell] for cell in self._cells]
-        return [list(cells) for _, cells in itertools.groupby(self._cells, lambda cell: cell.table)]
+        tables = itertools.groupby(self._cells, lambda cell: cell.table)
+        return [sorted(cells, key=lambda cell: (cell.framework, cell.ranks)) for _, cells in tables]
 
     def _measure(self, cells: Sequence[Cell], number: int) -> list[dict]:
         target, launches, samples_of_cells = self._settings.target_accuracy, [], []

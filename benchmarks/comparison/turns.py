@@ -30,14 +30,15 @@ from allstep.benchmarks.comparison.jobs import Job, Outcome, timed_out
 from allstep.common.errors import Fault
 
 _WAKE_SECONDS = 0.002  # for all threads of a rank that was stopped
-_ROOM = 1.5  # of the memory that the last job took, what the next one may need
+_ROOM = 3  # of the memory that the largest job took, what the next one may need: it may have more ranks
 
 
-def taken(path: Path | None, num_ranks: int) -> Callable[[], None]:
-    """What a rank calls to wait for its next turn; without a socket to wait at it is always its turn.
+def join(path: Path | None, num_ranks: int) -> Callable[[], None]:
+    """Join those who take turns; returns what a rank calls to wait for its next turn.
 
     Args:
-        num_ranks: that will wait in this rank's launch.
+        path: the socket; without one it is always this rank's turn.
+        num_ranks: that join from the launcher's job that this rank is of.
     """
     if path is None:
         return lambda: None
@@ -75,12 +76,13 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
         with ExitStack() as stack:
             guardian = stack.enter_context(_guardian())
             jobs: list[_Job] = []
-            available = _available_memory()
+            largest, available = 0, _available_memory()
             for launch in launches[len(outcomes) :]:
                 jobs.append(stack.enter_context(_Job.started(launch, guardian, time_limit, num_threads)))
                 jobs[-1].proceed()
                 before, available = available, _available_memory()
-                if available < _ROOM * (before - available):
+                largest = max(largest, before - available)
+                if available < _ROOM * largest:
                     break
             while living := [job for job in jobs if job.outcome is None]:
                 for job in living:

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from compared import SETTINGS, TEST, cell, launched_processes, made, output
@@ -26,7 +28,7 @@ CELL = "synthetic-weak.pytorch.independent.{}.cnn.64.float32"
 
 def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
     directory = tmp_path / "results"
-    command = [BIN / "allstep", "compare", *FLAGS, "--ranks", "1,2,999", "--output-dir", directory]
+    command = [BIN / "allstep", "compare", *FLAGS, "--no-turns", "--ranks", "1,2,999", "--output-dir", directory]
     first, second = (results.sample_path(directory, CELL.format(ranks), 0) for ranks in (1, 2))
     started_with = environment(**{TEST: str(tmp_path)})
     process = subprocess.Popen(command, env=started_with, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -58,8 +60,9 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
     pair = json.loads(second.read_text())
     assert all(len(block["seconds_by_rank"]) == 2 for block in pair["blocks"])
     assert len(two["peak_memory_bytes_by_rank"]) == 2 and two["startup_seconds"]["num"] == 1
-    rates = [json.loads(path.read_text())["images_per_second"] for path in (first, second)]
-    assert two["efficiency"]["single_process"]["median"] == pytest.approx(rates[1] / rates[0] / 2)
+    alone, together = (blocks_rates(path) for path in (first, second))
+    expected = statistics.geometric_mean(together) / statistics.geometric_mean(alone) / 2
+    assert two["efficiency"]["single_process"]["median"] == pytest.approx(expected)
     assert summary["environment"]["versions"]["torch"] and len(summary["rules"]) > 8
 
     for flags, expected in ((("--quick", "--base-lr", "0.5"), "base-lr"), ((), "version 7")):
@@ -68,6 +71,40 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
         result = run(*command, *flags, timeout=300)
         assert (result.returncode, result.stdout) == (2, "")
         assert expected.replace("version ", "allstep-compare ") in result.stderr and "--output-dir" in result.stderr
+
+
+def test_ctrl_c_ends_jobs_that_take_turns(tmp_path):
+    """Horovod's ranks are stopped where it is not their turn, and so do not hear what they are told."""
+    what = ("--frameworks", "pytorch", "--strategies", "horovod", "--workloads", "real-weak", "--ranks", "2")
+    command = [BIN / "allstep", "compare", "--quick", *what, "--output-dir", tmp_path / "results"]
+    started_with = environment(**{TEST: str(tmp_path)})
+    process = subprocess.Popen(command, env=started_with, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 240
+    while not stopped(launched_processes(str(tmp_path))) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in told, told
+    assert not launched_processes(str(tmp_path))
+    result = run(*command, timeout=300)
+    assert result.returncode == 0, result.output
+    summary = json.loads((tmp_path / "results" / "compare.json").read_text())
+    assert [cell["status"] for cell in summary["cells"]] == ["ok"] * 4
+    share = summary["cells"][-1]["efficiency"]["independent"]
+    horovod, limit = (
+        blocks_rates(results.sample_path(tmp_path / "results", cell["id"], 0))
+        for cell in (summary["cells"][-1], summary["cells"][1])
+    )
+    assert share["median"] == pytest.approx(statistics.geometric_mean(horovod) / statistics.geometric_mean(limit))
+
+
+def blocks_rates(sample: Path) -> list[float]:
+    return [block["images_per_second"] for block in json.loads(sample.read_text())["blocks"]]
+
+
+def stopped(pids: set[int]) -> set[int]:
+    """Those of the processes that are stopped (proc(5): state T)."""
+    return {pid for pid in pids if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"}
 
 
 def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monkeypatch, capsys):

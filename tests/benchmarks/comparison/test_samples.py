@@ -77,6 +77,19 @@ def test_efficiency_is_the_ratio_within_a_round():
     assert "single_process" not in samples.efficiency(cell(), of_all, {cell().id, cell(ranks=1).id})
 
 
+def test_a_ratio_pairs_blocks_and_drops_what_disturbed_some():
+    """The machine halves its speed from block to block, which both cells see; one of five was disturbed, once each."""
+    moods = [1.0, 2.0, 1.0, 2.0, 1.0]
+    blocks = {cell(): [1.0, 1.0, 1.0, 9.0, 1.0], cell(strategy="independent"): [0.5, 0.5, 5.0, 0.5, 0.5]}
+    of_all = {
+        of.id: [made(of, 0, output(*([mood * own] for mood, own in zip(moods, seconds, strict=True))))]
+        for of, seconds in blocks.items()
+    }
+    assert samples.efficiency(cell(), of_all, set(of_all))["independent"]["median"] == pytest.approx(0.5)
+    # The medians of both, a ratio of which would be 1, were taken at different speeds of the machine.
+    assert [sample["images_per_second"] for [sample] in of_all.values()] == [100, 100]
+
+
 def test_how_well_shares_of_the_limit_are_known():
     """Of three cells with 5, 10 and 20 %, 10 %; the limit itself and what was measured once have no say."""
 

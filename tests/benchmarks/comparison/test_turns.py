@@ -36,7 +36,7 @@ def poll():
         longest_gap, last = max(longest_gap, now - last), now
 
 threading.Thread(target=poll, daemon=True).start()
-wait_for_turn = turns.taken(Path(socket), 1)
+wait_for_turn = turns.join(Path(socket), 1)
 for block in range({NUM_BLOCKS}):
     wait_for_turn()
     started = time.monotonic()
