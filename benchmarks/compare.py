@@ -4,10 +4,10 @@
     allstep compare --frameworks pytorch,tensorflow --strategies horovod,ddp --ranks 1,2 --output-dir DIR
 
 Every cell (framework x strategy x ranks x model x batch size x precision) is launched by its real launcher several
-times, after a gate that lets only those be compared which train the same curve; the cells of a table are launched
-together and take turns, block by block. The output directory
-keeps every raw sample, the statistics and all rules of the comparison (compare.json); allstep report makes pages of it.
-The same command again goes on where it was interrupted, and measures again what had failed.
+times, after a gate that lets only those be compared which train the same curve; the cells of a table take turns, block
+by block. The output directory keeps every raw sample, the statistics and all rules of the comparison (compare.json);
+allstep report makes pages of it. The same command again goes on with the round in which it was interrupted, and
+measures again what had failed.
 
 The strategy `independent` is always there: single processes without communication, one for each rank. A strategy that
 one framework alone has is measured in that one.

@@ -14,7 +14,6 @@ from allstep.benchmarks.measure import environment
 
 _NUM_LOG_LINES = 30
 
-
 Status = Literal["ok", "failed", "timeout"]
 
 

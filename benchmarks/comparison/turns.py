@@ -1,8 +1,8 @@
 """Jobs that are there at the same time and take turns, block by block.
 
-Machines have moods: what is measured in this second and in the next differs by more than strategies do, and what is
-measured within a second hardly does. So jobs are started one after the other; each comes to where its clock would
-start and waits, and then they run one timed block each, in turn, again and again.
+Machines change from second to second by more than strategies differ: two launches, one after the other, are measured
+on two machines. So jobs are started one after the other, each comes to where its clock would start and waits, and then
+they run one timed block each, in turn, again and again: whatever the machine does, all of them see it alike.
 
 Every rank connects to its job's socket, says there how many ranks the job has, and waits for a byte before each block
 and before it leaves. The turn is over when all ranks of the job wait, or have ended. Ranks that poll while they wait
