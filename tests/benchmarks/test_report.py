@@ -150,7 +150,7 @@ def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(
 
 def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):
     """Oracle: the words of the list that they were asked for by; the sentences are those that compare writes."""
-    settings = Settings(5, 5, 5, "digits", None, 30, 0.02, 0.97, 10, 1)
+    settings = Settings(5, 5, 5, "digits", None, 30, 0.02, 0.97, 10, 1, True)
     told = rules(settings, num_rounds=5)
     (results / "compare" / "compare.json").write_text(json.dumps({**compare_result(), "rules": told}))
     report.main([str(results)])
@@ -164,7 +164,13 @@ def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):
             "warm-up is excluded",
             "idle before each clock read",
         ),
-        *("5 times, interleaved", "slowest rank counts", "median, mean with its 95 % confidence interval", "spread"),
+        *(
+            "5 times, interleaved",
+            "blocks in turn",
+            "slowest rank counts",
+            "median, mean with its 95 % confidence interval",
+            "spread",
+        ),
         *("1 thread(s) a rank", "same images", "same model, precision and batch", "synthetic input", "real input"),
         *("weak scaling", "strong scaling", "same strategy on one rank", "plain single process"),
         *("independent processes at once", "machine's own limit", "time to accuracy", "peak memory", "start-up"),
