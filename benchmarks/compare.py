@@ -120,7 +120,7 @@ def _parser() -> Parser:
         help="launch the cells of a table together and let them run block by block in turn; without, one after the "
         "other: for a job that needs all memory, or a GPU, for itself",
     )
-    add("--time-limit", type=at_least(1), default=300, metavar="SECONDS", help="of one launch")
+    add("--time-limit", type=at_least(1), default=300, metavar="SECONDS", help="of one launch, without waiting")
     add("--quick", action="store_true", help="next to nothing, once: to see whether all works")
     add("--output-dir", type=Path, default=Path("runs/compare"), metavar="DIR")
     return parser
