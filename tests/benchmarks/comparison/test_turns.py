@@ -121,4 +121,7 @@ def test_stopped_ranks_do_not_outlive_a_giver_of_turns_that_is_killed(tmp_path):
         os.kill(giver.pid, signal.SIGKILL)
     while launched_processes(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not launched_processes(str(tmp_path))
+    left = launched_processes(str(tmp_path))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
