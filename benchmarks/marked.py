@@ -10,9 +10,10 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 VARIABLE = "ALLSTEP_JOB"
@@ -45,6 +46,19 @@ def kill(mark: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
+@contextlib.contextmanager
+def guardian() -> Iterator[Callable[[str], None]]:
+    """What it is given, the marks of jobs, does not outlive this process, even if that is killed."""
+    program = (sys.executable, "-m", "allstep.benchmarks.marked")
+    with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
+
+        def guard(mark: str) -> None:
+            process.stdin.write(f"{mark}\n")
+            process.stdin.flush()
+
+        yield guard
+
+
 def end(processes: Sequence[subprocess.Popen], mark: str) -> None:
     """End launches and all that they have started, politely first."""
     deadline = time.monotonic() + _GRACE_SECONDS
@@ -56,3 +70,8 @@ def end(processes: Sequence[subprocess.Popen], mark: str) -> None:
     kill(mark)
     for process in processes:
         process.wait()
+
+
+if __name__ == "__main__":  # the guardian: its input ends when whoever started it does
+    for of_job in sys.stdin.read().split():
+        kill(of_job)

@@ -14,6 +14,8 @@ INDEPENDENT = "independent"
 limit."""
 WORKLOADS = ("synthetic-weak", "synthetic-strong", "real-weak", "real-strong")
 PRECISIONS = ("float32", "bf16")
+OF_TABLE = ("workload", "model", "batch_size", "precision")
+"""What the cells of one table have in common."""
 _A_DAY = 24 * 60 * 60
 _SMALL = ("--synthetic-shape", "28", "28", "1", "--synthetic-classes", "10")
 _LARGE = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
@@ -74,11 +76,6 @@ class Cell:
     @property
     def scaling(self) -> str:
         return self.workload.partition("-")[2]
-
-    @property
-    def table(self) -> tuple[object, ...]:
-        """What the cells of one table have in common."""
-        return self.workload, self.model, self.batch_size, self.precision
 
     @property
     def global_batch_size(self) -> int:

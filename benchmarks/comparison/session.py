@@ -9,11 +9,12 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from operator import attrgetter
 from pathlib import Path
 
 from allstep.benchmarks.comparison import gate, machine, results, samples
 from allstep.benchmarks.comparison.availability import unavailable
-from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings, commands, start_of
+from allstep.benchmarks.comparison.cells import INDEPENDENT, OF_TABLE, Cell, Settings, commands, start_of
 from allstep.benchmarks.comparison.jobs import Outcome, run_job
 from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
@@ -79,7 +80,9 @@ class Comparison:
                 for cells in self._launched_together():
                     due = [cell for cell in cells if self._is_due(cell, number)]
                     progress.update(task, description=f"round {number + 1}: {cells[0].workload}")
-                    for cell, sample in zip(due, self._measure(due, number), strict=True):
+                    self._measure(due, number)
+                    for cell in due:
+                        sample = self._samples[cell.id][number]
                         told = sample["reason"] or f"{sample['images_per_second']:.1f} images/s"
                         console.print(f"round {number + 1}: {cell.id}: {told}", highlight=False)
                     if due:
@@ -171,11 +174,11 @@ class Comparison:
         """
         if not self._settings.turns:
             return [[cell] for cell in self._cells]
-        tables = itertools.groupby(self._cells, lambda cell: cell.table)
-        return [sorted(cells, key=lambda cell: (cell.framework, cell.ranks)) for _, cells in tables]
+        tables = itertools.groupby(self._cells, attrgetter(*OF_TABLE))
+        return [sorted(cells, key=attrgetter("framework", "ranks")) for _, cells in tables]
 
-    def _measure(self, cells: Sequence[Cell], number: int) -> list[dict]:
-        target, launches, samples_of_cells = self._settings.target_accuracy, [], []
+    def _measure(self, cells: Sequence[Cell], number: int) -> None:
+        target, launches = self._settings.target_accuracy, []
         with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
             for index, cell in enumerate(cells):
                 own = Path(folder, str(index))
@@ -193,8 +196,6 @@ class Comparison:
                 path = results.sample_path(self._directory, cell.id, number)
                 results.write(path, {"created": self._created, **sample})
                 self._samples[cell.id][number] = sample
-                samples_of_cells.append(sample)
-        return samples_of_cells
 
     def _read_good(self, path: Path) -> dict | None:
         """What an earlier call found, where it went well; what had failed is tried again.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from operator import itemgetter
 
+from allstep.benchmarks.comparison.cells import OF_TABLE
 from allstep.benchmarks.comparison.samples import resolution
 
 _WIDTH = 150  # where the output is no terminal
@@ -18,7 +20,7 @@ def print_tables(cells: Sequence[dict], rules: Sequence[str]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    for (workload, model, batch_size, precision), of_table in itertools.groupby(cells, _table_of):
+    for (workload, model, batch_size, precision), of_table in itertools.groupby(cells, itemgetter(*OF_TABLE)):
         of_table = list(of_table)
         console.print(_table(f"{workload}: {model}, {batch_size} images a step on one rank, {precision}", of_table))
         for cell in of_table:
@@ -29,10 +31,6 @@ def print_tables(cells: Sequence[dict], rules: Sequence[str]) -> None:
             console.print(told, highlight=False, soft_wrap=True)
     console.print("Medians; +- is the 95 % confidence interval of the mean, spread the standard deviation of a launch.")
     console.print(f"Efficiencies are ratios within a round; compare.json has all {len(rules)} rules.")
-
-
-def _table_of(cell: dict) -> tuple[str, str, int, str]:
-    return cell["workload"], cell["model"], cell["batch_size"], cell["precision"]
 
 
 def _table(title: str, cells: Sequence[dict]):

@@ -16,8 +16,6 @@ import selectors
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,11 +72,11 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
     outcomes: list[Outcome] = []
     while len(outcomes) < len(launches):
         with ExitStack() as stack:
-            guardian = stack.enter_context(_guardian())
+            guard = stack.enter_context(marked.guardian())
             jobs: list[_Job] = []
             largest, available = 0, _available_memory()
             for launch in launches[len(outcomes) :]:
-                jobs.append(stack.enter_context(_Job.started(launch, guardian, time_limit, num_threads)))
+                jobs.append(stack.enter_context(_Job.started(launch, guard, time_limit, num_threads)))
                 jobs[-1].proceed()
                 before, available = available, _available_memory()
                 largest = max(largest, before - available)
@@ -107,19 +105,20 @@ class _Job:
     @classmethod
     @contextmanager
     def started(
-        cls, launch: Launch, guardian: Callable[[str], None], time_limit: float, num_threads: int
+        cls, launch: Launch, guard: Callable[[str], None], time_limit: float, num_threads: int
     ) -> Iterator[_Job]:
         """Start a job; nothing of it is left when the block ends."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, tempfile.TemporaryFile() as output:
             listener.bind(str(launch.socket))
             listener.listen()
             job = Job(launch.commands, output, num_threads=num_threads)
-            guardian(job.mark)
+            guard(job.mark)  # a stopped rank does not notice that it is alone
             turn_taker = cls(launch, job, listener, time_limit)
             try:
                 yield turn_taker
             finally:
-                turn_taker.end()
+                if turn_taker.outcome is None:
+                    turn_taker.end()
 
     def proceed(self) -> None:
         """Let it run to where all its ranks wait for their next turn, or to its end."""
@@ -183,25 +182,7 @@ class _Job:
             time.sleep(_WAKE_SECONDS)
 
 
-@contextmanager
-def _guardian() -> Iterator[Callable[[str], None]]:
-    """Takes the marks of jobs that must not outlive this process: stopped ranks do not notice that they are alone."""
-    program = (sys.executable, "-m", "allstep.benchmarks.comparison.turns")
-    with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
-
-        def guard(mark: str) -> None:
-            process.stdin.write(f"{mark}\n")
-            process.stdin.flush()
-
-        yield guard
-
-
 def _available_memory() -> int:
     import psutil
 
     return psutil.virtual_memory().available
-
-
-if __name__ == "__main__":  # the guardian
-    for mark in sys.stdin.read().split():
-        marked.kill(mark)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
+from allstep.benchmarks.comparison.cells import OF_TABLE
 from allstep.benchmarks.comparison.samples import resolution
 from allstep.benchmarks.reporting.document import (
     NOTHING,
@@ -26,6 +28,7 @@ _WORKLOADS = {
     "real-strong": "With the input pipeline and a fixed global batch (real data, strong scaling)",
 }
 Cell = dict[str, Any]
+_table_of = itemgetter(*OF_TABLE)
 
 
 def sections(content: dict[str, Any]) -> list[Section]:
@@ -75,11 +78,6 @@ def _fastest(cells: Sequence[Cell]) -> list[Cell]:
         max(of_table, key=lambda cell: (cell["ranks"], cell["images_per_second"]["median"]))
         for of_table in rivals.values()
     ]
-
-
-def _table_of(cell: Cell) -> tuple[str, str, int, str]:
-    """What all cells of a table have in common."""
-    return cell["workload"], cell["model"], cell["batch_size"], cell["precision"]
 
 
 def _measured(title: str, cells: Sequence[Cell]) -> Section:
