@@ -22,6 +22,7 @@ import numpy as np
 
 import tensorflow as tf
 from allstep.benchmarks.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, epoch_in_memory, write
+from allstep.common.memory import keep_freed_memory
 from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 
@@ -63,6 +64,7 @@ def serve_until(done: Path, index: int) -> None:
 
 def main() -> None:
     flags = arguments(strategies=STRATEGIES)
+    keep_freed_memory()  # as in the trainers: it is not the C library's allocator that is compared
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
     is_asynchronous = flags.strategy == "parameter-server"
     if is_asynchronous and task["type"] == "worker":

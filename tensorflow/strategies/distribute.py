@@ -51,7 +51,7 @@ class LocalDevices(Distributed):
     def pin_device(self) -> str:
         devices = local_devices(self.flags.num_devices)
         self.num_local_devices = len(devices)
-        self._share_cores(num_devices=len(devices))
+        self._share_host(num_devices=len(devices))
         self.strategy = self.make_strategy(devices)
         return devices[0]
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from allstep.common.config import StrategyConfig
 from allstep.common.launcher import Placement, gpu_of_rank, threads_per_rank
+from allstep.common.memory import keep_freed_memory
 
 
 class Single:
@@ -33,7 +34,7 @@ class Single:
 
     def pin_device(self) -> str:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
-        self._share_cores()
+        self._share_host()
         gpus = tf.config.list_physical_devices("GPU")
         if not gpus:
             return "/CPU:0"
@@ -46,7 +47,8 @@ class Single:
         """Whether this rank only computes for another one that trains; returns when that one is gone."""
         return False
 
-    def _share_cores(self, *, num_devices: int = 1) -> None:
+    def _share_host(self, *, num_devices: int = 1) -> None:
+        keep_freed_memory()
         threads = threads_per_rank(self.place)
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         # By default operations that need not wait for each other take all cores of the host, those of other ranks too.

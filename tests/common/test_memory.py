@@ -5,21 +5,30 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import ctypes, resource, sys
+from importlib import import_module
+from allstep.common.config import StrategyConfig
+from allstep.common.launcher import placement
 from allstep.common.memory import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()
+elif sys.argv[1] != "default":
+    module, strategy = sys.argv[1].split(":")
+    getattr(import_module(module), strategy)(placement(), StrategyConfig()).pin_device()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for step in range(10):
     blocks = [libc.malloc(2**24) for _ in range(4)]
     for block in blocks:
         ctypes.memset(block, 1, 2**24)
     for block in blocks:
         libc.free(block)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 PAGES_A_STEP = 4 * 2**24 // 4096
@@ -36,3 +45,12 @@ def test_freed_memory_is_used_again():
 
 def test_the_default_faults_in_every_step():
     assert faults("default") > 9 * PAGES_A_STEP
+
+
+@pytest.mark.parametrize("strategy", ["pytorch.strategies.single", "tensorflow.strategies.single"])
+def test_a_rank_uses_freed_memory_again(strategy):
+    assert faults(f"allstep.{strategy}:Single") < 2 * PAGES_A_STEP
+
+
+def test_a_rank_of_several_devices_uses_freed_memory_again():
+    assert faults("allstep.tensorflow.strategies.mirrored:Mirrored") < 2 * PAGES_A_STEP
