@@ -41,7 +41,8 @@ def join(path: Path | None, num_ranks: int) -> Callable[[], None]:
     if path is None:
         return lambda: None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(str(path))
+    with _short(path) as address:
+        connection.connect(address)
 
     def wait() -> None:
         connection.send(str(num_ranks).encode())
@@ -65,6 +66,8 @@ class Launch:
 def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: int) -> list[Outcome]:
     """Run jobs to their ends, as many at the same time as there is memory for; who fails is out, the others go on.
 
+    All have the same number of blocks.
+
     Args:
         time_limit: seconds of its own after which a job is ended, with every process that it started.
         num_threads: compute threads of each rank.
@@ -85,6 +88,9 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
             while living := [job for job in jobs if job.outcome is None]:
                 for job in living:
                     job.proceed()
+                    if job.outcome and job.outcome.status == "ok":  # they have as many blocks: all are about to leave
+                        for other in living:
+                            other.resume()
             outcomes += [job.outcome for job in jobs]
     return outcomes
 
@@ -109,7 +115,8 @@ class _Job:
     ) -> Iterator[_Job]:
         """Start a job; nothing of it is left when the block ends."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, tempfile.TemporaryFile() as output:
-            listener.bind(str(launch.socket))
+            with _short(launch.socket) as address:
+                listener.bind(address)
             listener.listen()
             job = Job(launch.commands, output, num_threads=num_threads)
             guard(job.mark)  # a stopped rank does not notice that it is alone
@@ -123,7 +130,7 @@ class _Job:
     def proceed(self) -> None:
         """Let it run to where all its ranks wait for their next turn, or to its end."""
         started = time.perf_counter()
-        self._resume()
+        self.resume()
         while True:
             for key, _ in self._selector.select(marked.POLL_SECONDS):
                 self._hear(key.fileobj)
@@ -140,6 +147,15 @@ class _Job:
                 self.outcome = self._job.outcome(*result, seconds)
                 return
 
+    def resume(self) -> None:
+        """Give a turn to the ranks that wait for one."""
+        if self._waiting:
+            self._signal(signal.SIGCONT)
+        for connection in self._waiting:
+            with suppress(ConnectionError):  # it was killed; its launcher will tell
+                connection.send(b"!")
+        self._waiting.clear()
+
     def end(self) -> None:
         """End what still runs of it."""
         self._signal(signal.SIGCONT)  # who is stopped does not hear that it should end
@@ -147,14 +163,6 @@ class _Job:
         while self._pids:
             self._pids.popitem()[0].close()
         self._selector.close()
-
-    def _resume(self) -> None:
-        if self._waiting:
-            self._signal(signal.SIGCONT)
-        for connection in self._waiting:
-            with suppress(ConnectionError):  # it was killed; its launcher will tell
-                connection.send(b"!")
-        self._waiting.clear()
 
     def _hear(self, connection: socket.socket) -> None:
         if connection is self._listener:
@@ -180,6 +188,16 @@ class _Job:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
             time.sleep(_WAKE_SECONDS)
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Another name of a path: those of sockets have 107 characters at most, and TMPDIR may be long."""
+    folder = os.open(path.parent, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 def _available_memory() -> int:

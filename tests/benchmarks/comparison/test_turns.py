@@ -48,7 +48,9 @@ for block in range({NUM_BLOCKS}):
     with open(log, "a") as file:
         print(name, started, time.monotonic(), file=file, flush=True)
 wait_for_turn()
-Path(log).with_name(name).write_text(str(longest_gap))
+began = time.monotonic()
+time.sleep({BLOCK_SECONDS})
+Path(log).with_name(name).write_text(f"{{longest_gap}} {{began}} {{time.monotonic()}}")
 """
 
 
@@ -82,7 +84,22 @@ def test_blocks_of_jobs_follow_each_other_in_turn_and_those_of_one_job_run_at_on
 
 def test_ranks_that_poll_are_stopped_where_it_is_not_their_turn(tmp_path):
     run_in_turn([launch(tmp_path, "polling", polls=True), launch(tmp_path, "rival")], time_limit=60, num_threads=1)
-    assert float((tmp_path / "polling").read_text()) >= BLOCK_SECONDS
+    assert float((tmp_path / "polling").read_text().split()[0]) >= BLOCK_SECONDS
+
+
+def test_when_one_has_left_the_others_leave_at_once(tmp_path):
+    names = ["one", "two", "three"]
+    run_in_turn([launch(tmp_path, name) for name in names], time_limit=60, num_threads=1)
+    leaving = [[float(time) for time in (tmp_path / name).read_text().split()[1:]] for name in names]
+    (_, first_ended), (began, ended), (began_too, ended_too) = leaving
+    assert blocks(tmp_path)[-1][2] < first_ended < min(began, began_too) < max(began, began_too) < min(ended, ended_too)
+
+
+def test_sockets_may_lie_in_folders_with_long_names(tmp_path):
+    folder = tmp_path / ("long" * 50)
+    folder.mkdir()
+    [outcome] = run_in_turn([launch(folder, "one")], time_limit=60, num_threads=1)
+    assert outcome.status == "ok"
 
 
 @pytest.mark.parametrize(
