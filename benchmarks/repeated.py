@@ -5,21 +5,22 @@
     python -m allstep.benchmarks.repeated runs/first runs/second
 
 For every cell that both have: its share of the machine's limit (images/s over that of independent processes in the same
-round, the median over rounds) in both runs; and for every place in the table, whether the strategies are ranked alike.
-Images/s themselves follow the machine, which may be slower today. How well each run knew its shares stands below. The
-exit status is 0 where no share differs by more than 5 % and no ranking changed, 1 else.
+round, the median over rounds) in both runs; and for every place in the table, the strategies' rankings (`>` is faster,
+`~` not told apart), and whether a strategy is faster than another in one and slower in the other. Images/s themselves
+follow the machine, which may be slower today. How well each run knew its shares stands below. The exit status is 0
+where no share differs by more than 5 % and no ranking contradicts the other, 1 else.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.comparison import results
+from allstep.benchmarks.comparison.ranking import is_faster, place_of, rankings
 from allstep.benchmarks.comparison.samples import resolution, share_of_limit
 from allstep.common.ending import run_rank
 from allstep.common.errors import UserError
@@ -50,15 +51,18 @@ def repetitions(first: Sequence[dict], second: Sequence[dict]) -> list[Repetitio
     return [Repetition(name, share, shares[1][name]) for name, share in shares[0].items() if name in shares[1]]
 
 
-def rankings(cells: Sequence[dict]) -> Iterator[tuple[str, list[str]]]:
-    """By workload, model, batch, precision, framework and ranks: the strategies, the largest share first."""
-    measured = sorted((cell for cell in cells if _share(cell)), key=_place)
-    for place, found in itertools.groupby(measured, key=_place):
-        yield place, [cell["strategy"] for cell in sorted(found, key=_share, reverse=True)]
-
-
-def _place(cell: dict) -> str:
-    return ".".join(str(cell[name]) for name in ("workload", "framework", "model", "batch_size", "precision", "ranks"))
+def contradicted(first: Sequence[dict], second: Sequence[dict]) -> set[tuple]:
+    """The places where a strategy is faster than another in one run, and slower in the other."""
+    told, again = (
+        {
+            (place_of(cell), cell["strategy"], rival)
+            for cell in cells
+            for rival in cell["against"]
+            if is_faster(cell, rival)
+        }
+        for cells in (first, second)
+    )
+    return {place for place, faster, slower in told if (place, slower, faster) in again}
 
 
 def _share(cell: dict) -> float | None:
@@ -71,17 +75,17 @@ def main() -> None:
     parser.add_argument("directories", nargs=2, type=Path, metavar="DIR")
     flags = parser.parse_args()
     first, second = map(_cells, flags.directories)
-    found, before, after = repetitions(first, second), dict(rankings(first)), dict(rankings(second))
+    found, before, after = repetitions(first, second), rankings(first), rankings(second)
     if not found:
         raise UserError("expected two comparisons with cells in common, received none; repeat the same command")
     for one in found:
         print(f"{one.cell:64} {one.first:6.3f} {one.second:6.3f} {one.change:+7.1%}  {_verdict(one.holds)}")
+    changed = contradicted(first, second)
     for place in sorted(before.keys() & after.keys()):
-        print(f"{place:64} {' > '.join(after[place])}  {_verdict(before[place] == after[place])}")
+        print(f"{'.'.join(map(str, place)):64} {before[place]}; {after[place]}  {_verdict(place not in changed)}")
     for directory, cells in zip(flags.directories, (first, second), strict=True):
         print(f"{directory}: {resolution(cells)}")
-    same = all(before[place] == after[place] for place in before.keys() & after.keys())
-    sys.exit(0 if same and all(one.holds for one in found) else 1)
+    sys.exit(0 if not changed and all(one.holds for one in found) else 1)
 
 
 def _cells(directory: Path) -> list[dict]:

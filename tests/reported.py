@@ -49,6 +49,7 @@ def cell(framework: str, strategy: str, ranks: int, rate: float | None, workload
         "final_accuracy": 0.9 if real else None,
         "peak_memory_bytes_by_rank": [300 * 2**20] * ranks if rate else None,
         "efficiency": efficiency if rate else None,
+        "against": {},
         "curve": curve if real else None,
     }
 
@@ -70,7 +71,7 @@ def compare_result() -> dict:
         cells += [cell("pytorch", "ddp", 1, 880.0, workload), cell("pytorch", "ddp", 2, None, workload)]
     return {
         "format": "allstep-compare",
-        "version": 1,
+        "version": 2,
         "updated": "2026-11-20T17:00:00+00:00",
         "finished": False,
         "command": "allstep compare --ranks 1,2",

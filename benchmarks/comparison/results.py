@@ -17,7 +17,7 @@ from allstep.common.errors import UserError
 
 FORMAT = "allstep-compare"
 BENCHMARK = "allstep-benchmark"
-VERSIONS = {FORMAT: 1, BENCHMARK: 1, "allstep-collectives": 2, "allstep-predict": 1, "allstep-validation": 1}
+VERSIONS = {FORMAT: 2, BENCHMARK: 1, "allstep-collectives": 2, "allstep-predict": 1, "allstep-validation": 1}
 SUMMARY = "compare.json"
 
 

@@ -62,6 +62,9 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "independent processes at once, which is the machine's own limit; and a framework's speed against that of the "
         "first framework in the same place; all as ratios within a round: the geometric mean over the pairs of blocks "
         "with the same number, a fifth of them left out at either end.",
+        # ranking.py
+        "Strategies are ranked by their share of the limit, framework by framework on each number of ranks; one is told "
+        "faster than another only where the 95 % confidence interval of the mean of their ratios is above 1.",
         f"Time to accuracy is training time to {settings.target_accuracy:.1%} validation accuracy, the first step's "
         "compilation included, without start-up and validation.",
         "Peak memory is that of each rank: of its GPU where there is one, else resident memory of its process. "

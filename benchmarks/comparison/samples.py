@@ -108,14 +108,16 @@ def efficiency(cell: Cell, samples: Samples, comparable: set[str]) -> dict:
         "independent": (dataclasses.replace(cell, strategy=INDEPENDENT), 1),
         "first_framework": (dataclasses.replace(cell, framework=_first_framework(samples)), 1),
     }
-    found = {}
-    for name, (other, factor) in others.items():
-        if other.id in comparable and cell.id in comparable:
-            pairs = zip(samples[cell.id], samples[other.id], strict=True)
-            ratios = [_ratio(*pair) / factor for pair in pairs if all(map(_is_good, pair))]
-            if ratios:
-                found[name] = dataclasses.asdict(estimate(ratios))
-    return found
+    found = {name: ratios(cell, other, samples, comparable, factor=factor) for name, (other, factor) in others.items()}
+    return {name: ratio for name, ratio in found.items() if ratio}
+
+
+def ratios(cell: Cell, other: Cell, samples: Samples, comparable: set[str], *, factor: int = 1) -> dict | None:
+    """Statistics of a cell's speed over `factor` times that of another, round by round; None without such rounds."""
+    if not {cell.id, other.id} <= comparable:
+        return None
+    pairs = [pair for pair in zip(samples[cell.id], samples[other.id], strict=True) if all(map(_is_good, pair))]
+    return dataclasses.asdict(estimate([_ratio(*pair) / factor for pair in pairs])) if pairs else None
 
 
 def share_of_limit(cell: dict) -> dict | None:

@@ -16,6 +16,7 @@ from allstep.benchmarks.comparison import gate, machine, results, samples
 from allstep.benchmarks.comparison.availability import unavailable
 from allstep.benchmarks.comparison.cells import INDEPENDENT, OF_TABLE, Cell, Settings, commands, start_of
 from allstep.benchmarks.comparison.jobs import Outcome, run_job
+from allstep.benchmarks.comparison.ranking import against
 from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
 from allstep.common.errors import UserError
@@ -127,6 +128,7 @@ class Comparison:
                     ],
                     "target_accuracy": self._settings.target_accuracy if cell.input == "real" else None,
                     "efficiency": samples.efficiency(cell, self._samples, comparable) or None,
+                    "against": against(cell, self._cells, self._samples, comparable),
                 }
                 for cell in self._cells
             ],

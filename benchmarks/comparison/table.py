@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from allstep.benchmarks.comparison.cells import OF_TABLE
+from allstep.benchmarks.comparison.ranking import sentence
 from allstep.benchmarks.comparison.samples import resolution
 
 _WIDTH = 150  # where the output is no terminal
@@ -27,7 +28,7 @@ def print_tables(cells: Sequence[dict], rules: Sequence[str]) -> None:
             if told := note(cell):
                 place = f"{cell['framework']} {cell['strategy']} on {cell['ranks']}"
                 console.print(f"  {place}: {told}", markup=False, highlight=False, soft_wrap=True)
-        if told := resolution(of_table):
+        for told in filter(None, (sentence(of_table), resolution(of_table))):
             console.print(told, highlight=False, soft_wrap=True)
     console.print("Medians; +- is the 95 % confidence interval of the mean, spread the standard deviation of a launch.")
     console.print(f"Efficiencies are ratios within a round; compare.json has all {len(rules)} rules.")

@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from allstep.benchmarks.comparison.cells import OF_TABLE
+from allstep.benchmarks.comparison.ranking import sentence
 from allstep.benchmarks.comparison.samples import resolution
 from allstep.benchmarks.reporting.document import (
     NOTHING,
@@ -95,8 +96,7 @@ def _measured(title: str, cells: Sequence[Cell]) -> Section:
     )
     section.figures += [figure for caption, value, unit in shown if (figure := _bars(caption, alike, value, unit))]
     section.tables.append(_table(cells))
-    if told := resolution(cells):
-        section.text.append(told)
+    section.text += filter(None, (sentence(cells), resolution(cells)))
     section.commands = [cell["command"] for cell in cells]
     return section
 

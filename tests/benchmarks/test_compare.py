@@ -122,7 +122,7 @@ def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monk
     results.write(results.sample_path(tmp_path, of.id, 0), sample)
     assert status() == "ok"
     whole = (tmp_path / "compare.json").read_text()
-    for broken, expected in ((whole[:100], "cannot be read"), ('{"format": "allstep-compare", "version": 1}', "lacks")):
+    for broken, expected in ((whole[:100], "cannot be read"), ('{"format": "allstep-compare", "version": 2}', "lacks")):
         (tmp_path / "compare.json").write_text(broken)
         monkeypatch.setattr(session, "_now", lambda: "a later time")
         assert status() == "pending"

@@ -291,7 +291,7 @@ def test_a_measured_run(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("", "readable"), ('{"format": "allstep-compare", "version": 2}', "received allstep-compare 2"), ("[1]", "list")],
+    [("", "readable"), ('{"format": "allstep-compare", "version": 1}', "received allstep-compare 1"), ("[1]", "list")],
 )
 def test_results_of_another_version_or_half_written(tmp_path, content, expected):
     (tmp_path / "compare.json").write_text(content)
