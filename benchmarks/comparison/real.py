@@ -21,7 +21,7 @@ from allstep.common.worker import Worker
 
 
 class Recorder(Reporter):
-    """Keeps what the engine tells of each epoch, on every rank, and waits for its turn before the next one."""
+    """Keeps what the engine tells of each epoch, on every rank, and waits for its turn after each."""
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, Any]] = []
@@ -42,6 +42,7 @@ def main() -> None:
 
     def measure(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement, **options: Any) -> None:
         recorder.wait_for_turn = turns.join(flags.turns, worker.collectives.world_size)
+        recorder.wait_for_turn()
         train(worker, dataset, config, place, **options)
         seconds = [epoch["epoch_seconds"] for epoch in recorder.epochs]
         of_ranks = rank.seconds_by_rank(seconds, worker.collectives)

@@ -14,9 +14,10 @@ def _of_turns(settings: Settings) -> Sequence[str]:
     if not settings.turns:
         return ()
     return (
-        "The cells of a table, as many as memory has room for, are started one after the other and then run their "
-        "timed blocks in turn (A B C, A B C, ...), so that what else the machine does meets all alike. Who waits does "
-        "nothing: ranks that would poll (Horovod's) are stopped meanwhile.",
+        "The cells of a table, as many as memory has room for, are started one after the other (with real input, where "
+        "start-up is not measured, the next one while the one before still starts) and then run their timed blocks in "
+        "turn (A B C, A B C, ...), so that what else the machine does meets all alike. Who waits does nothing: ranks "
+        "that would poll (Horovod's) are stopped meanwhile.",
     )
 
 
@@ -63,8 +64,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "first framework in the same place; all as ratios within a round: the geometric mean over the pairs of blocks "
         "with the same number, a fifth of them left out at either end.",
         # ranking.py
-        "Strategies are ranked by their share of the limit, framework by framework on each number of ranks; one is told "
-        "faster than another only where the 95 % confidence interval of the mean of their ratios is above 1.",
+        "Strategies are ranked by their share of the limit, framework by framework on each number of ranks; one is "
+        "told faster than another only where the 95 % confidence interval of the mean of their ratios is above 1.",
         f"Time to accuracy is training time to {settings.target_accuracy:.1%} validation accuracy, the first step's "
         "compilation included, without start-up and validation.",
         "Peak memory is that of each rank: of its GPU where there is one, else resident memory of its process. "

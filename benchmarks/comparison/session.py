@@ -191,6 +191,7 @@ class Comparison:
                 [launch for launch, _ in launches],
                 time_limit=self._time_limit,
                 num_threads=self._settings.threads_per_rank,
+                alone=all(cell.input == "synthetic" for cell in cells),  # whose start-up is measured
             )
             for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
                 written = [json.loads(output.read_text()) for output in outputs] if outcome.status == "ok" else []

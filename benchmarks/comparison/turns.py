@@ -63,7 +63,9 @@ class Launch:
     """Whether ranks take processor time while they wait."""
 
 
-def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: int) -> list[Outcome]:
+def run_in_turn(
+    launches: Sequence[Launch], *, time_limit: float, num_threads: int, alone: bool = True
+) -> list[Outcome]:
     """Run jobs to their ends, as many at the same time as there is memory for; who fails is out, the others go on.
 
     All have the same number of blocks.
@@ -71,6 +73,7 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
     Args:
         time_limit: seconds of its own after which a job is ended, with every process that it started.
         num_threads: compute threads of each rank.
+        alone: a job has the machine until its ranks wait for their first turn; else the next one starts meanwhile.
     """
     outcomes: list[Outcome] = []
     while len(outcomes) < len(launches):
@@ -80,14 +83,17 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
             largest, available = 0, _available_memory()
             for launch in launches[len(outcomes) :]:
                 jobs.append(stack.enter_context(_Job.started(launch, guard, time_limit, num_threads)))
-                jobs[-1].proceed()
+                for job in jobs if alone else jobs[:-1]:
+                    job.arrive()
                 before, available = available, _available_memory()
                 largest = max(largest, before - available)
                 if available < _ROOM * largest:
                     break
+            jobs[-1].arrive()
             while living := [job for job in jobs if job.outcome is None]:
                 for job in living:
-                    job.proceed()
+                    job.resume()
+                    job.arrive()
                     if job.outcome and job.outcome.status == "ok":  # they have as many blocks: all are about to leave
                         for other in living:
                             other.resume()
@@ -104,7 +110,7 @@ class _Job:
         self._seconds = 0.0
         self._pids: dict[socket.socket, int] = {}
         self._waiting: list[socket.socket] = []
-        self._num_ranks = 0  # not known yet
+        self._num_ranks: int | None = None  # not known yet
         self._listener, self._selector = listener, selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
@@ -127,15 +133,14 @@ class _Job:
                 if turn_taker.outcome is None:
                     turn_taker.end()
 
-    def proceed(self) -> None:
-        """Let it run to where all its ranks wait for their next turn, or to its end."""
+    def arrive(self) -> None:
+        """Wait until all its ranks wait for their next turn, or it has ended."""
         started = time.perf_counter()
-        self.resume()
-        while True:
+        while self.outcome is None and not self._all_wait():
             for key, _ in self._selector.select(marked.POLL_SECONDS):
                 self._hear(key.fileobj)
             seconds = self._seconds + time.perf_counter() - started
-            if self._waiting and len(self._waiting) == self._num_ranks:
+            if self._all_wait():
                 self._signal(signal.SIGSTOP)
                 self._seconds = seconds
                 return
@@ -145,7 +150,6 @@ class _Job:
             if result:
                 self.end()
                 self.outcome = self._job.outcome(*result, seconds)
-                return
 
     def resume(self) -> None:
         """Give a turn to the ranks that wait for one."""
@@ -163,6 +167,9 @@ class _Job:
         while self._pids:
             self._pids.popitem()[0].close()
         self._selector.close()
+
+    def _all_wait(self) -> bool:
+        return len(self._waiting) == self._num_ranks
 
     def _hear(self, connection: socket.socket) -> None:
         if connection is self._listener:

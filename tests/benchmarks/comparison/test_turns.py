@@ -26,6 +26,8 @@ from allstep.benchmarks.comparison import turns
 
 socket, log, name, behaviour = sys.argv[1:]
 longest_gap = 0.0
+Path(log).with_name(f"{{name}} starts").write_text(str(time.monotonic()))
+time.sleep({BLOCK_SECONDS} if behaviour == "starts slowly" else 0)
 
 def poll():
     global longest_gap
@@ -36,6 +38,7 @@ def poll():
         longest_gap, last = max(longest_gap, now - last), now
 
 threading.Thread(target=poll, daemon=True).start()
+Path(log).with_name(f"{{name}} waits").write_text(str(time.monotonic()))
 wait_for_turn = turns.join(Path(socket), 1)
 for block in range({NUM_BLOCKS}):
     wait_for_turn()
@@ -93,6 +96,17 @@ def test_when_one_has_left_the_others_leave_at_once(tmp_path):
     leaving = [[float(time) for time in (tmp_path / name).read_text().split()[1:]] for name in names]
     (_, first_ended), (began, ended), (began_too, ended_too) = leaving
     assert blocks(tmp_path)[-1][2] < first_ended < min(began, began_too) < max(began, began_too) < min(ended, ended_too)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_job_starts_alone_or_while_the_one_before_starts(alone, tmp_path):
+    slow = launch(tmp_path, "slow", behaviour="starts slowly")
+    run_in_turn([slow, launch(tmp_path, "next")], time_limit=60, num_threads=1, alone=alone)
+    waits, starts, next_waits = (
+        float((tmp_path / name).read_text()) for name in ("slow waits", "next starts", "next waits")
+    )
+    assert (waits < starts) == alone
+    assert max(waits, next_waits) < min(began for _, began, _ in blocks(tmp_path))
 
 
 def test_sockets_may_lie_in_folders_with_long_names(tmp_path):
