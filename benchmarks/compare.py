@@ -105,7 +105,7 @@ def _parser() -> Parser:
     add("--repetitions", type=at_least(LEAST_REPETITIONS), default=LEAST_REPETITIONS, metavar="N")
     add("--num-warmup-batches", type=at_least(1), default=5, metavar="N")
     add("--num-batches-per-iter", type=at_least(1), default=4, metavar="N")
-    add("--num-iters", type=at_least(1), default=10, metavar="N", help="timed blocks of batches in a launch")
+    add("--num-iters", type=at_least(1), default=8, metavar="N", help="timed blocks of batches in a launch")
     add("--dataset", default="digits", metavar="NAME", help="of real input")
     add("--data-dir", metavar="DIR")
     add("--epochs", type=at_least(2), default=EPOCHS, metavar="N", help="of real input; the first warms up")
