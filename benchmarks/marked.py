@@ -59,12 +59,16 @@ def guardian() -> Iterator[Callable[[str], None]]:
         yield guard
 
 
-def end(processes: Sequence[subprocess.Popen], mark: str) -> None:
-    """End launches and all that they have started, politely first."""
-    deadline = time.monotonic() + _GRACE_SECONDS
+def ask_to_end(processes: Sequence[subprocess.Popen]) -> None:
+    """Tell launches to end, what they have started included."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
+
+
+def end(processes: Sequence[subprocess.Popen], mark: str) -> None:
+    """End all that launches have started and that does not soon end by itself: they have been asked."""
+    deadline = time.monotonic() + _GRACE_SECONDS
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(POLL_SECONDS)
     kill(mark)

@@ -41,6 +41,7 @@ class Job:
         self.launched_at = time.time()
         self._output = output
         self._processes: list[subprocess.Popen] = []
+        self._asked = False
         started_with = {**environment(), "OMP_NUM_THREADS": str(num_threads), marked.VARIABLE: self.mark}
         try:
             for command in commands:
@@ -65,8 +66,15 @@ class Job:
             return "failed", f"ended with status {failed[0]}"
         return None if None in codes else ("ok", None)
 
+    def ask_to_end(self) -> None:
+        """Tell what still runs to end; once, for a launcher that is told twice no longer ends its ranks in order."""
+        if not self._asked:
+            marked.ask_to_end(self._processes)
+        self._asked = True
+
     def end(self) -> None:
         """End what still runs, with every process that it has started."""
+        self.ask_to_end()
         marked.end(self._processes, self.mark)
 
     def outcome(self, status: Status, reason: str | None, seconds: float) -> Outcome:

@@ -77,28 +77,37 @@ def run_in_turn(
     """
     outcomes: list[Outcome] = []
     while len(outcomes) < len(launches):
+        jobs: list[_Job] = []
         with ExitStack() as stack:
             guard = stack.enter_context(marked.guardian())
-            jobs: list[_Job] = []
-            largest, available = 0, _available_memory()
-            for launch in launches[len(outcomes) :]:
-                jobs.append(stack.enter_context(_Job.started(launch, guard, time_limit, num_threads)))
-                for job in jobs if alone else jobs[:-1]:
-                    job.arrive()
-                before, available = available, _available_memory()
-                largest = max(largest, before - available)
-                if available < _ROOM * largest:
-                    break
-            jobs[-1].arrive()
-            while living := [job for job in jobs if job.outcome is None]:
-                for job in living:
-                    job.resume()
-                    job.arrive()
-                    if job.outcome and job.outcome.status == "ok":  # they have as many blocks: all are about to leave
-                        for other in living:
-                            other.resume()
-            outcomes += [job.outcome for job in jobs]
+            try:
+                largest, available = 0, _available_memory()
+                for launch in launches[len(outcomes) :]:
+                    jobs.append(stack.enter_context(_Job.started(launch, guard, time_limit, num_threads)))
+                    for job in jobs if alone else jobs[:-1]:
+                        job.arrive()
+                    before, available = available, _available_memory()
+                    largest = max(largest, before - available)
+                    if available < _ROOM * largest:
+                        break
+                _take_turns(jobs)
+            finally:  # all at once where it is interrupted: each may take seconds
+                for job in jobs:
+                    job.ask_to_end()
+        outcomes += [job.outcome for job in jobs]
     return outcomes
+
+
+def _take_turns(jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        job.arrive()
+    while living := [job for job in jobs if job.outcome is None]:
+        for job in living:
+            job.resume()
+            job.arrive()
+            if job.outcome and job.outcome.status == "ok":  # they have as many blocks: all are about to leave
+                for other in living:
+                    other.resume()
 
 
 class _Job:
@@ -160,9 +169,15 @@ class _Job:
                 connection.send(b"!")
         self._waiting.clear()
 
+    def ask_to_end(self) -> None:
+        """Tell it to end, if it has not."""
+        if self.outcome is None:
+            self._signal(signal.SIGCONT)  # who is stopped does not hear that it should end
+            self._job.ask_to_end()
+
     def end(self) -> None:
         """End what still runs of it."""
-        self._signal(signal.SIGCONT)  # who is stopped does not hear that it should end
+        self.ask_to_end()
         self._job.end()
         while self._pids:
             self._pids.popitem()[0].close()

@@ -20,7 +20,7 @@ from allstep.benchmarks.comparison.turns import Launch, run_in_turn
 BLOCK_SECONDS = 0.3
 NUM_BLOCKS = 3
 RANK = f"""
-import sys, threading, time
+import signal, sys, threading, time
 from pathlib import Path
 from allstep.benchmarks.comparison import turns
 
@@ -37,6 +37,13 @@ def poll():
         now = time.monotonic()
         longest_gap, last = max(longest_gap, now - last), now
 
+def leave_slowly(*_):
+    told = time.monotonic()
+    time.sleep({BLOCK_SECONDS})
+    Path(log).with_name(f"{{name}} leaves").write_text(f"{{told}} {{time.monotonic()}}")
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, leave_slowly)
 threading.Thread(target=poll, daemon=True).start()
 Path(log).with_name(f"{{name}} waits").write_text(str(time.monotonic()))
 wait_for_turn = turns.join(Path(socket), 1)
@@ -137,18 +144,22 @@ def test_jobs_that_do_not_fit_into_memory_run_one_after_the_other(tmp_path, monk
     assert [name for name, _, _ in blocks(tmp_path)] == [name for name in names for _ in range(NUM_BLOCKS)]
 
 
+def test_who_interrupts_ends_all_at_once(tmp_path):
+    names = ["one", "two", "three"]
+    jobs = [launch(tmp_path, name, polls=True) for name in names]
+    with giver_of_turns(jobs, tmp_path) as giver:
+        wait_for_blocks(tmp_path, giver)
+        giver.send_signal(signal.SIGINT)
+    told, gone = zip(*((tmp_path / f"{name} leaves").read_text().split() for name in names), strict=True)
+    assert max(map(float, told)) < min(map(float, gone))
+    assert not launched_processes(str(tmp_path))
+
+
 def test_stopped_ranks_do_not_outlive_a_giver_of_turns_that_is_killed(tmp_path):
     """A stopped process cannot notice that it is alone."""
     jobs = [launch(tmp_path, "stopped", polls=True), launch(tmp_path, "running", behaviour="hangs")]
-    program = (
-        "from pathlib import Path, PosixPath; from allstep.benchmarks.comparison.turns import *; "
-        f"run_in_turn({jobs!r}, time_limit=1000, num_threads=1)"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], env=environment(**{TEST: str(tmp_path)})) as giver:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "log").exists() or len(blocks(tmp_path)) < 3:  # then the second job hangs
-            assert giver.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+    with giver_of_turns(jobs, tmp_path) as giver:
+        deadline = wait_for_blocks(tmp_path, giver)
         os.kill(giver.pid, signal.SIGKILL)
     while launched_processes(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -156,3 +167,22 @@ def test_stopped_ranks_do_not_outlive_a_giver_of_turns_that_is_killed(tmp_path):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
+
+
+def giver_of_turns(jobs: list[Launch], folder: Path) -> subprocess.Popen:
+    """A process that gives turns to jobs, and can be interrupted."""
+    program = (
+        "import signal; from pathlib import Path, PosixPath; from allstep.benchmarks.comparison.turns import *; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
+        f"run_in_turn({jobs!r}, time_limit=1000, num_threads=1)"
+    )
+    return subprocess.Popen([sys.executable, "-c", program], env=environment(**{TEST: str(folder)}))
+
+
+def wait_for_blocks(folder: Path, giver: subprocess.Popen) -> float:
+    """Until three blocks are done; returns when to stop waiting for other things as well."""
+    deadline = time.monotonic() + 60
+    while not (folder / "log").exists() or len(blocks(folder)) < 3:
+        assert giver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return deadline
