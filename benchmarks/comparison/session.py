@@ -15,7 +15,7 @@ from pathlib import Path
 from allstep.benchmarks.comparison import gate, machine, results, samples
 from allstep.benchmarks.comparison.availability import unavailable
 from allstep.benchmarks.comparison.cells import INDEPENDENT, OF_TABLE, Cell, Settings, commands, start_of
-from allstep.benchmarks.comparison.jobs import Outcome, run_job
+from allstep.benchmarks.comparison.jobs import Outcome
 from allstep.benchmarks.comparison.ranking import against
 from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
@@ -70,8 +70,9 @@ class Comparison:
             places = [place for place in self._places() if self._gates[place.id] is None]
             task = progress.add_task("", total=len(places) + len(self._cells) * self._num_rounds)
             judge = gate.Gate(self._settings.gate_steps, self._launch)
+            progress.update(task, description="gate")
+            judge.train(places)
             for place in places:
-                progress.update(task, description=f"gate: {place.id}")
                 verdict = judge.judge(place, self._reference(place))
                 results.write(results.gate_path(self._directory, place.id), {"created": self._created, **verdict})
                 self._gates[place.id] = verdict
@@ -187,12 +188,8 @@ class Comparison:
                 own.mkdir()
                 of_cell, outputs = commands(cell, self._settings, own, turns=own / "turns")
                 launches.append((Launch(of_cell, own / "turns", start_of(cell).polls), outputs))
-            outcomes = run_in_turn(
-                [launch for launch, _ in launches],
-                time_limit=self._time_limit,
-                num_threads=self._settings.threads_per_rank,
-                alone=all(cell.input == "synthetic" for cell in cells),  # whose start-up is measured
-            )
+            alone = all(cell.input == "synthetic" for cell in cells)  # whose start-up is measured
+            outcomes = self._run([launch for launch, _ in launches], alone=alone)
             for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
                 written = [json.loads(output.read_text()) for output in outputs] if outcome.status == "ok" else []
                 sample = samples.make(cell, number, outcome, written, target=target, commands=launch.commands)
@@ -209,8 +206,15 @@ class Comparison:
         good = content and content["status"] in ("ok", "passed") and content["created"] == self._created
         return content if good else None
 
-    def _launch(self, launches: list[list[str]]) -> Outcome:
-        return run_job(launches, time_limit=self._time_limit, num_threads=self._settings.threads_per_rank)
+    def _launch(self, commands: Sequence[list[str]]) -> list[Outcome]:
+        """Run commands to their ends, the next one while the one before still runs."""
+        with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
+            launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
+            return self._run(launches, alone=False)
+
+    def _run(self, launches: Sequence[Launch], *, alone: bool) -> list[Outcome]:
+        num_threads = self._settings.threads_per_rank
+        return run_in_turn(launches, time_limit=self._time_limit, num_threads=num_threads, alone=alone)
 
     def _commands_text(self, cell: Cell) -> str:
         launches, _ = commands(cell, self._settings, Path("FOLDER"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from compared import OK, cell
 
 from allstep.benchmarks import parity
 from allstep.benchmarks.comparison.gate import Gate, Place, place_of
-from allstep.benchmarks.comparison.jobs import Outcome
 
 
 class MadeUp(Gate):
@@ -18,16 +18,18 @@ class MadeUp(Gate):
 
     def __init__(self, *, num_kinks: int = 0, **changes: float) -> None:
         """With each of the first `num_kinks` seeds the weights of all places but the first part by 2e-4."""
-        super().__init__(3, launch=lambda _: OK)
+        super().__init__(3, launch=lambda commands: [OK] * len(commands))
         self._changes, self._num_kinks, self.trained = changes, num_kinks, []
 
-    def _train(self, place: Place, seed: int) -> tuple[Outcome, parity.Curve]:
-        self.trained.append((place.strategy, seed))
-        change = 1 + self._changes.get(place.framework, 0) + self._changes.get(place.strategy, 0)
-        losses = {step: change / step for step in (1, 2, 3)}
-        num_seeds = len({seed for _, seed in self.trained})
-        kink = 4e-4 if place.strategy != "independent" and num_seeds <= self._num_kinks else 0
-        return OK, parity.Curve(losses, {3: {"model/fc.weight": np.array([change + kink, -2.0])}})
+    def _train(self, places: Sequence[Place], seed: int) -> None:
+        for place in places:
+            self.trained.append((place.strategy, seed))
+            change = 1 + self._changes.get(place.framework, 0) + self._changes.get(place.strategy, 0)
+            losses = {step: change / step for step in (1, 2, 3)}
+            num_seeds = len({seed for _, seed in self.trained})
+            kink = 4e-4 if place.strategy != "independent" and num_seeds <= self._num_kinks else 0
+            curve = parity.Curve(losses, {3: {"model/fc.weight": np.array([change + kink, -2.0])}})
+            self._trained[place, seed] = OK, curve
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,14 @@ def test_weights_that_alone_are_apart_are_tried_with_other_seeds(num_kinks, num_
     another = Place("pytorch", "ddp", 1, "cnn", "float32")
     gate.judge(another, reference)
     assert len(gate.trained) == len(set(gate.trained))  # the reference once a seed
+
+
+def test_places_that_were_trained_together_are_not_trained_again():
+    places = [Place("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod", "ddp")]
+    gate = MadeUp(ddp=5e-5)
+    gate.train(places)
+    assert [gate.judge(place, places[0])["status"] for place in places] == ["passed", "passed", "failed"]
+    assert len(gate.trained) == len(places)
 
 
 def test_losses_that_are_apart_are_not_tried_again():
