@@ -59,16 +59,16 @@ def guardian() -> Iterator[Callable[[str], None]]:
         yield guard
 
 
-def ask_to_end(processes: Sequence[subprocess.Popen]) -> None:
-    """Tell launches to end, what they have started included."""
+def ask_to_end(processes: Sequence[subprocess.Popen]) -> float:
+    """Tell launches to end, with what they have started; returns their deadline, by the monotonic clock."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
+    return time.monotonic() + _GRACE_SECONDS
 
 
-def end(processes: Sequence[subprocess.Popen], mark: str) -> None:
-    """End all that launches have started and that does not soon end by itself: they have been asked."""
-    deadline = time.monotonic() + _GRACE_SECONDS
+def end(processes: Sequence[subprocess.Popen], mark: str, *, deadline: float) -> None:
+    """End all that launches have started and that does not end by itself until the deadline: they have been asked."""
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(POLL_SECONDS)
     kill(mark)

@@ -128,8 +128,7 @@ def running(command: Sequence[str], printed: list[str] | None = None) -> Iterato
         yield process
         output, _ = process.communicate(timeout=JOB_SECONDS)
     except BaseException as error:
-        marked.ask_to_end([process])
-        marked.end([process], mark)
+        marked.end([process], mark, deadline=marked.ask_to_end([process]))
         output, _ = process.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
             raise BenchmarkFailed(f"{' '.join(command)} took over {JOB_SECONDS} s:\n{output}") from None

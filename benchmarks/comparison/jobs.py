@@ -41,7 +41,7 @@ class Job:
         self.launched_at = time.time()
         self._output = output
         self._processes: list[subprocess.Popen] = []
-        self._asked = False
+        self._deadline: float | None = None  # not asked to end yet
         started_with = {**environment(), "OMP_NUM_THREADS": str(num_threads), marked.VARIABLE: self.mark}
         try:
             for command in commands:
@@ -68,14 +68,13 @@ class Job:
 
     def ask_to_end(self) -> None:
         """Tell what still runs to end; once, for a launcher that is told twice no longer ends its ranks in order."""
-        if not self._asked:
-            marked.ask_to_end(self._processes)
-        self._asked = True
+        if self._deadline is None:
+            self._deadline = marked.ask_to_end(self._processes)
 
     def end(self) -> None:
         """End what still runs, with every process that it has started."""
         self.ask_to_end()
-        marked.end(self._processes, self.mark)
+        marked.end(self._processes, self.mark, deadline=self._deadline)
 
     def outcome(self, status: Status, reason: str | None, seconds: float) -> Outcome:
         """How it ended, when it has."""
