@@ -36,7 +36,7 @@ STRATEGIES = (INDEPENDENT, *(name for name in strategies() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
 MODELS = ("mlp", "cnn", "resnet18", "resnet50")
 BUSY = 0.5  # load average
-EPOCHS = 30  # of digits, which takes about 50 ms: more than a second on the clock in every launch
+EPOCHS = 27  # of digits, which takes about 50 ms: more than a second on the clock in every launch
 # To see in a minute whether all works: the figures mean nothing.
 QUICK = {
     "repetitions": 1,
