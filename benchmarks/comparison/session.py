@@ -207,10 +207,10 @@ class Comparison:
         return content if good else None
 
     def _launch(self, commands: Sequence[list[str]]) -> list[Outcome]:
-        """Run commands to their ends, the next one while the one before still runs."""
+        """Run commands to their ends; without --no-turns, the next one while the one before still runs."""
         with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
             launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
-            return self._run(launches, alone=False)
+            return self._run(launches, alone=not self._settings.turns)
 
     def _run(self, launches: Sequence[Launch], *, alone: bool) -> list[Outcome]:
         num_threads = self._settings.threads_per_rank
