@@ -1,0 +1,103 @@
+"""What users get wrong, tried as they would type it: the corpus in `tests/mistakes` is made of these."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ranks import REPOSITORY, Result, environment
+
+PYTORCH = f"{sys.executable} {REPOSITORY}/pytorch/train.py"
+TENSORFLOW = f"{sys.executable} {REPOSITORY}/tensorflow/train.py"
+ALLSTEP = f"{sys.executable} -m allstep.common.cli"
+LAUNCHERS = ("horovodrun", "mpirun", "torchrun")
+LIMIT_SECONDS = 10
+_MARK = "ALLSTEP_TEST_MISTAKE"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command that must end with status 2 and one line."""
+
+    command: str
+    """As typed; {here} is the folder in which it runs, empty but for what `prepare` has put there."""
+    expected: str
+    """What the line says was expected: a part of it."""
+    received: str
+    """What the line says was received: a part of it; {here} as in the command."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables beside those of a user who activated the environment."""
+    prepare: Callable[[Path], object] | None = None
+    """Puts files into the folder."""
+
+
+def check(mistake: Mistake, folder: Path) -> None:
+    """Run the command of a mistake in `folder`, and check how it ends and what it leaves."""
+    if mistake.prepare:
+        mistake.prepare(folder)
+    before = _listing(folder)
+    mark = uuid.uuid4().hex
+    words = [word.replace("{here}", str(folder)) for word in shlex.split(mistake.command)]
+    result = _run(words, folder, environment(**mistake.environ, **{_MARK: mark}))
+    survivors = _marked(mark)
+    for pid in survivors:
+        os.kill(pid, signal.SIGKILL)
+    assert result.returncode == 2, result.output
+    assert "Traceback" not in result.output, result.output
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("make: ***")]
+    if words[0] in LAUNCHERS:  # they have a word of their own to say about a rank that ends
+        lines = [line for line in result.output.splitlines() if "allstep: error: " in line]
+    assert len(lines) == 1, result.output
+    message = re.search(r"expected (?P<expected>.+?),? (but )?received (?P<received>.+)", lines[0])
+    assert message, lines[0]
+    assert mistake.expected in message["expected"], lines[0]
+    assert mistake.received.replace("{here}", str(folder)) in message["received"], lines[0]
+    assert not survivors, f"{len(survivors)} processes are left"
+    assert _listing(folder) == before
+
+
+def _run(words: list[str], folder: Path, environ: dict[str, str]) -> Result:
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=environ,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate()
+        for pid in _marked(environ[_MARK]):
+            os.kill(pid, signal.SIGKILL)
+        raise AssertionError(f"did not end in {LIMIT_SECONDS} s\n{stdout}\n{stderr}") from None
+    return Result(process.returncode, stdout, stderr)
+
+
+def _listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes that carry the mark of a case in their environment."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in environ.read_bytes():
+                found.append(int(environ.parent.name))
+        except OSError:  # it has ended meanwhile, or is somebody else's
+            continue
+    return found
