@@ -15,7 +15,7 @@ from ranks import REPOSITORY, run
 from allstep.common import hosts
 from allstep.common.errors import UserError
 from allstep.common.hosts import Host
-from allstep.common.launcher import expand_nodelist
+from allstep.common.slurm import compress, expand_nodelist
 
 TWO = [Host("server1", 4), Host("server2", 4)]
 HOSTILE_NAMES = [
@@ -116,7 +116,7 @@ def test_slurm():
     ],
 )
 def test_compact_list(names, compact):
-    assert hosts.compress(names) == compact
+    assert compress(names) == compact
     assert expand_nodelist(compact) == names
 
 
@@ -153,7 +153,7 @@ def test_hostile_names_go_no_further(name, tmp_path):
         ("server1 slots=-1", "NAME slots=NUMBER"),
         ("server1 slots=four", "NAME slots=NUMBER"),
         ("server1 slots=4 slots=4", "NAME slots=NUMBER"),
-        ("server1 slots=0", "at least one slot"),
+        ("server1 slots=0", "from 1 to 8192 slots"),
         ("server1 slots=" + "9" * 5000, "NAME slots=NUMBER"),
         ("server1 slots=4\n\nserver 2 slots=4", "line 3"),
         ("\n# none\n", "at least one host"),

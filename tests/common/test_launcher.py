@@ -11,12 +11,11 @@ from allstep.common.errors import UserError
 from allstep.common.launcher import (
     ALONE,
     Placement,
-    expand_nodelist,
     gpu_of_rank,
     placement,
-    tasks_per_node,
     threads_per_rank,
 )
+from allstep.common.slurm import expand_nodelist, tasks_per_node
 
 SLURM = {
     "SLURM_STEP_ID": "0",
@@ -43,6 +42,8 @@ HOROVOD = {
     "HOROVOD_CROSS_RANK": "1",
     "HOROVOD_CROSS_SIZE": "2",
     "HOROVOD_HOSTNAME": "server2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "server1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "29500",
 }
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -52,7 +53,15 @@ TORCHRUN = {
     "LOCAL_WORLD_SIZE": "2",
     "GROUP_RANK": "1",
     "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "server1",
+    "MASTER_PORT": "29500",
 }
+BY_HAND = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "server1", "MASTER_PORT": "29500"}
+JSRUN = {
+    f"JSM_NAMESPACE_{name}": text
+    for name, text in (("RANK", "5"), ("SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "4"))
+}
+MVAPICH = {name.replace("JSM_NAMESPACE", "MV2_COMM_WORLD"): text for name, text in JSRUN.items()}
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
@@ -64,12 +73,26 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         (HOROVOD, Placement("horovodrun", 5, 8, 1, 4, 1, 2, ("server2",))),
         (TORCHRUN, Placement("torchrun", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
         (HYDRA, Placement("mpiexec", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
+        (JSRUN, Placement("jsrun", 5, 8, 1, 4, 1, 2, ALONE.hosts)),
+        (MVAPICH, Placement("mpirun_rsh", 5, 8, 1, 4, 1, 2, ALONE.hosts)),
         (SLURM, Placement("srun", 5, 7, 1, 3, 1, 2, ("gpu01", "gpu02"))),
+        # Slurm's PMI-2 tells a rank and a size besides.
+        ({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "7"}, Placement("srun", 5, 7, 1, 3, 1, 2, ("gpu01", "gpu02"))),
+        # By hand: which ranks share a host, they ask each other (`by_hand.locate`).
+        (BY_HAND, Placement("env://", 3, 4, 0, 1, None, None, ALONE.hosts)),
+        ({**BY_HAND, "LOCAL_RANK": "1"}, Placement("env://", 3, 4, 1, 1, None, None, ALONE.hosts)),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}, ALONE),
+        ({"RANK": "", "WORLD_SIZE": ""}, ALONE),
+        # As scripts for srun set them; and those of one process, which any job may find.
+        ({**SLURM, **BY_HAND, "RANK": "5", "WORLD_SIZE": "7"}, Placement("srun", 5, 7, 1, 3, 1, 2, ("gpu01", "gpu02"))),
+        ({**HOROVOD, "RANK": "0", "WORLD_SIZE": "1"}, Placement("horovodrun", 5, 8, 1, 4, 1, 2, ("server2",))),
         # The innermost launcher counts: torchrun in an MPI job, mpirun in a Slurm step.
         ({**OPEN_MPI, **TORCHRUN}, Placement("torchrun", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
         ({**SLURM, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, 2, ("server2",))),
         # A batch script sees the allocation's numbers, but no launcher started it.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, ALONE),
+        # Nor does the shell of salloc, though it is a step.
+        ({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, ALONE),
         # Unequal hosts: Open MPI does not say which host this is, and nothing is guessed.
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
