@@ -77,8 +77,8 @@ def _collect(text: str, place: Placement, address: tuple[str, int], topic: str, 
         except OSError as error:
             reason = os.strerror(error.errno)  # without the address, which Python adds
             raise UserError(
-                f"expected a port at which rank 0 can listen, received {address[1]} ({reason}); give another, or end what "
-                "has it"
+                f"expected a port at which rank 0 can listen, received {address[1]} ({reason}); give another, or end "
+                "what has it"
             ) from None
         streams = []
         while len(texts) < place.world_size:

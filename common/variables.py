@@ -17,7 +17,7 @@ MOST_RANKS = 2**20
 MOST_PER_HOST = 2**13
 
 _DIGITS = re.compile(r"[0-9]{1,18}")
-_FRACTION = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
+_FRACTION = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?(e-?[0-9]{1,2})?")
 _ADDRESS = re.compile(r"[!-~]{1,253}")  # a name, or an address of either version of IP
 
 

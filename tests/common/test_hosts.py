@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import subprocess
 
@@ -204,6 +205,26 @@ def test_whatever_is_read_is_safe_in_a_shell(text, slots):
         for entry in (text, f"{text}:{slots}", f"{text} slots={slots}"):
             with contextlib.suppress(UserError):
                 assert all(shlex.quote(host.name) == host.name and host.name[0].isalnum() for host in read(entry))
+
+
+lines = st.text(st.sampled_from("aZ09.-_:= #\t\r\n\0\x1b\u0661\u202e"), max_size=60) | st.text(max_size=30)
+parts = st.sampled_from(
+    ["server1", "slots", "=", "4", " ", "\n", ":", "max-slots=8", "#", "-V", "0", "99999", "\u0664"]
+)
+
+
+@given(content=(lines | st.lists(parts, max_size=12).map("".join)).map(str.encode) | st.binary(max_size=60))
+def test_any_host_file_is_read_or_refused_in_one_line(content, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "fuzzed"
+    path.write_bytes(content)
+    try:
+        read = hosts.read_hostfile(path)
+        hosts.check(read)
+    except UserError as error:
+        assert re.match("expected .+, received .+; .+", str(error)) and str(error).isprintable()
+        assert str(error).isascii() and len(str(error)) < 600
+    else:
+        assert all(1 <= host.slots <= 8192 for host in read)
 
 
 def test_names_are_looked_up():

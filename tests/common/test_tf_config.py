@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allstep.common import tf_config
 from allstep.common.errors import UserError
@@ -79,6 +82,28 @@ def test_a_parameter_server_needs_every_role(missing):
 def test_processes_are_counted_whatever_their_roles():
     assert tf_config.num_processes("") == 1
     assert tf_config.num_processes(text({"worker": ["a:1", "b:1"], "evaluator": ["c:1"]})) == 3
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["a:1", "b:2", "worker", "chief", "0"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["cluster", "task", "type", "index", "worker", "chief", "ps", "\x1b"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(given_text=values.map(json.dumps) | st.text(max_size=30))
+def test_any_text_is_a_cluster_or_refused_in_one_line(given_text):
+    for strategy in tf_config.ROLES:
+        try:
+            config = tf_config.parse(given_text, strategy)
+        except UserError as error:
+            assert re.match("expected .+, received .+; .+", str(error)) and str(error).isprintable(), str(error)
+            assert str(error).isascii() and len(str(error)) < 600
+        else:
+            assert 0 <= config.index < len(config.cluster[config.role])
 
 
 def test_an_index_may_be_text():
