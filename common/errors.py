@@ -13,13 +13,3 @@ def summary(error: BaseException) -> str:
     """An exception in one line: its type and the last line of its message, where TensorFlow puts the cause."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__
-
-
-def quoted(text: str | None) -> str:
-    """What a user or a stranger gave, short, in one line, and without anything that a terminal obeys."""
-    if text is None:
-        return "nothing"
-    return ascii(text) if len(text) <= _MOST_QUOTED else f"{ascii(text[:_MOST_QUOTED])}... ({len(text)} characters)"
-
-
-_MOST_QUOTED = 60

@@ -27,7 +27,8 @@ from itertools import accumulate, groupby
 from pathlib import Path
 
 from allstep.common.cli import Parser
-from allstep.common.errors import UserError, quoted
+from allstep.common.errors import UserError
+from allstep.common.lines import quoted
 from allstep.common.slurm import compress, expand_nodelist, tasks_per_node
 from allstep.common.variables import MOST_PER_HOST
 

@@ -12,7 +12,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from allstep.common.errors import UserError, quoted
+from allstep.common.errors import UserError
+from allstep.common.lines import quoted
 from allstep.common.slurm import expand_nodelist, tasks_per_node
 from allstep.common.variables import MOST_RANKS, read_address, read_num_threads, read_number
 

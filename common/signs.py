@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterator, Mapping
 
 from allstep.common import tf_config
-from allstep.common.errors import UserError, quoted
+from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
+from allstep.common.lines import quoted
 from allstep.common.variables import read_number
 
 _INSTEAD = "start the job by horovodrun, mpirun or srun"

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, islice
 from string import digits
 
-from allstep.common.errors import UserError, quoted
+from allstep.common.errors import UserError
+from allstep.common.lines import quoted
 
 # More than any cluster has. A list that says more is a mistake, or meant to fill the memory; so is a longer name.
 _MOST_HOSTS = 2**16

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from allstep.common.errors import UserError, quoted
+from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
+from allstep.common.lines import quoted
 
 # Ranks are counted in this order.
 _ORDER = ("chief", "ps", "worker")

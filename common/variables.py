@@ -10,7 +10,8 @@ import re
 import socket
 from collections.abc import Mapping
 
-from allstep.common.errors import UserError, quoted
+from allstep.common.errors import UserError
+from allstep.common.lines import quoted
 
 # No job has more ranks than that, and no host more hardware threads or GPUs than Linux runs on (NR_CPUS).
 MOST_RANKS = 2**20
