@@ -15,7 +15,7 @@ from allstep.common.quiet import lean_import
 from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process
 
 if TYPE_CHECKING:
-    from allstep.tensorflow.strategies.single import Single
+    from allstep.tensorflow.strategies.strategy import Strategy
 
 # The module and the class of each.
 _CLASSES = {
@@ -67,7 +67,7 @@ def check(config: TrainConfig, place: Placement) -> None:
         )
 
 
-def create(config: TrainConfig, place: Placement) -> Single:
+def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
     module, name = _CLASSES[config.strategy]
     kind = getattr(importlib.import_module(f"allstep.tensorflow.strategies.{module}"), name)
