@@ -36,9 +36,9 @@ from allstep.benchmarks import horovod_settings
 from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.cells import SYNTHETIC_IMAGES
-from allstep.benchmarks.comparison.jobs import Outcome, run_job
 from allstep.benchmarks.comparison.machine import variables
-from allstep.benchmarks.measure import environment
+from allstep.benchmarks.jobs import Outcome, environment, run_job
+from allstep.benchmarks.launching import start
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.common.cli import Parser, at_least, listed
 from allstep.common.errors import Fault
@@ -141,7 +141,7 @@ def launch(
     Raises:
         Fault: its launcher is not installed, or the job failed, or hung and was ended with all that it started.
     """
-    launcher = [part.format(ranks=num_ranks) for part in BACKENDS[name].launcher]
+    launcher = start(BACKENDS[name].launcher, num_ranks)
     if shutil.which(launcher[0], path=environment()["PATH"]) is None:
         raise Fault(f"expected {launcher[0]} on the path, received none; run make setup")
     wanted = ["copy"] if name == "memcpy" else collectives

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import time
 from dataclasses import dataclass
 
@@ -97,16 +96,16 @@ def check_ended(run: Training, kind: Kind) -> float | None:
     """
     struck = time.monotonic()
     try:
-        status = run.process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise Violation(f"hangs {END_SECONDS} s after the fault: {run.output()}") from None
+        status = run.wait(END_SECONDS)
+    except TimeoutError:
+        raise Violation(f"hangs {END_SECONDS} s after the fault: {run.printed()}") from None
     seconds = time.monotonic() - struck
     deadline = time.monotonic() + CLEAN_SECONDS
     while left := run.left():
         if time.monotonic() > deadline:
-            raise Violation(f"left the processes {left}: {run.output()}")
+            raise Violation(f"left the processes {left}: {run.printed()}")
         time.sleep(POLL_SECONDS)
-    output = run.output()
+    output = run.printed()
     if run.told_its_end():
         return None
     if kind.is_notice and (status or output.count("resumable") != 1):

@@ -10,17 +10,17 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from allstep.benchmarks import marked
 from allstep.benchmarks.comparison import results
+from allstep.benchmarks.jobs import Job, running
+from allstep.benchmarks.launching import start
 
 JOB_SECONDS = 600
 
@@ -83,83 +83,50 @@ def largest_relative_difference(ours: Sequence[float], reference: Sequence[float
     return max(abs(one - other) / abs(other) for one, other in zip(ours, reference, strict=True))
 
 
-def environment() -> dict[str, str]:
-    """That of a user who activated the virtual environment; one thread a rank."""
-    path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {
-        **os.environ,
-        "PATH": path,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
-
-
 def job(module: str, *arguments: object, num_ranks: int | None = 2) -> list[str]:
     """The command that runs a module on `num_ranks` ranks under horovodrun; alone for None."""
-    launcher = ["horovodrun", "-np", str(num_ranks)] if num_ranks else []
-    return [*launcher, "python", "-m", module, *map(str, arguments)]
-
-
-@contextmanager
-def running(command: Sequence[str], printed: list[str] | None = None) -> Iterator[subprocess.Popen]:
-    """A job that has been started; the end of the block waits for its end.
-
-    If the block raises, the job is ended with all that it has started.
-
-    Args:
-        printed: gets what the job printed, when it has ended.
-
-    Raises:
-        BenchmarkFailed: it failed, or took longer than JOB_SECONDS.
-    """
-    mark = marked.new_mark()
-    process = subprocess.Popen(
-        command,
-        env={**environment(), marked.VARIABLE: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-        output, _ = process.communicate(timeout=JOB_SECONDS)
-    except BaseException as error:
-        marked.end([process], mark, deadline=marked.ask_to_end([process]))
-        output, _ = process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise BenchmarkFailed(f"{' '.join(command)} took over {JOB_SECONDS} s:\n{output}") from None
-        raise
-    if process.returncode:
-        raise BenchmarkFailed(f"{' '.join(command)} ended with status {process.returncode}:\n{output}")
-    if printed is not None:
-        printed.append(output)
+    return [*start("horovodrun" if num_ranks else None, num_ranks), "-m", module, *map(str, arguments)]
 
 
 def run(*commands: Sequence[str]) -> list[str]:
-    """Run jobs at the same time, to their ends; what each printed."""
-    printed: list[str] = []
-    with ExitStack() as jobs:
-        for command in commands:
-            jobs.enter_context(running(command, printed))
-    return printed[::-1]  # the stack leaves the last one first
+    """Run jobs at the same time, to their ends; what each printed.
+
+    Raises:
+        BenchmarkFailed: one failed, or took longer than JOB_SECONDS.
+    """
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(running(command)) for command in commands]
+        for job, command in zip(jobs, commands, strict=True):
+            _wait(job, command)
+        return [job.printed() for job in jobs]
 
 
 def seconds_until(command: Sequence[str], happened: Callable[[], bool]) -> float:
-    """Start a job and return the seconds from then until `happened`; the job then runs to its end."""
+    """Start a job and return the seconds from then until `happened`; the job then runs to its end.
+
+    Raises:
+        BenchmarkFailed: it failed, or ended without what was waited for.
+    """
     started = time.perf_counter()
-    with running(command) as process:
+    with running(command) as job:
         while not happened():
-            if process.poll() is not None and not happened():
+            if job.status is not None and not happened():
                 break
             time.sleep(0.005)
         seconds = time.perf_counter() - started
+        _wait(job, command)
     if not happened():
         raise BenchmarkFailed(f"{' '.join(command)} ended without what was waited for")
     return seconds
+
+
+def _wait(job: Job, command: Sequence[str]) -> None:
+    try:
+        status = job.wait(JOB_SECONDS)
+    except TimeoutError as error:
+        raise BenchmarkFailed(f"{' '.join(command)} {error}") from None
+    if status:
+        raise BenchmarkFailed(f"{' '.join(command)} ended with status {status}:\n{job.printed()}")
 
 
 def print_table(figures: Sequence[Figure]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ from pathlib import Path
 from allstep.benchmarks import parity
 from allstep.benchmarks import training as trainings
 from allstep.benchmarks.faults import STALL_SECONDS, Violation
+from allstep.benchmarks.launching import start
 from allstep.benchmarks.parity import Curve, weights_apart
 from allstep.benchmarks.training import Training
 from allstep.common.checkpoint import load
@@ -57,11 +57,11 @@ class Case:
 def wait_for_good_end(run: Training) -> float:
     """Wait for the end of a job that nothing has befallen."""
     try:
-        run.process.wait(JOB_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise Violation(f"did not end in {JOB_SECONDS} s: {run.output()}") from None
+        run.wait(JOB_SECONDS)
+    except TimeoutError:
+        raise Violation(f"did not end in {JOB_SECONDS} s: {run.printed()}") from None
     if run.status:
-        raise Violation(f"ended with status {run.status}: {run.output()}")
+        raise Violation(f"ended with status {run.status}: {run.printed()}")
     return 0.0
 
 
@@ -143,7 +143,7 @@ def training(
     strategy = strategy or ("ddp" if launcher == "torchrun" else "horovod")
     return trainings.training(
         [
-            *trainings.start(launcher, num_ranks),
+            *start(launcher if num_ranks > 1 else None, num_ranks),
             *(program or ("-m", f"allstep.{framework}.train")),
             *("--strategy", strategy, *parity.DATA_FLAGS, *parity.SETTINGS["momentum"].flags),
             *("--seed", parity.SEED, "--epochs", NUM_EPOCHS, "--log-every", 1, "--output-dir", output_dir),

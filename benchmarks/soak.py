@@ -42,7 +42,7 @@ from allstep.benchmarks.resumed import (
     training,
     wait_for_good_end,
 )
-from allstep.benchmarks.training import LAUNCHERS, Training, last_step
+from allstep.benchmarks.training import Training, last_step
 from allstep.common.cli import Parser, at_least, listed
 
 MOST_A_RUN = 4
@@ -88,7 +88,7 @@ def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.R
 
 def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Case]:
     """Two ranks, by Horovod under its launchers and, for every fourth run in PyTorch, by DDP under torchrun."""
-    of_horovod = tuple(name for name in LAUNCHERS if name != "torchrun")
+    of_horovod = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
     while True:
         for framework in frameworks:
             by_ddp = framework == "pytorch" and chance.random() < 0.25

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.handwritten.data import trainer_flags
-from allstep.benchmarks.launching import FRAMEWORKS, STARTS, strategies, train_command
+from allstep.benchmarks.launching import FRAMEWORKS, STARTS, start, strategies, train_command
 from allstep.benchmarks.measure import Figure, interleaved, median_ratio, print_table, printed_rates, run, save
 from allstep.common.cli import Parser, at_least, listed
 from allstep.common.rendezvous import free_ports
@@ -116,14 +116,12 @@ def handwritten(framework: str, strategy: str, output: Path) -> list[list[str]]:
     module = f"allstep.benchmarks.handwritten.{framework}_"
     flags = ["--num-samples", str(_NUM_SAMPLES), "--epochs", str(NUM_EPOCHS), "--batch-size"]
     if strategy == "horovod":
-        launcher = ["horovodrun", "-np", str(NUM_RANKS), "python"]
-        return [[*launcher, "-m", f"{module}horovod", str(output), *flags, str(BATCH_SIZE)]]
+        return [[*start("horovodrun", NUM_RANKS), "-m", f"{module}horovod", str(output), *flags, str(BATCH_SIZE)]]
     script = ["-m", f"{module}strategies", strategy, str(output), *flags]
     if framework == "pytorch":
         of_all = BATCH_SIZE * NUM_RANKS if strategy == "model-parallel" else BATCH_SIZE
         alone = strategy in ("single", "data-parallel")
-        launcher = ["python"] if alone else ["torchrun", "--nproc-per-node", str(NUM_RANKS)]
-        return [[*launcher, *script, str(of_all)]]
+        return [[*start(None if alone else "torchrun", NUM_RANKS), *script, str(of_all)]]
     if strategy in ("mirrored", "central-storage"):
         return [["python", *script, str(BATCH_SIZE * NUM_RANKS), "--num-devices", str(NUM_RANKS)]]
     if strategy == "single":

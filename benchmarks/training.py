@@ -13,56 +13,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from allstep.benchmarks import marked
-from allstep.benchmarks.measure import environment
+from allstep.benchmarks.jobs import Job
 
-LAUNCHERS = {
-    "horovodrun-mpi": ("horovodrun", "--mpi", "-np"),
-    "horovodrun-gloo": ("horovodrun", "--gloo", "-np"),
-    "mpirun": ("mpirun", "--bind-to", "none", "--oversubscribe", "-np"),
-    "torchrun": ("torchrun", "--nproc-per-node"),
-}
 POLL_SECONDS = 0.002
 PATIENCE_SECONDS = 300
 # What a launcher tells a rank of its number; torchrun first, the others keep to one name each.
 _RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0")
 
 
-def start(launcher: str, num_ranks: int) -> list[str]:
-    """What stands in front of a Python program's arguments to start it on ranks of this machine; one runs alone."""
-    if num_ranks == 1:
-        return ["python"]
-    return [*LAUNCHERS[launcher], str(num_ranks), *(() if launcher == "torchrun" else ("python",))]
-
-
-class Training:
+class Training(Job):
     """A job that has been started."""
 
     def __init__(self, command: Sequence[str | int | Path], output_dir: Path, num_ranks: int, log: IO[bytes]) -> None:
         """`command` has its launcher in front, where it has one; `output_dir` is the trainer's."""
-        self._log, self._num_ranks = log, num_ranks
+        self._num_ranks = num_ranks
         self._metrics = output_dir / "metrics.jsonl"
         self._before = _inode(self._metrics)
-        self.mark = marked.new_mark()
-        self.process = subprocess.Popen(
-            list(map(str, command)),
-            # Equal runs are equal, bit by bit, only where each gradient travels alone.
-            env={**environment(), "HOROVOD_FUSION_THRESHOLD": "0", marked.VARIABLE: self.mark},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        # Equal runs are equal, bit by bit, only where each gradient travels alone.
+        super().__init__([command], log, {"HOROVOD_FUSION_THRESHOLD": "0"})
 
     @property
-    def status(self) -> int | None:
-        """Exit status, None while it runs."""
-        return self.process.poll()
-
-    def output(self) -> str:
-        """What it wrote to the terminal."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")
+    def process(self) -> subprocess.Popen:
+        """The launcher, or the one rank."""
+        return self.processes[0]
 
     def wait_for_step(self, step: int, delay: float = 0.0) -> None:
         """Wait until it has told of `step`, for step 0 until all ranks are there, and then `delay` seconds.
@@ -73,7 +46,7 @@ class Training:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.status is None and not self._reached(step):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not at step {step} after {PATIENCE_SECONDS} s: {self.output()}")
+                raise TimeoutError(f"not at step {step} after {PATIENCE_SECONDS} s: {self.printed()}")
             time.sleep(POLL_SECONDS)
         time.sleep(delay)
 
@@ -100,10 +73,6 @@ class Training:
             return {0: self.process.pid}
         return rank_processes(self.process.pid)
 
-    def left(self) -> list[int]:
-        """Process ids of all that the job has started and that still runs, the launcher included."""
-        return marked.marked(self.mark)
-
     def told_its_end(self) -> bool:
         """Whether it came to the end of its training."""
         return self._is_own() and '"event": "end"' in self._metrics.read_text()
@@ -126,8 +95,7 @@ def training(command: Sequence[str | int | Path], output_dir: Path, num_ranks: i
         try:
             yield run
         finally:
-            marked.kill(run.mark)
-            run.process.wait()
+            run.kill()
 
 
 def last_step(output_dir: Path) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from allstep.common.collectives import Collectives
 from allstep.common.errors import Fault
-from allstep.common.worker import Collectives
 
 
 def check_in_step(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:

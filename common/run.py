@@ -14,6 +14,7 @@ import numpy as np
 
 from allstep.common import checkpoint, datasets, engine, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
+from allstep.common.collectives import Collectives
 from allstep.common.config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig
 from allstep.common.datasets import Dataset
 from allstep.common.ending import note_failure, who
@@ -26,7 +27,7 @@ from allstep.common.reporting.base import output_dir_errors, write_whole
 from allstep.common.schedule import Schedule
 from allstep.common.validation import validate_for_data
 from allstep.common.watch import Limits, Pulse, watching
-from allstep.common.worker import Collectives, Worker
+from allstep.common.worker import Worker
 
 # The keepalive of Open MPI's daemons (tools/setup_environment.py), and the time that mpirun takes to end the ranks.
 MPIRUN_NOTICES_SECONDS = 30.0
@@ -77,7 +78,7 @@ def train(
         silence=config.faults.fault_timeout,
         launcher=MPIRUN_NOTICES_SECONDS if place.launcher == "mpirun" else 0.0,
     )
-    with watching(collectives, place, pulse, limits, worker.collectives.awaited_tensors):
+    with watching(collectives, place, pulse, limits, worker.pending_tensors):
         if _train(worker, dataset, config, place, pulse, steps_in_flight, metrics):
             return
         if config.output.output_dir is None:

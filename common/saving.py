@@ -15,12 +15,13 @@ import numpy as np
 
 from allstep.common.checkpoint import Checkpoints, TrainState, check_compatible
 from allstep.common.checkpoint import Progress as SavedProgress
+from allstep.common.collectives import Collectives
 from allstep.common.errors import UserError
 from allstep.common.progress import Progress
 from allstep.common.schedule import Schedule
 from allstep.common.sharding import Position
 from allstep.common.watch import Pulse
-from allstep.common.worker import Collectives, Worker
+from allstep.common.worker import Worker
 
 
 class Saver:

@@ -1,4 +1,4 @@
-"""What the engine asks of a framework: the two protocols that `pytorch/` and `tensorflow/` implement."""
+"""What the engine asks of a framework: the protocol that `pytorch/worker.py` and `tensorflow/worker.py` implement."""
 
 from __future__ import annotations
 
@@ -7,40 +7,8 @@ from typing import Protocol, SupportsFloat
 
 import numpy as np
 
+from allstep.common.collectives import Collectives
 from allstep.common.loader import Batch
-
-
-class Collectives(Protocol):
-    """What the engine itself says to the other ranks; gradients travel inside the strategy's optimizer."""
-
-    rank: int
-    """Number of this rank among those that share out the samples."""
-    world_size: int
-    """How many share out the samples; stages of a pipeline, which all take the same ones, count as one rank."""
-
-    def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum float64 `values` (n,) over all ranks; every rank gets the result."""
-        ...
-
-    def all_gather(self, values: np.ndarray) -> np.ndarray:
-        """Int64 `values` (n,) of all ranks, (world_size, n) in the order of ranks."""
-        ...
-
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rank 0's arrays; the others pass arrays of the same names, shapes and types."""
-        ...
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        ...
-
-    def awaited_tensors(self) -> Sequence[str]:
-        """Names of the tensors that this rank waits for in a training step; empty where nothing is known.
-
-        Where the strategy cannot tell which, the collective in words. Another thread than that of the training loop
-        calls it, in a step alone; whether the rank waits or computes, the answer may be the same.
-        """
-        ...
 
 
 class Worker(Protocol):
@@ -97,6 +65,14 @@ class Worker(Protocol):
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         """Set what `arrays` names of `export_state`, and the number of steps the optimizer has taken."""
+        ...
+
+    def pending_tensors(self) -> Sequence[str]:
+        """Names of the tensors that this rank waits for in a training step; empty where nothing is known.
+
+        Where the strategy cannot tell which, the collective in words. Another thread than that of the training loop
+        calls it, in a step alone; whether the rank waits or computes, the answer may be the same.
+        """
         ...
 
     def versions(self) -> dict[str, str]:

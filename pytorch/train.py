@@ -48,12 +48,12 @@ def main() -> None:
     # 2. One process, one device: chosen by local rank.
     device = strategy.pin_device()
 
-    dataset = run.open_dataset(config, place, strategy)
-    network = build_model(config.model, dataset.image_shape, dataset.num_classes)
+    dataset = run.open_dataset(config, place, strategy.collectives)
+    with strategy.scope():
+        network = build_model(config.model, dataset.image_shape, dataset.num_classes)
+        optimizer = build_optimizer(config.optimizer, network.parameters())
     shapes = {name: array.shape for name, array in export_weights(network).items()}
     import_weights(network, initial_weights(shapes, config.data.seed))
-    strategy.put(network, device)
-    optimizer = build_optimizer(config.optimizer, network.parameters())
 
     # 3. Average gradients over all ranks where they are applied.
     model, optimizer = strategy.wrap(network, optimizer)

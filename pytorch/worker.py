@@ -15,7 +15,7 @@ from allstep.common.datasets import Dataset
 from allstep.common.loader import Batch
 from allstep.common.sharding import rank_slice
 from allstep.pytorch.strategies.batch_norm import uncounted
-from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
 # Canonical names of optimizer slots, and PyTorch's.
 _SLOT_NAMES = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
@@ -32,7 +32,7 @@ class Worker:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        strategy: Single,
+        strategy: Strategy,
         device: torch.device,
         dataset: Dataset,
         slots: Sequence[str],
@@ -48,8 +48,10 @@ class Worker:
             accumulate_steps: passes into which a step's samples are cut.
             precision: float32, or bf16 for what torch.autocast computes in it; weights are float32 in either case.
         """
-        self.collectives = self._strategy = strategy
+        self.collectives, self._strategy = strategy.collectives, strategy
         self._network, self._model, self._optimizer = network, model, optimizer
+        self._train_step = strategy.compile_train_step(TrainStep(model, _loss_sum))
+        self._eval_step = strategy.compile_eval_step(EvalStep(model, _score))
         self._device, self._slots, self._num_passes = device, slots, accumulate_steps
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=precision == "bf16")
         mean, std = (
@@ -69,22 +71,20 @@ class Worker:
             images, labels = self._to_device(batch, begin, max(end, begin + 1))
             loss_weight = batch.loss_weight if end > begin else 0.0
             statistics = contextlib.nullcontext() if loss_weight else uncounted(self._network)
-            with self._strategy.a_pass(self._model, last=number == self._num_passes - 1), self._autocast(), statistics:
-                loss_sum = self._strategy.forward_backward(self._model, images, labels, loss_weight)
-            if end > begin:
+            with self._autocast(), statistics:
+                loss_sum = self._train_step(images, labels, loss_weight, is_last=number == self._num_passes - 1)
+            if loss_weight:
                 loss_sums.append(loss_sum)
         self._optimizer.step()
-        return sum(loss_sums[1:], loss_sums[0])
+        return sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         images, labels = self._to_device(batch)
         self._model.eval()
         with torch.no_grad(), self._autocast():
-            logits = self._strategy.forward(self._model, images)
+            score = self._eval_step(images, labels)
         self._model.train()
-        if logits is None:
-            return 0.0, 0
-        return float(cross_entropy(logits.float(), labels, reduction="sum")), int((logits.argmax(1) == labels).sum())
+        return score
 
     def average_statistics(self) -> None:
         statistics = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
@@ -96,7 +96,9 @@ class Worker:
             buffer.copy_(values.view_as(buffer))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        return ((name, self._strategy.whole(parameter)) for name, parameter in self._own_parameters())
+        return (
+            (name, array) for name, parameter in self._own_parameters() for array in self._strategy.replicas(parameter)
+        )
 
     def export_weights(self) -> dict[str, np.ndarray]:
         return self._strategy.gather(dict(self._own_weights()))
@@ -117,10 +119,10 @@ class Worker:
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         with torch.no_grad():
             for name, tensor in self._own_weights():
-                tensor.copy_(self._strategy.part(arrays[f"model/{name}"], tensor))
+                tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
         for name, parameter in self._own_parameters():
             slots = {
-                _SLOT_NAMES[slot]: self._strategy.part(arrays[f"optimizer/{name}/{slot}"], parameter.detach())
+                _SLOT_NAMES[slot]: self._strategy.shard(arrays[f"optimizer/{name}/{slot}"], parameter.detach())
                 for slot in self._slots
                 if f"optimizer/{name}/{slot}" in arrays
             }
@@ -133,8 +135,11 @@ class Worker:
     def _own_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, tensor) for name, tensor in self._network.named_parameters() if not tensor.is_meta)
 
+    def pending_tensors(self) -> Sequence[str]:
+        return self._strategy.pending_tensors()
+
     def versions(self) -> dict[str, str]:
-        return {"torch": torch.__version__, **self.collectives.versions()}
+        return {"torch": torch.__version__, **self._strategy.versions()}
 
     def peak_memory_bytes(self) -> int:
         if self._device.type == "cuda":
@@ -148,3 +153,12 @@ class Worker:
         images = images.to(torch.float32).permute(0, 3, 1, 2)
         labels = torch.as_tensor(batch.labels[begin:end]).to(self._device)
         return images.mul_(self._scale).add_(self._shift), labels
+
+
+def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:
+    """The sum of losses, and the number of samples classified rightly."""
+    return float(_loss_sum(logits, labels)), int((logits.argmax(1) == labels).sum())

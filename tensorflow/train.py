@@ -50,7 +50,7 @@ def main() -> None:
         return
     place = strategy.place
 
-    dataset = run.open_dataset(config, place, strategy)
+    dataset = run.open_dataset(config, place, strategy.collectives)
     with strategy.scope():
         model = build_model(config.model, dataset.image_shape, dataset.num_classes, precision=config.precision)
         optimizer = build_optimizer(config.optimizer)

@@ -14,7 +14,7 @@ from allstep.common.datasets import Dataset
 from allstep.common.loader import Batch
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.resnet import counted
-from allstep.tensorflow.strategies.single import Single, cut
+from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
 class Worker:
@@ -27,31 +27,25 @@ class Worker:
         model: keras.Model,
         optimizer: keras.Optimizer,
         *,
-        strategy: Single,
+        strategy: Strategy,
         device: str,
         dataset: Dataset,
         slots: Sequence[str],
         accumulate_steps: int = 1,
     ) -> None:
         """`slots` are the canonical names of what the optimizer remembers of each weight."""
-        self.collectives, self._accumulate_steps = strategy, accumulate_steps
+        self.collectives, self._strategy = strategy.collectives, strategy
         self._model, self._optimizer, self._device, self._slots = model, optimizer, device, slots
+        self._num_passes = accumulate_steps
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
         self._scale, self._shift = 1 / (255 * std), -mean / std
-        images = tf.TensorSpec((None, *dataset.image_shape), tf.uint8)
-        labels, number = tf.TensorSpec((None,), tf.int64), tf.TensorSpec((), tf.float32)
-        # The number of samples is left open, so that a smaller last batch does not compile the step anew. AutoGraph
-        # would rewrite Python's control flow, of which there is none on tensors, and takes longer than all the rest.
-        self._train_step = tf.function(
-            self._traced_train_step, input_signature=(images, labels, number, number), autograph=False
+        self._train_step = strategy.compile_train_step(
+            self._train_on_device, self._set_learning_rate, dataset.image_shape
         )
-        self._eval_step = tf.function(self._traced_eval_step, input_signature=(images, labels), autograph=False)
+        self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, dataset.image_shape)
 
     def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
-        loss_weight = batch.loss_weight * self.collectives.loss_scale
-        return self.collectives.start(
-            self._train_step, batch.images, batch.labels, np.float32(loss_weight), np.float32(learning_rate)
-        )
+        return self._train_step(batch.images, batch.labels, batch.loss_weight, learning_rate)
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         loss_sum, num_correct = self._eval_step(batch.images, batch.labels)
@@ -59,10 +53,10 @@ class Worker:
 
     def average_statistics(self) -> None:
         statistics = [weight.variable for weight in canonical_weights(self._model) if not weight.variable.trainable]
-        copies = [self.collectives.copies(variable) for variable in statistics]
-        if not statistics or len(copies[0]) * self.collectives.world_size == 1:
+        replicas = [self._strategy.replicas(variable) for variable in statistics]
+        if not statistics or len(replicas[0]) * self.collectives.world_size == 1:
             return
-        own = np.concatenate([np.mean([copy.numpy() for copy in of], axis=0, dtype=np.float64) for of in copies])
+        own = np.concatenate([np.mean(arrays, axis=0, dtype=np.float64) for arrays in replicas])
         mean = self.collectives.all_reduce_sum(own) / self.collectives.world_size
         ends = np.cumsum([variable.shape[0] for variable in statistics])
         for variable, values in zip(statistics, np.split(mean, ends[:-1]), strict=True):
@@ -70,10 +64,10 @@ class Worker:
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return (
-            (weight.name, copy.numpy())
+            (weight.name, array)
             for weight in canonical_weights(self._model)
             if weight.variable.trainable
-            for copy in self.collectives.copies(weight.variable)
+            for array in self._strategy.replicas(weight.variable)
         )
 
     def export_weights(self) -> dict[str, np.ndarray]:
@@ -83,72 +77,67 @@ class Worker:
         return {name: weight.canonical_shape for name, weight, _ in self._state()}
 
     def export_state(self) -> dict[str, np.ndarray]:
-        return {name: weight.to_canonical(variable.value.numpy()) for name, weight, variable in self._state()}
+        arrays = self._strategy.gather({name: variable for name, _, variable in self._state()})
+        return {name: weight.to_canonical(arrays[name]) for name, weight, _ in self._state()}
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         for name, weight, variable in self._state():
             if name in arrays:
-                variable.assign(weight.from_canonical(arrays[name]))
+                variable.assign(self._strategy.shard(weight.from_canonical(arrays[name]), variable))
         self._optimizer.iterations.assign(step)
 
+    def pending_tensors(self) -> Sequence[str]:
+        return self._strategy.pending_tensors()
+
     def versions(self) -> dict[str, str]:
-        return {"tensorflow": tf.__version__, "keras": keras.__version__, **self.collectives.versions()}
+        return {"tensorflow": tf.__version__, "keras": keras.__version__, **self._strategy.versions()}
 
     def peak_memory_bytes(self) -> int:
         if "GPU" in self._device:
             return tf.config.experimental.get_memory_info("GPU:0")["peak"]
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def _traced_train_step(
-        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, learning_rate: tf.Tensor
-    ) -> tf.Tensor:
+    def _set_learning_rate(self, learning_rate: tf.Tensor) -> None:
         self._optimizer.learning_rate.assign(learning_rate)
-        return self.collectives.train(self._train_on_device, images, labels, loss_weight)
 
-    def _traced_eval_step(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.collectives.evaluate(self._evaluate_on_device, images, labels)
-
-    def _train_on_device(
-        self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor, loss_weight: tf.Tensor
-    ) -> tf.Tensor:
-        if self._accumulate_steps == 1:
-            loss_sum, gradients = self._gradients(images, labels, factor, loss_weight)
-        else:
-            loss_sum, gradients = self._accumulated_gradients(images, labels, factor, loss_weight)
+    def _train_on_device(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
+        compute = self._gradients if self._num_passes == 1 else self._accumulated_gradients
+        loss_sum, gradients = compute(images, labels, loss_weight)
         self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss_sum
 
     def _evaluate_on_device(
-        self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor
+        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         logits = self._model(self._normalise(images), training=False)
         num_correct = tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
-        return _loss_sum(logits, labels) * factor, num_correct * tf.cast(factor, tf.int64)
+        return _loss_sum(logits, labels) * loss_weight, num_correct * tf.cast(loss_weight, tf.int64)
 
     def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor, loss_weight: tf.Tensor
+        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The sum of the samples' losses times `factor`, and the gradients of that sum times `loss_weight`."""
-        with tf.GradientTape() as tape, counted(factor * tf.sign(loss_weight)):
-            loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels) * factor
+        """The sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0."""
+        counts = tf.sign(loss_weight)
+        with tf.GradientTape() as tape, counted(counts):
+            loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels) * counts
             loss = loss_sum * loss_weight
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
         return loss_sum, tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
 
     def _accumulated_gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, factor: float | tf.Tensor, loss_weight: tf.Tensor
+        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The same in passes over parts of the samples, one after the other: memory for one part is enough."""
 
         def add_pass(number: tf.Tensor, sums: tuple) -> tuple:
-            *part, factor_of_part = cut(images, labels, number, self._accumulate_steps)
-            of_part = self._gradients(*part, factor * factor_of_part, loss_weight)
-            return number + 1, tf.nest.map_structure(tf.add, sums, of_part)
+            results = self._gradients(*cut(images, labels, loss_weight, number, self._num_passes))
+            return number + 1, tf.nest.map_structure(tf.add, sums, results)
 
         zeros = tf.constant(0.0), [tf.zeros(variable.shape) for variable in self._model.trainable_variables]
-        return tf.while_loop(
-            lambda number, _: number < self._accumulate_steps, add_pass, (0, zeros), parallel_iterations=1
-        )[1]
+        _, sums = tf.while_loop(
+            lambda number, _: number < self._num_passes, add_pass, (0, zeros), parallel_iterations=1
+        )
+        return sums
 
     def _state(self) -> Iterator[tuple[str, CanonicalWeight, keras.Variable]]:
         """Canonical name, layout and variable of each weight and each optimizer slot."""

@@ -8,19 +8,19 @@ import shlex
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ranks import REPOSITORY, Result, environment
 
+from allstep.benchmarks import process_tree
+
 PYTORCH = f"{sys.executable} {REPOSITORY}/pytorch/train.py"
 TENSORFLOW = f"{sys.executable} {REPOSITORY}/tensorflow/train.py"
 ALLSTEP = f"{sys.executable} -m allstep.common.cli"
 LAUNCHERS = ("horovodrun", "mpirun", "torchrun")
 LIMIT_SECONDS = 10
-_MARK = "ALLSTEP_TEST_MISTAKE"
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,11 @@ def check(mistake: Mistake, folder: Path) -> None:
     if mistake.prepare:
         mistake.prepare(folder)
     before = _listing(folder)
-    mark = uuid.uuid4().hex
+    mark = process_tree.new_mark()
     words = [word.replace("{here}", str(folder)) for word in shlex.split(mistake.command)]
-    result = _run(words, folder, environment(**mistake.environ, **{_MARK: mark}))
-    survivors = _marked(mark)
-    for pid in survivors:
-        os.kill(pid, signal.SIGKILL)
+    result = _run(words, folder, environment(**mistake.environ, **{process_tree.VARIABLE: mark}))
+    survivors = process_tree.marked(mark)
+    process_tree.kill(mark)
     assert result.returncode == 2, result.output
     assert "Traceback" not in result.output, result.output
     lines = [line for line in result.stderr.splitlines() if not line.startswith("make: ***")]
@@ -81,23 +80,10 @@ def _run(words: list[str], folder: Path, environ: dict[str, str]) -> Result:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         stdout, stderr = process.communicate()
-        for pid in _marked(environ[_MARK]):
-            os.kill(pid, signal.SIGKILL)
+        process_tree.kill(environ[process_tree.VARIABLE])
         raise AssertionError(f"did not end in {LIMIT_SECONDS} s\n{stdout}\n{stderr}") from None
     return Result(process.returncode, stdout, stderr)
 
 
 def _listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-def _marked(mark: str) -> list[int]:
-    """Processes that carry the mark of a case in their environment."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in environ.read_bytes():
-                found.append(int(environ.parent.name))
-        except OSError:  # it has ended meanwhile, or is somebody else's
-            continue
-    return found

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from allstep.benchmarks.launching import LAUNCHERS as LAUNCHER_COMMANDS
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.prefix) / "bin"
 
@@ -69,10 +71,10 @@ def run(*command: str | Path, timeout: float = 120, **extra: str) -> Result:
 
 
 LAUNCHERS = {
-    "horovodrun-mpi": ("horovodrun", "--mpi", "--disable-cache", "-np"),
-    "horovodrun-gloo": ("horovodrun", "--gloo", "--disable-cache", "-np"),
-    "mpirun": ("mpirun", "--bind-to", "none", "--oversubscribe", "-np"),
+    name: LAUNCHER_COMMANDS[name][: LAUNCHER_COMMANDS[name].index("{ranks}")]
+    for name in ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
 }
+"""What starts ranks up to their number, after which `python` follows."""
 
 
 def launch(launcher: str, num_ranks: int, *command: str | Path, **extra: str) -> Result:

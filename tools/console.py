@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,10 +37,12 @@ def run_logged(
     set-up goes on writing behind the next one's back.
 
     Raises:
-        CommandFailed: the command's exit status was not 0.
+        SetupError: the command failed since the disk is full, or the package index does not answer.
+        CommandFailed: its exit status was not 0 for another reason.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as log_file:
+        start = log_file.tell()
         print("$", *command, file=log_file, flush=True)
         process = subprocess.Popen(
             command,
@@ -62,10 +66,29 @@ def run_logged(
     if shown and sys.stdout.isatty():
         print()
     if status != 0:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        tail = "\n".join("    " + line for line in lines[-LOG_TAIL_LINES:])
+        output = log.read_bytes()[start:].decode(errors="replace")
+        if cause := diagnosis(output):
+            raise SetupError(f"{cause}; the whole log is {log}")
+        tail = "\n".join("    " + line for line in output.splitlines()[-LOG_TAIL_LINES:])
         name = Path(command[0]).name
         raise CommandFailed(f"{tail}\n{name} ended with status {status}; the whole log is {log}")
+
+
+def diagnosis(output: str) -> str | None:
+    """What the machine lacks, in one line, where that is why a command failed that printed `output`; else None."""
+    if os.strerror(errno.ENOSPC) in output:
+        return "expected room on the disk, received a full one; free some, and make setup goes on where it stopped"
+    # pip tells only that it found no version of a package, and before that, many times, why.
+    if package := re.search(r"No matching distribution found for (\S+)", output):
+        _, broken, reasons = output.partition("connection broken by")
+        reason = re.search(r"\[Errno -?\d+\] [^'\")]+|timed out", reasons)
+        unreached = f"none that answers{f' ({reason[0]})' if reason else ''}"
+        received = unreached if broken else "one without it"
+        return (
+            f"expected a package index that has {package[1]}, received {received}; check the network, or pip's "
+            "settings for an index or a proxy"
+        )
+    return None
 
 
 def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str], str | None]) -> str | None:

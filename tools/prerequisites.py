@@ -11,12 +11,14 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from console import SetupError
 
-# The environment takes 8 GB, of which CUDA's libraries, which torch brings even where no GPU is, are 5 GB.
-NEEDED_DISK_GB = 10
+# The packages take 8 GB, of which CUDA's libraries, which torch brings even where no GPU is, are 5 GB.
+PACKAGES_GB = 10
+BUILD_GB = 1  # Horovod's object files, and then its wheel
 # torch's wheels are built for this glibc (manylinux_2_28).
 NEEDED_GLIBC = (2, 28)
 
@@ -34,15 +36,19 @@ int main() { return total(std::vector<int>{1, -1}); }
 """
 
 
-def check(environment: Path, *, gpu: bool) -> None:
+def check(needed_gb: Mapping[Path, float], *, gpu: bool) -> None:
     """Check everything, cheapest first.
+
+    Args:
+        needed_gb: what is still to be written, in 1e9 bytes, by folder.
 
     Raises:
         SetupError: one line that names what lacks and how to get it.
     """
     check_platform()
     check_python()
-    check_disk(environment)
+    for folder, gigabytes in needed_gb.items():
+        check_disk(folder, gigabytes)
     if gpu:
         cuda_home()
     check_compiler()
@@ -51,11 +57,11 @@ def check(environment: Path, *, gpu: bool) -> None:
 def check_platform() -> None:
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
-        raise SetupError(f"needs Linux on x86-64, but this is {system} on {machine}; use such a machine")
+        raise SetupError(f"expected Linux on x86-64, received {system} on {machine}; use such a machine")
     name, version = platform.libc_ver()
     if name != "glibc" or tuple(map(int, version.split(".")[:2])) < NEEDED_GLIBC:
         raise SetupError(
-            f"needs glibc 2.28 or newer, but this system has {name or 'another C library'} {version}; "
+            f"expected glibc 2.28 or newer, received {name or 'another C library'} {version}; "
             "use Debian 10, Ubuntu 20.04, RHEL 8 or newer"
         )
 
@@ -64,38 +70,63 @@ def check_python() -> None:
     version = sysconfig.get_python_version()
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         package = f"python{version}-venv"
-        raise SetupError(f"Python {version} lacks its venv module; install it: apt-get install {package}")
+        raise SetupError(
+            f"expected Python with its venv module, received {version} without; install it: apt-get install {package}"
+        )
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         package = f"python{version}-dev"
-        raise SetupError(f"Python {version} lacks its C headers; install them: apt-get install {package}")
+        raise SetupError(
+            f"expected Python with its C headers, received {version} without; install them: apt-get install {package}"
+        )
 
 
-def check_disk(environment: Path) -> None:
-    free_gb = shutil.disk_usage(environment.parent).free / 1e9
-    if not environment.exists() and free_gb < NEEDED_DISK_GB:
-        where = environment.parent
-        raise SetupError(f"needs {NEEDED_DISK_GB} GB in {where}, but {free_gb:.1f} GB are free; free some")
+def check_disk(folder: Path, needed_gb: float) -> None:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free_gb = shutil.disk_usage(there).free / 1e9
+    if free_gb < needed_gb:
+        raise SetupError(f"expected {needed_gb:.1f} GB of free disk for {folder}, received {free_gb:.1f} GB; free some")
+
+
+def compiler(variable: str, default: str) -> list[str]:
+    """The words of the compiler's command that the environment variable CXX or CC names.
+
+    Raises:
+        SetupError: a shell could not read it.
+    """
+    text = os.environ.get(variable) or default
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        words = []
+    if not words:
+        raise SetupError(f"expected a compiler's command in {variable}, received {text!r}; correct or unset it")
+    return words
 
 
 def check_compiler() -> None:
-    """Compile and link a C++20 program with the compiler that CMake will take ($CXX, else c++)."""
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    """Compile, link and run a C++20 program with the compiler that CMake will take ($CXX, else c++)."""
+    command = compiler("CXX", "c++")
     advice = "install GCC 11 or newer: apt-get install g++ make (or name another with CXX=...)"
-    for tool in (compiler[0], os.environ.get("CC", "cc").split()[0], "make"):
+    for tool in (command[0], compiler("CC", "cc")[0], "make"):
         if shutil.which(tool) is None:
-            raise SetupError(f"needs a C++20 compiler, but {tool} is not found; {advice}")
+            raise SetupError(f"expected a C++20 compiler, received none: {tool} is not found; {advice}")
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "check.cc")
+        source, program = Path(folder, "check.cc"), Path(folder, "check")
         source.write_text(CXX20_PROGRAM)
-        command = [*compiler, "-std=c++20", str(source), "-o", str(Path(folder, "check"))]
-        if subprocess.run(command, capture_output=True).returncode != 0:
-            name = shlex.join(compiler)
-            raise SetupError(f"needs a C++20 compiler, but {name} cannot compile C++20; {advice}")
+        compiled = _succeeds([*command, "-std=c++20", str(source), "-o", str(program)])
+        if not (compiled and program.exists() and _succeeds([str(program)])):
+            raise SetupError(
+                f"expected a C++20 compiler, received {shlex.join(command)}, which cannot compile C++20; {advice}"
+            )
+
+
+def _succeeds(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
 
 
 def compiler_version() -> str:
     """First line of the compiler's --version."""
-    command = [*shlex.split(os.environ.get("CXX", "c++")), "--version"]
+    command = [*compiler("CXX", "c++"), "--version"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
@@ -105,7 +136,7 @@ def cuda_home() -> tuple[Path, str]:
     Raises:
         SetupError: there is no toolkit, or it is of another major version than torch's libraries.
     """
-    needs = "GPU=1 needs a CUDA 13 toolkit, for which torch is built"
+    expected = "expected a CUDA 13 toolkit, for which torch is built, with GPU=1"
     advice = "install CUDA 13 or name its folder with CUDA_HOME=..."
     candidates = [os.environ.get("CUDA_HOME"), _home_of_nvcc_on_path(), "/usr/local/cuda"]
     for home in filter(None, candidates):
@@ -116,9 +147,9 @@ def cuda_home() -> tuple[Path, str]:
         release = re.search(r"release (\d+\.\d+)", output)
         if release and release[1].startswith("13."):
             return Path(home).resolve(), release[1]
-        found = f"{nvcc} is of release {release[1]}" if release else f"{nvcc} does not tell its release"
-        raise SetupError(f"{needs}, but {found}; {advice}")
-    raise SetupError(f"{needs}, but there is no nvcc; {advice}")
+        found = f"release {release[1]}" if release else "an nvcc that does not tell its release"
+        raise SetupError(f"{expected}, received {found} in {home}; {advice}")
+    raise SetupError(f"{expected}, received none: there is no nvcc; {advice}")
 
 
 def _home_of_nvcc_on_path() -> str | None:

@@ -142,6 +142,8 @@ class _PackageCount:
         self.count = 0
 
     def __call__(self, line: str) -> str | None:
+        if "after connection broken by" in line:
+            return "the package index does not answer; pip tries again"
         if line.startswith("Installing collected packages"):
             return "installing them (a minute or so)"
         if line.startswith(("Collecting ", "Processing ")):
@@ -158,9 +160,18 @@ def recorded() -> dict | None:
         SetupError: .venv is there but not ours.
     """
     if RECORD.exists():
-        return json.loads(RECORD.read_text())
+        try:
+            found = json.loads(RECORD.read_text())
+            return {"gpu": bool(found["gpu"]), "done": list(map(str, found["done"]))}
+        except (ValueError, TypeError, KeyError):
+            raise SetupError(
+                f"expected what the last make setup did in {RECORD}, received something else; remove {ENVIRONMENT}"
+            ) from None
     if ENVIRONMENT.exists() and any(ENVIRONMENT.iterdir()):
-        raise SetupError(f"{ENVIRONMENT} was not made by make setup and would be overwritten; move it away")
+        raise SetupError(
+            f"expected an environment of make setup in {ENVIRONMENT}, received another, which would be overwritten; "
+            "move it away"
+        )
     return None
 
 
@@ -185,8 +196,9 @@ def set_up() -> None:
     if num_done == len(steps):
         print(f".venv is ready ({kind})")
         return
-    prerequisites.check(ENVIRONMENT, gpu=gpu)
+    prerequisites.check(_needed_gb(num_done), gpu=gpu)
     ENVIRONMENT.mkdir(exist_ok=True)
+    build_horovod.cache_folder().mkdir(parents=True, exist_ok=True)  # rather now than after minutes of downloads
     for i in range(num_done, len(steps)):
         record(prints[:i], gpu=gpu)
         print(f"[{i + 1}/{len(steps)}] {steps[i].title}", flush=True)
@@ -195,12 +207,21 @@ def set_up() -> None:
     print(f".venv is ready ({kind}); its commands are in .venv/bin (source .venv/bin/activate)")
 
 
+def _needed_gb(num_done: int) -> dict[Path, float]:
+    """What the steps after the first `num_done` still write, by folder."""
+    if num_done >= 2:  # the packages are there
+        return {ENVIRONMENT: prerequisites.BUILD_GB, build_horovod.cache_folder(): prerequisites.BUILD_GB}
+    # What an interrupted set-up has left is removed first.
+    left = sum(path.lstat().st_blocks for path in ENVIRONMENT.rglob("*")) * 512 / 1e9
+    return {ENVIRONMENT: prerequisites.PACKAGES_GB - left, build_horovod.cache_folder(): prerequisites.BUILD_GB}
+
+
 def _wants_gpu(before: dict | None) -> bool:
     choice = os.environ.get("GPU", "")
     if choice == "":
         return bool(before and before["gpu"])
     if choice not in ("0", "1"):
-        raise SetupError(f"GPU is 1 (Horovod with NCCL) or 0 (without), but it is {choice!r}")
+        raise SetupError(f"expected GPU to be 1 (Horovod with NCCL) or 0 (without), received {choice!r}; correct it")
     return choice == "1"
 
 
@@ -219,6 +240,14 @@ if __name__ == "__main__":
             set_up()
     except SetupError as error:
         print(f"make setup: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a checkout or a cache that cannot be written, a disk that is full
+        where = error.filename or REPOSITORY
+        print(
+            f"make setup: expected files that can be written, received {where}: {error.strerror}; mend that and call "
+            "it again: it goes on from the last finished step",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except (CommandFailed, EditFailed) as error:
         print(f"make setup failed:\n{error}", file=sys.stderr)

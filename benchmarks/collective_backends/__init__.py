@@ -36,20 +36,17 @@ class Library:
     """In this package."""
     name: str
     """Of the class in it."""
-    launcher: tuple[str, ...]
-    """The command up to python's arguments."""
+    launcher: str
+    """One of `benchmarks.launching.LAUNCHERS`."""
 
-
-_MPIRUN = ("mpirun", "--bind-to", "none", "--oversubscribe", "-np", "{ranks}", "python")
-_HOROVODRUN = ("horovodrun", "--mpi", "-np", "{ranks}", "python")
 
 BACKENDS = {
-    "memcpy": Library("memcpy", "Memcpy", _MPIRUN),
-    "mpi4py": Library("mpi", "Mpi", _MPIRUN),
-    "horovod-torch": Library("horovod_torch", "HorovodTorch", _HOROVODRUN),
-    "horovod-tensorflow": Library("horovod_tensorflow", "HorovodTensorFlow", _HOROVODRUN),
-    "torch-gloo": Library("torch_gloo", "TorchGloo", ("torchrun", "--nproc-per-node", "{ranks}")),
-    "tf-distribute": Library("tf_distribute", "TfDistribute", _HOROVODRUN),
+    "memcpy": Library("memcpy", "Memcpy", "mpirun"),
+    "mpi4py": Library("mpi", "Mpi", "mpirun"),
+    "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi"),
+    "horovod-tensorflow": Library("horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi"),
+    "torch-gloo": Library("torch_gloo", "TorchGloo", "torchrun"),
+    "tf-distribute": Library("tf_distribute", "TfDistribute", "horovodrun-mpi"),
 }
 
 

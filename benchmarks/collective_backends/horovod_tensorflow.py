@@ -32,7 +32,7 @@ class HorovodTensorFlow:
         met = Horovod(placement(), StrategyConfig())
         met.init()
         met.pin_device()
-        self.rank, self.size = met.rank, hvd.size()
+        self.rank, self.size = hvd.rank(), hvd.size()
 
     def all_reduce(self, array: np.ndarray) -> Operation:
         # Each all-reduce after the first multiplies by the number of ranks, which a float32 bears up to 2**127.

@@ -26,7 +26,7 @@ class TfDistribute:
         met.init()
         met.pin_device()
         self._strategy = met.strategy
-        self.rank, self.size = met.rank, met.world_size
+        self.rank, self.size = met.collectives.rank, met.collectives.world_size
 
     def all_reduce(self, array: np.ndarray) -> Operation:
         return self._compiled(array, lambda context, buffer: context.all_reduce(tf.distribute.ReduceOp.SUM, buffer))

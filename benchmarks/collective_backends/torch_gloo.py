@@ -10,7 +10,7 @@ from allstep.benchmarks.collective_backends import Operation
 from allstep.common.config import StrategyConfig
 from allstep.common.launcher import placement
 from allstep.common.memory import keep_freed_memory
-from allstep.pytorch.strategies.process_group import ProcessGroup
+from allstep.pytorch.strategies.ddp import DDP
 
 
 class TorchGloo:
@@ -18,8 +18,7 @@ class TorchGloo:
 
     def __init__(self) -> None:
         keep_freed_memory()
-        group = ProcessGroup(placement(), StrategyConfig())
-        group.init()
+        DDP(placement(), StrategyConfig()).init()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def all_reduce(self, array: np.ndarray) -> Operation:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from allstep.benchmarks.comparison.cells import Cell, start_of, trainers_name
-from allstep.benchmarks.measure import environment
+from allstep.benchmarks.jobs import environment
 from allstep.common.errors import Fault
 
 
@@ -26,8 +26,8 @@ def unavailable(cells: Sequence[Cell], *, oversubscribe: bool = False) -> Iterat
         start = start_of(cell)
         if reason := reasons[cell.framework].get(trainers_name(cell.strategy)):
             yield cell.id, reason
-        elif shutil.which(start.program[0], path=path) is None:
-            yield cell.id, f"expected {start.program[0]} on the path, received none; run make setup"
+        elif start.launcher and shutil.which(start.launcher, path=path) is None:
+            yield cell.id, f"expected {start.launcher} on the path, received none; run make setup"
         elif cell.ranks > num_cores and not oversubscribe:
             yield (
                 cell.id,

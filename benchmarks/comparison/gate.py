@@ -27,7 +27,7 @@ from pathlib import Path
 
 from allstep.benchmarks import parity
 from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, start_of, trainers_name
-from allstep.benchmarks.comparison.jobs import Outcome
+from allstep.benchmarks.jobs import Outcome
 from allstep.benchmarks.launching import train_command
 
 _NUM_SAMPLES = 1437  # of digits

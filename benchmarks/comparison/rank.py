@@ -17,7 +17,8 @@ import numpy as np
 from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.launching import FRAMEWORKS
 from allstep.common import run
-from allstep.common.worker import Collectives, Worker
+from allstep.common.collectives import Collectives
+from allstep.common.worker import Worker
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from allstep.benchmarks.comparison import gate, machine, results, samples
 from allstep.benchmarks.comparison.availability import unavailable
 from allstep.benchmarks.comparison.cells import INDEPENDENT, OF_TABLE, Cell, Settings, commands, start_of
-from allstep.benchmarks.comparison.jobs import Outcome
 from allstep.benchmarks.comparison.ranking import against
 from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
+from allstep.benchmarks.jobs import Outcome
 from allstep.common.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]

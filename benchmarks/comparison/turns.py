@@ -23,8 +23,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks import marked
-from allstep.benchmarks.comparison.jobs import Job, Outcome, timed_out
+from allstep.benchmarks import process_tree
+from allstep.benchmarks.jobs import Job, Outcome, timed_out
 from allstep.common.errors import Fault
 
 _WAKE_SECONDS = 0.002  # for all threads of a rank that was stopped
@@ -79,7 +79,7 @@ def run_in_turn(
     while len(outcomes) < len(launches):
         jobs: list[_Job] = []
         with ExitStack() as stack:
-            guard = stack.enter_context(marked.guardian())
+            guard = stack.enter_context(process_tree.guardian())
             try:
                 largest, available = 0, _available_memory()
                 for launch in launches[len(outcomes) :]:
@@ -133,7 +133,7 @@ class _Job:
             with _short(launch.socket) as address:
                 listener.bind(address)
             listener.listen()
-            job = Job(launch.commands, output, num_threads=num_threads)
+            job = Job(launch.commands, output, {"OMP_NUM_THREADS": str(num_threads)})
             guard(job.mark)  # a stopped rank does not notice that it is alone
             turn_taker = cls(launch, job, listener, time_limit)
             try:
@@ -146,7 +146,7 @@ class _Job:
         """Wait until all its ranks wait for their next turn, or it has ended."""
         started = time.perf_counter()
         while self.outcome is None and not self._all_wait():
-            for key, _ in self._selector.select(marked.POLL_SECONDS):
+            for key, _ in self._selector.select(process_tree.POLL_SECONDS):
                 self._hear(key.fileobj)
             seconds = self._seconds + time.perf_counter() - started
             if self._all_wait():

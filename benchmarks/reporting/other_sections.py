@@ -7,20 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from allstep.benchmarks.launching import LAUNCHERS, start
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, share
 from allstep.benchmarks.reporting.figures import Line, bars, lines
 from allstep.benchmarks.reporting.sources import Run
-
-_LAUNCHERS = {
-    "horovodrun": ("horovodrun", "-np", "{ranks}", "python"),
-    # What horovodrun says to it; ranks that fill the host are not refused.
-    "mpirun": ("mpirun", "--bind-to", "none", "--oversubscribe", "-np", "{ranks}", "python"),
-    "mpiexec": ("mpiexec", "-n", "{ranks}", "python"),
-    "PMI": ("mpiexec", "-n", "{ranks}", "python"),
-    "torchrun": ("torchrun", "--nproc-per-node", "{ranks}"),
-    "srun": ("srun", "-n", "{ranks}", "python"),
-}
-"""By the name in the start event; on one host. A run that was started alone starts its ranks by itself."""
 
 
 def collectives(content: dict[str, Any]) -> Section:
@@ -200,6 +190,8 @@ def runs(found: Sequence[tuple[Path, Run]]) -> Section:
 
 def _command(config: Path, run: Run) -> str:
     """The command that trains as the run did, on as many ranks by the same launcher."""
-    ranks, known = run.start["world_size"], _LAUNCHERS.get(str(run.start.get("launcher")), ())
-    program = [part.format(ranks=ranks) for part in known] or ["python"]
+    name = str(run.start.get("launcher"))
+    name = "mpiexec" if name == "PMI" else name
+    # A run that was started alone starts its ranks by itself.
+    program = start(name if name in LAUNCHERS else None, run.start["world_size"])
     return shlex.join([*program, f"{run.start['framework']}/train.py", "--config", str(config)])

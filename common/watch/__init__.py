@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from allstep.common import ending, rendezvous
+from allstep.common.collectives import Collectives
 from allstep.common.errors import Fault
 from allstep.common.launcher import Placement
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.member import NOTICES, Member
 from allstep.common.watch.monitor import Limits, Monitor
 from allstep.common.watch.pulse import Pulse
-from allstep.common.worker import Collectives
 
 __all__ = ["NOTICES", "Limits", "Pulse", "watching"]
 

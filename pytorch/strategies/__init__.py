@@ -15,7 +15,7 @@ from allstep.common.strategies import check_flags, check_launcher_of_horovod, ch
 from allstep.common.variables import check_variables
 
 if TYPE_CHECKING:
-    from allstep.pytorch.strategies.single import Single
+    from allstep.pytorch.strategies.strategy import Strategy
 
 # The module and the class of each.
 _CLASSES = {
@@ -82,7 +82,7 @@ def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
     return wanted if wanted and wanted > 1 else 0
 
 
-def create(config: TrainConfig, place: Placement) -> Single:
+def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
     module, name = _CLASSES[config.strategy]
     return getattr(importlib.import_module(f"allstep.pytorch.strategies.{module}"), name)(place, config.parallel)

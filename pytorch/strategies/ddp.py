@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Sequence
 
@@ -12,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.process_group import ProcessGroup
+from allstep.pytorch.strategies.process_group import ProcessGroup, sum_over_ranks
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
 
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
 # buckets in the first one.
@@ -20,13 +22,13 @@ _POWERSGD_FIRST_STEP = 2
 
 
 class DDP(ProcessGroup):
-    """The five steps in DDP; `ProcessGroup` has the first, `Single` the second."""
+    """The five steps in DDP; `ProcessGroup` has the first, `Strategy` the second."""
 
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
-            synchronise_batch_norm(network, self.sum_over_ranks)
+            synchronise_batch_norm(network, sum_over_ranks)
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -49,13 +51,17 @@ class DDP(ProcessGroup):
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. DistributedDataParallel has done it when it was made."""
 
-    def a_pass(self, model: DistributedDataParallel, *, last: bool) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if last else model.no_sync()
+    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+            with contextlib.nullcontext() if is_last else step.model.no_sync():
+                return step(images, labels, loss_weight)
 
-    def forward(self, model: DistributedDataParallel, images: torch.Tensor) -> torch.Tensor:
+        return compiled
+
+    def compile_eval_step(self, step: EvalStep) -> EvalStep:
         """Without DDP: there are no gradients to average."""
-        return model.module(images)
+        return dataclasses.replace(step, model=step.model.module)
 
-    def awaited_tensors(self) -> Sequence[str]:
+    def pending_tensors(self) -> Sequence[str]:
         # Which bucket is under way, DDP does not tell.
         return (f"the all-reduce of DDP's buckets of {self._gradients}",)

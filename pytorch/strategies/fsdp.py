@@ -13,28 +13,30 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
+from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0, sum_over_ranks
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, TrainStep
 
 
 class FSDP(ProcessGroup):
-    """The five steps in FSDP; `ProcessGroup` has the first, `Single` the second."""
+    """The five steps in FSDP; `ProcessGroup` has the first, `Strategy` the second."""
 
-    def put(self, network: torch.nn.Module, device: torch.device) -> None:
-        self._device = device
+    def scope(self) -> contextlib.AbstractContextManager:
+        """In the host's memory: no device need hold the whole network."""
+        return contextlib.nullcontext()
 
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
-            synchronise_batch_norm(network, self.sum_over_ranks)
+            synchronise_batch_norm(network, sum_over_ranks)
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         broadcast_from_rank_0(network)
-        mesh = dist.init_device_mesh(self._device.type, (self.world_size,))
+        mesh = dist.init_device_mesh(self.device.type, (self.place.world_size,))
         for layer in network.children():
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
@@ -47,19 +49,22 @@ class FSDP(ProcessGroup):
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before a rank had but a part."""
 
-    def a_pass(self, model: FSDPModule, *, last: bool) -> contextlib.AbstractContextManager:
-        model.set_requires_gradient_sync(last)
-        return contextlib.nullcontext()
+    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+            step.model.set_requires_gradient_sync(is_last)
+            return step(images, labels, loss_weight)
 
-    def awaited_tensors(self) -> Sequence[str]:
+        return compiled
+
+    def pending_tensors(self) -> Sequence[str]:
         # Which of them is under way, FSDP does not tell.
         return (f"an all-gather of weights or the reduce-scatter of {self._gradients}",)
 
-    def whole(self, tensor: torch.Tensor) -> np.ndarray:
-        return super().whole(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+    def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
+        return super().replicas(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
-    def part(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-        tensor = super().part(array, like)
+    def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        tensor = super().shard(array, like)
         if not isinstance(like, DTensor):
             return tensor
         # Every rank has the whole array: nothing needs to be sent.

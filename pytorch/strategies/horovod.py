@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import horovod
 import horovod.torch as hvd
@@ -11,23 +12,23 @@ import torch
 
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.strategies.strategy import Strategy
 
 
-class Horovod(Single):
+class Horovod(Strategy):
     """The five steps in Horovod."""
 
     def init(self) -> None:
         configure_horovod(self.place, self.flags, on_gpu=torch.cuda.is_available())
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
-        self.rank = hvd.rank()
+        self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
 
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
-            synchronise_batch_norm(network, self.sum_over_ranks)
+            synchronise_batch_norm(network, sum_over_ranks)
         self._optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=network.named_parameters(),
@@ -41,9 +42,22 @@ class Horovod(Single):
         # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place."""
-        return hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
+    def pending_tensors(self) -> Sequence[str]:
+        names = self._optimizer._parameter_names
+        # None where gradients are still being added up.
+        handles = [(parameter, handle) for parameter, (handle, _) in list(self._optimizer._handles.items()) if handle]
+        return [names[parameter] for parameter, handle in handles if _is_under_way(handle)]
+
+    def versions(self) -> dict[str, str]:
+        return {"horovod": horovod.__version__}
+
+
+@dataclass(frozen=True)
+class HorovodCollectives:
+    """Collectives of Horovod's global process set."""
+
+    rank: int
+    world_size: int
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         return hvd.allreduce(torch.from_numpy(values), op=hvd.Sum, name="allstep.sum").numpy()
@@ -61,14 +75,10 @@ class Horovod(Single):
     def barrier(self) -> None:
         hvd.barrier()
 
-    def awaited_tensors(self) -> Sequence[str]:
-        names = self._optimizer._parameter_names
-        # None where gradients are still being added up.
-        handles = [(parameter, handle) for parameter, (handle, _) in list(self._optimizer._handles.items()) if handle]
-        return [names[parameter] for parameter, handle in handles if _is_under_way(handle)]
 
-    def versions(self) -> dict[str, str]:
-        return {"horovod": horovod.__version__}
+def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Sum `tensor` over all ranks, in place."""
+    return hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
 
 
 def _is_under_way(handle: int) -> bool:

@@ -1,13 +1,18 @@
-"""Model parallel: the network is cut over processes, and portions of a batch flow through them as in a pipeline.
+"""Model parallel: the network is cut over processes, and micro-batches flow through them as in a pipeline.
 
 Every rank is a stage: a run of layers. It hands its activations on to the next stage and gets their gradients back;
-while a stage computes one portion, its neighbours compute others (Narayanan et al. 2019, schedule 1F1B).
+while a stage computes one micro-batch, its neighbours compute others (Narayanan et al. 2019, schedule 1F1B).
 
-Each batch is cut into equal portions: the most that its size allows, up to --micro-batches, so one where the size is a
-large prime. None is filled up: what fills it would enter batch norm, which normalises each portion by itself.
+Each batch is cut into equal micro-batches: the most that its size allows, up to --micro-batches, so one where the size
+is a large prime. None is filled up: what fills it would enter batch norm, which normalises each by itself.
 """
 
 from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,11 +20,11 @@ import torch.distributed as dist
 from safetensors.numpy import load, save
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
-from torch.nn.functional import cross_entropy
 
 from allstep.common.errors import UserError
 from allstep.common.sharding import rank_slice
-from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
+from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives, broadcast_from_rank_0
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
 
 
 class ModelParallel(ProcessGroup):
@@ -30,13 +35,12 @@ class ModelParallel(ProcessGroup):
 
     def init(self) -> None:
         super().init()
-        self.rank, self.world_size = 0, 1
         self._stage_number, self._last = self.place.rank, self.flags.stages - 1
-        self._loss_weight = 0.0
-        self._schedules: dict[tuple[int, bool], PipelineScheduleSingle] = {}
+        self.collectives = PipelineCollectives(rank=0, world_size=1, last=self._last)
 
-    def put(self, network: torch.nn.Module, device: torch.device) -> None:
-        self._device = device
+    def scope(self) -> contextlib.AbstractContextManager:
+        """In the host's memory, from where each stage takes its layers."""
+        return contextlib.nullcontext()
 
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
@@ -44,7 +48,7 @@ class ModelParallel(ProcessGroup):
         """3. Keep this stage's layers; of the others `network` keeps names and shapes alone."""
         broadcast_from_rank_0(network)
         begin, end = self._cut(network)
-        stage = network[begin:end].to(self._device)
+        stage = network[begin:end].to(self.device)
         # Convolutions leave the channels last in memory, and only what lies in the order of its axes can be sent.
         stage.register_forward_hook(lambda _module, _inputs, output: output.contiguous())
         for index, layer in enumerate(network):
@@ -69,42 +73,57 @@ class ModelParallel(ProcessGroup):
         begin = weighted[first] if first else 0
         return begin, weighted[after] if after < len(weighted) else len(network)
 
-    def forward_backward(
-        self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, loss_weight: float
-    ) -> torch.Tensor:
-        """Returns: the sum of losses on the last stage, 0 on the others."""
-        schedule = self._schedule(model, len(images), training=True)
-        self._loss_weight, losses = loss_weight, []
-        if self._stage_number < self._last:
-            schedule.step(*self._input(images), return_outputs=False)
-            return torch.zeros(())
-        schedule.step(*self._input(images), target=labels, losses=losses, return_outputs=False)
-        return torch.stack(losses).sum().detach() / loss_weight
+    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        """The compiled step returns the sum of losses on the last stage, 0 on the others."""
+        weight = 0.0
 
-    def forward(self, model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor | None:
-        """Returns: logits on the last stage, None on the others."""
-        return self._schedule(model, len(images), training=False).eval(*self._input(images))
+        def weighted_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return step.loss(logits, labels) * weight
+
+        schedule = self._schedules(step.model, weighted_loss)
+
+        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+            nonlocal weight
+            weight, losses = loss_weight, []
+            if self._stage_number < self._last:
+                schedule(len(images)).step(*self._input(images), return_outputs=False)
+                return torch.zeros(())
+            schedule(len(images)).step(*self._input(images), target=labels, losses=losses, return_outputs=False)
+            return torch.stack(losses).sum().detach() / loss_weight
+
+        return compiled
+
+    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, int]]:
+        """The compiled step returns the score on the last stage, 0 on the others."""
+        schedule = self._schedules(step.model, None)
+
+        def compiled(images: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:
+            logits = schedule(len(images)).eval(*self._input(images))
+            return (0.0, 0) if logits is None else step.score(logits, labels)
+
+        return compiled
 
     def _input(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (images,) if self._stage_number == 0 else ()
 
-    def _schedule(self, model: torch.nn.Module, num_samples: int, *, training: bool) -> PipelineScheduleSingle:
-        """A stage agrees with its neighbours on the shape of its portions once, so each size has its own schedule."""
-        if (num_samples, training) not in self._schedules:
-            num_portions = max(number for number in range(1, self.flags.micro_batches + 1) if num_samples % number == 0)
-            stage = PipelineStage(model, self._stage_number, self.flags.stages, self._device)
-            # With fewer portions than stages there is nothing to alternate, and 1F1B refuses them.
-            kind = Schedule1F1B if num_portions >= self.flags.stages else ScheduleGPipe
-            # The losses are sums over samples, and so are the gradients.
-            loss = self._loss if training else None
-            self._schedules[num_samples, training] = kind(stage, num_portions, loss_fn=loss, scale_grads=False)
-        return self._schedules[num_samples, training]
+    def _schedules(
+        self, model: torch.nn.Module, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+    ) -> Callable[[int], PipelineScheduleSingle]:
+        """A stage agrees with its neighbours on the shape of its micro-batches once: a schedule a number of samples."""
 
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits.float(), labels, reduction="sum") * self._loss_weight
+        @functools.cache
+        def schedule(num_samples: int) -> PipelineScheduleSingle:
+            number = max(number for number in range(1, self.flags.micro_batches + 1) if num_samples % number == 0)
+            stage = PipelineStage(model, self._stage_number, self.flags.stages, self.device)
+            # With fewer micro-batches than stages there is nothing to alternate, and 1F1B refuses them.
+            kind = Schedule1F1B if number >= self.flags.stages else ScheduleGPipe
+            # The losses are sums over samples, and so are the gradients.
+            return kind(stage, number, loss_fn=loss, scale_grads=False)
+
+        return schedule
 
     def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        own = {name: self.whole(tensor) for name, tensor in tensors.items()}
+        own = {name: self.replicas(tensor)[0] for name, tensor in tensors.items()}
         if self.place.rank:
             # As a file of safetensors: torch's own collective of objects would unpickle what it receives.
             content = torch.frombuffer(bytearray(save(own)), dtype=torch.uint8)
@@ -119,10 +138,17 @@ class ModelParallel(ProcessGroup):
             own |= load(content.numpy().tobytes())
         return own
 
+
+@dataclass(frozen=True)
+class PipelineCollectives(ProcessGroupCollectives):
+    """All stages are one rank to the engine. The last one alone knows losses, and has those of all samples."""
+
+    last: int
+    """Rank of the process group that is the last stage."""
+
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
-        """The last stage alone knows losses; it has those of all samples."""
         sums = torch.from_numpy(values.copy())
-        dist.broadcast(sums, self._last)
+        dist.broadcast(sums, self.last)
         return sums.numpy()
 
     def barrier(self) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,12 @@ import torch.distributed as dist
 
 from allstep.common import rendezvous
 from allstep.common.launcher import SPAWN_LISTENER, SPAWN_PORT, Placement
-from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.strategies.strategy import Strategy
 
 _MOMENT_SECONDS = 0.01
 
 
-class ProcessGroup(Single):
+class ProcessGroup(Strategy):
     """Ranks that form torch's default process group: Gloo between CPUs, NCCL between GPUs, MPI where torch has it."""
 
     def init(self) -> None:
@@ -34,6 +35,7 @@ class ProcessGroup(Single):
             rank, world_size, store = self.place.rank, self.place.world_size, self._store()
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
         atexit.register(_leave)
+        self.collectives = ProcessGroupCollectives(self.place.rank, self.place.world_size)
 
     def _store(self) -> dist.Store | None:
         """Where ranks leave their addresses for one another; None for the one of torchrun's agent."""
@@ -47,10 +49,16 @@ class ProcessGroup(Single):
         is_master = self.place.rank == 0
         return dist.TCPStore(host, port, self.place.world_size, is_master, master_listen_fd=listener)
 
-    def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place."""
-        dist.all_reduce(tensor)
-        return tensor
+    def versions(self) -> dict[str, str]:
+        return {"backend": dist.get_backend()}
+
+
+@dataclass(frozen=True)
+class ProcessGroupCollectives:
+    """Collectives of torch's default process group, in the host's memory."""
+
+    rank: int
+    world_size: int
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         sums = torch.from_numpy(values.copy())
@@ -71,8 +79,11 @@ class ProcessGroup(Single):
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))  # dist.barrier would pick a GPU
 
-    def versions(self) -> dict[str, str]:
-        return {"backend": dist.get_backend()}
+
+def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Sum `tensor` over all ranks, in place; the group tells sums apart by their order, not by `name`."""
+    dist.all_reduce(tensor)
+    return tensor
 
 
 def _leave() -> None:

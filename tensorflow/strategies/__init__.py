@@ -17,7 +17,7 @@ from allstep.common.strategies import check_flags, check_launcher_of_horovod, ch
 from allstep.common.variables import check_variables
 
 if TYPE_CHECKING:
-    from allstep.tensorflow.strategies.single import Single
+    from allstep.tensorflow.strategies.strategy import Strategy
 
 # The module and the class of each.
 _CLASSES = {
@@ -79,7 +79,7 @@ def check(config: TrainConfig, place: Placement) -> None:
         )
 
 
-def create(config: TrainConfig, place: Placement) -> Single:
+def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
     module, name = _CLASSES[config.strategy]
     kind = getattr(importlib.import_module(f"allstep.tensorflow.strategies.{module}"), name)

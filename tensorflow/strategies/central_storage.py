@@ -11,7 +11,5 @@ from allstep.tensorflow.strategies.distribute import LocalDevices
 class CentralStorage(LocalDevices):
     """The five steps in tf.distribute.experimental.CentralStorageStrategy; steps 3 and 4 are TensorFlow's."""
 
-    name = "central-storage"
-
     def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
         return tf.distribute.experimental.CentralStorageStrategy(devices, parameter_device="/CPU:0")

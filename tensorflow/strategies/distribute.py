@@ -7,16 +7,19 @@ finds itself in a `tf.distribute` strategy.
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import keras
+import numpy as np
 
 import tensorflow as tf
+from allstep.common.collectives import OneRank
 from allstep.common.errors import UserError
-from allstep.tensorflow.strategies.single import Single, cut
+from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
-class Distributed(Single):
+class Distributed(Strategy):
     """A strategy of tf.distribute; `pin_device` of the subclass makes it."""
 
     strategy: tf.distribute.Strategy
@@ -25,21 +28,22 @@ class Distributed(Single):
     def scope(self) -> contextlib.AbstractContextManager:
         return self.strategy.scope()
 
-    def train(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
-        return self._on_devices(step, images, labels, *rest)
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        """3. TensorFlow does, since both were made in its scope."""
+        return model, optimizer
 
-    def evaluate(self, step: Callable, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return self._on_devices(step, images, labels)
+    def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
+        """4. TensorFlow has done it when the variables were made."""
 
-    def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
-        return self.strategy.experimental_local_results(variable.value)
+    def replicas(self, variable: keras.Variable) -> Sequence[np.ndarray]:
+        return [copy.numpy() for copy in self.strategy.experimental_local_results(variable.value)]
 
-    def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tf.Tensor:
+    def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
         def on_device() -> tf.Tensor:
             if self.num_local_devices == 1:
-                return step(images, labels, 1.0, *rest)
+                return step(images, labels, loss_weight)
             device = tf.distribute.get_replica_context().replica_id_in_sync_group
-            return step(*cut(images, labels, device, self.num_local_devices), *rest)
+            return step(*cut(images, labels, loss_weight, device, self.num_local_devices))
 
         results = self.strategy.run(on_device)
         return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)
@@ -48,6 +52,9 @@ class Distributed(Single):
 class LocalDevices(Distributed):
     """One process that uses several devices of its host."""
 
+    def init(self) -> None:
+        self.collectives = OneRank()
+
     def pin_device(self) -> str:
         devices = local_devices(self.flags.num_devices)
         self.num_local_devices = len(devices)
@@ -55,9 +62,9 @@ class LocalDevices(Distributed):
         self.strategy = self.make_strategy(devices)
         return devices[0]
 
+    @abstractmethod
     def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
         """The strategy over `devices`, named as in /GPU:0."""
-        raise NotImplementedError
 
 
 def local_devices(num_devices: int | None) -> list[str]:

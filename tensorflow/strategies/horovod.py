@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import horovod
 import keras
@@ -12,19 +13,17 @@ import tensorflow as tf
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.models import trainable_names
-from allstep.tensorflow.strategies.single import Single
+from allstep.tensorflow.strategies.strategy import Strategy
 
 
-class Horovod(Single):
+class Horovod(Strategy):
     """The five steps in Horovod."""
-
-    name = "horovod"
 
     def init(self) -> None:
         configure_horovod(self.place, self.flags, on_gpu=bool(tf.config.list_physical_devices("GPU")))
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
-        self.rank = hvd.rank()
+        self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         self._names = trainable_names(model)
@@ -34,6 +33,20 @@ class Horovod(Single):
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+
+    def pending_tensors(self) -> Sequence[str]:
+        return self._names  # they travel as a group, so who waits for one waits for all
+
+    def versions(self) -> dict[str, str]:
+        return {"horovod": horovod.__version__}
+
+
+@dataclass(frozen=True)
+class HorovodCollectives:
+    """Collectives of Horovod's global process set."""
+
+    rank: int
+    world_size: int
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         return np.asarray(hvd.allreduce(values, op=hvd.Sum, name="allstep.sum"))
@@ -46,9 +59,3 @@ class Horovod(Single):
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))  # horovod.tensorflow has no barrier
-
-    def awaited_tensors(self) -> Sequence[str]:
-        return self._names  # they travel as a group, so who waits for one waits for all
-
-    def versions(self) -> dict[str, str]:
-        return {"horovod": horovod.__version__}

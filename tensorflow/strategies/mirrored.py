@@ -11,7 +11,5 @@ from allstep.tensorflow.strategies.distribute import LocalDevices
 class Mirrored(LocalDevices):
     """The five steps in tf.distribute.MirroredStrategy; steps 3 and 4 are TensorFlow's."""
 
-    name = "mirrored"
-
     def make_strategy(self, devices: Sequence[str]) -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(devices)

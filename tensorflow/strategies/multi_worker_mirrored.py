@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import keras
 import numpy as np
@@ -31,8 +32,7 @@ class MultiWorkerMirrored(Distributed):
                 addresses = rendezvous.all_gather(f"{rendezvous.own_host(self.place)}:{port}", self.place)
             config = tf_config.of_workers(addresses, self.place.rank)
         os.environ["TF_CONFIG"] = config.to_json()
-        self.rank, self.world_size = self.place.rank, self.place.world_size
-        self.loss_scale = 1 / self.world_size
+        self.loss_scale = 1 / self.place.world_size
 
     def pin_device(self) -> str:
         device = super().pin_device()
@@ -45,11 +45,12 @@ class MultiWorkerMirrored(Distributed):
         )
         # TensorFlow catches SIGTERM to tell a preemption handler; without one, launchers could not end a rank by it.
         signal.signal(signal.SIGTERM, handler)
-        if self.strategy.num_replicas_in_sync != self.world_size:
+        if self.strategy.num_replicas_in_sync != self.place.world_size:
             raise Fault(
-                f"{self.place.launcher or 'no launcher'} says {self.world_size} ranks, "
+                f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, "
                 f"TensorFlow sees {self.strategy.num_replicas_in_sync}"
             )
+        self.collectives = ReplicaCollectives(self.place.rank, self.place.world_size, self.strategy)
         return device
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
@@ -58,9 +59,21 @@ class MultiWorkerMirrored(Distributed):
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         variables = [*model.variables, *optimizer.variables]
-        values = self.broadcast_arrays({str(number): v.numpy() for number, v in enumerate(variables)})
+        values = self.collectives.broadcast_arrays({str(number): v.numpy() for number, v in enumerate(variables)})
         for number, variable in enumerate(variables):
             variable.assign(values[str(number)])
+
+    def pending_tensors(self) -> Sequence[str]:
+        return (f"the all-reduce of {self._gradients}",)
+
+
+@dataclass(frozen=True)
+class ReplicaCollectives:
+    """Collectives by the sums of a tf.distribute strategy with one replica a rank."""
+
+    rank: int
+    world_size: int
+    strategy: tf.distribute.Strategy
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         return self._sum(values).numpy()
@@ -75,9 +88,6 @@ class MultiWorkerMirrored(Distributed):
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))
-
-    def awaited_tensors(self) -> Sequence[str]:
-        return (f"the all-reduce of {self._gradients}",)
 
     def _broadcast(self, array: np.ndarray) -> np.ndarray:
         # A sum to which the others add nothing; TensorFlow's collectives have no kernels for narrow integers.

@@ -29,12 +29,14 @@ import numpy as np
 
 import tensorflow as tf
 from allstep.common import rendezvous, tf_config
+from allstep.common.collectives import OneRank
 from allstep.common.config import FaultConfig, StrategyConfig
 from allstep.common.ending import EXIT_FAULT, leave, seconds_to_turn, who
 from allstep.common.launcher import Placement, threads_per_rank
 from allstep.common.tf_config import TFConfig
 from allstep.common.watch import NOTICES
 from allstep.tensorflow.strategies.distribute import Distributed
+from allstep.tensorflow.strategies.strategy import EvalStep, TrainStep, compile_step
 
 _LOOK_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
@@ -61,8 +63,7 @@ class ParameterServer(Distributed):
         given = os.environ.get("TF_CONFIG")
         self._cluster = self._cluster_of(given) if given else self._agree()
         os.environ["TF_CONFIG"] = self._cluster.to_json()
-        # The engine's world: the chief alone goes through the data.
-        self.rank, self.world_size = 0, 1
+        self.collectives = OneRank()  # the chief alone goes through the data
         self.steps_in_flight = 2 * len(self._cluster.cluster["worker"])
 
     def _cluster_of(self, given: str) -> TFConfig:
@@ -120,17 +121,33 @@ class ParameterServer(Distributed):
         optimizer.apply, self._num_updates = apply_after, optimizer.iterations
         return model, optimizer
 
-    def start(self, step: Callable, *args: np.ndarray) -> Update:
-        return Update(self._coordinator.schedule(step, args), self._staleness)
+    def compile_train_step(
+        self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], image_shape: tuple[int, int, int]
+    ) -> Callable[[np.ndarray, np.ndarray, float, float], Update]:
+        """The compiled step hands the batch to a worker, and returns at once."""
 
-    def train(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, *rest: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        before = tf.identity(self._num_updates.value)
-        with tf.control_dependencies([before]):
-            loss_sum = super().train(step, images, labels, *rest)
-        return loss_sum, self._num_updates.value - before - 1
+        def traced(
+            images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, learning_rate: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            set_learning_rate(learning_rate)
+            before = tf.identity(self._num_updates.value)
+            with tf.control_dependencies([before]):
+                loss_sum = self._on_devices(step, images, labels, loss_weight)
+            return loss_sum, self._num_updates.value - before - 1
 
-    def evaluate(self, step: Callable, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return step(images, labels, 1.0)  # on the chief, when all updates are in
+        compiled = compile_step(traced, image_shape, num_numbers=2)
+
+        def start(images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float) -> Update:
+            args = images, labels, np.float32(loss_weight), np.float32(learning_rate)
+            return Update(self._coordinator.schedule(compiled, args), self._staleness)
+
+        return start
+
+    def compile_eval_step(
+        self, step: EvalStep, image_shape: tuple[int, int, int]
+    ) -> Callable[[np.ndarray, np.ndarray], tuple[tf.Tensor, tf.Tensor]]:
+        """The compiled step runs on the chief, when all updates are in."""
+        return compile_step(lambda images, labels: step(images, labels, tf.constant(1.0)), image_shape)
 
     def metrics(self) -> dict[str, float]:
         return {"staleness_mean": self._staleness.mean, "staleness_max": self._staleness.max}

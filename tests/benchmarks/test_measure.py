@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import pytest
-from ranks import alive
 
 from allstep.benchmarks.measure import (
     BenchmarkFailed,
@@ -19,7 +17,6 @@ from allstep.benchmarks.measure import (
     median_ratio,
     print_table,
     run,
-    running,
     save,
     seconds_until,
 )
@@ -103,20 +100,6 @@ def test_rates_leave_warmup_out(tmp_path):
 def test_failed_job_shows_its_output():
     with pytest.raises(BenchmarkFailed, match="status 3(?s:.*)why"):
         run([sys.executable, "-c", "print('why'); raise SystemExit(3)"])
-
-
-def test_what_an_interrupted_job_has_started_is_ended(tmp_path):
-    """In a session of its own, as ranks are, which no signal to the job's group reaches."""
-    written = tmp_path / "pid"
-    program = (
-        "import pathlib, subprocess, time; child = subprocess.Popen(['sleep', '300'], start_new_session=True); "
-        f"pathlib.Path({str(written)!r}).write_text(str(child.pid)); time.sleep(300)"
-    )
-    with pytest.raises(KeyboardInterrupt), running([sys.executable, "-c", program]):
-        while not written.exists() or not written.read_text():
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-    assert not alive(int(written.read_text()))
 
 
 def test_seconds_until_something_happens(tmp_path):

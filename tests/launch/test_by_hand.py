@@ -54,6 +54,7 @@ def test_they_train_together(trainer, strategy, reference, tmp_path):
         assert last(found, "end")["weights_checksum"] == last(reference, "end")["weights_checksum"]
 
 
+@pytest.mark.full
 def test_a_chief_and_its_worker():
     chief, worker = by_hand(*TENSORFLOW, "--strategy", "parameter-server")
     assert (chief.returncode, worker.returncode, worker.output) == (0, 0, ""), chief.output + worker.output

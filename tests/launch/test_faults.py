@@ -51,9 +51,9 @@ def disturbed(kind: str, launcher: str, framework: str, output_dir, *, rank: int
     fault = Fault(kind, rank, STEP)
     flags = ("--checkpoint-every", 4, "--epochs", 1000)
     with training(framework, 2, output_dir, *flags, launcher=launcher, program=fault.program(framework, 1)) as job:
-        assert fault.strike(job), job.output()
+        assert fault.strike(job), job.printed()
         check_ended(job, KINDS[kind])
-        return job.output()
+        return job.printed()
 
 
 @pytest.mark.parametrize(("kind", "launcher", "framework"), [*QUICK, *REST])
@@ -94,12 +94,12 @@ def test_a_rank_that_is_killed_after_the_last_epoch_is_named(rank, launcher, fra
     program = faulty(framework, "lingers", rank, 0)
     with training(framework, 2, tmp_path, "--epochs", 1, launcher=launcher, program=program) as job:
         while not job.told_its_end():
-            assert job.status is None, job.output()
+            assert job.status is None, job.printed()
             time.sleep(0.1)
         time.sleep(2)  # the other one is through as well
-        assert job.signal_rank(rank, signal.SIGKILL), job.output()
+        assert job.signal_rank(rank, signal.SIGKILL), job.printed()
         assert job.process.wait(END_SECONDS) != 0
-        output = job.output()
+        output = job.printed()
     assert len(TOLD.findall(output)) == 1, output
     assert re.search(rf"rank {rank} of 2 on \S+ stopped at step {STEPS_PER_EPOCH}: gone without a word", output), output
 
@@ -115,8 +115,8 @@ def test_a_rank_that_raises_while_it_writes_is_not_stuck(tmp_path):
     """Its disk takes longer than --stall-timeout for a checkpoint, which is whole before the rank leaves."""
     program = faulty("pytorch", "raises-writing", 0, STEP)
     with training("pytorch", 2, tmp_path, "--checkpoint-every", 4, program=program) as job:
-        assert job.process.wait(180) != 0, job.output()
-        output = job.output()
+        assert job.process.wait(180) != 0, job.printed()
+        output = job.printed()
     assert len(TOLD.findall(output)) == 1 and "stuck" not in output, output
     assert re.search(rf"rank 0 of 2 on \S+ stopped: step {STEP} failed: .*lost the disk", output), output
     assert load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step == 4
@@ -127,8 +127,8 @@ def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
     """The others are through with theirs, so nothing is being compiled."""
     program = faulty(framework, "hangs", 1, 1)
     with training(framework, 2, tmp_path, program=program) as job:
-        assert job.process.wait(180) != 0, job.output()
-        output = job.output()
+        assert job.process.wait(180) != 0, job.printed()
+        output = job.printed()
     assert re.search(r"rank 1 of 2 on \S+ stopped at step 1: stuck for \d+ s in step 1", output), output
     assert re.search(r"rank 0 on \S+ waits in the in-step check after step 1 for the all-gather", output), output
 
@@ -140,9 +140,9 @@ def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
         "pytorch", 2, tmp_path, "--epochs", 1000, "--fault-timeout", FAULT_TIMEOUT, launcher="horovodrun-gloo"
     ) as job:
         job.wait_for_step(STEP)
-        assert job.signal_rank(1, signal.SIGSTOP), job.output()
+        assert job.signal_rank(1, signal.SIGSTOP), job.printed()
         assert job.process.wait(FAULT_TIMEOUT + END_SECONDS) != 0
-        output = job.output()
+        output = job.printed()
     assert len(TOLD.findall(output)) == 1, output
     assert re.search(r"rank 1 of 2 on \S+ stopped at step \d+: not heard of for 6 s", output), output
 
@@ -155,9 +155,9 @@ def test_a_frozen_rank_of_a_parameter_server_is_named(rank, told_by, tmp_path):
     start = training("tensorflow", 3, tmp_path, *flags, launcher="horovodrun-gloo", strategy="parameter-server")
     with start as job:
         job.wait_for_step(STEP)
-        assert job.signal_rank(rank, signal.SIGSTOP), job.output()
+        assert job.signal_rank(rank, signal.SIGSTOP), job.printed()
         assert job.process.wait(FAULT_TIMEOUT + END_SECONDS) != 0
-        output = job.output()
+        output = job.printed()
     assert len(TOLD.findall(output)) == 1, output
     role = "chief" if rank == 0 else f"worker {rank - 1}"
     words = rf"rank {told_by} of 3 on \S+ stopped: rank {rank} \({role} at \S+\) does not answer; it is frozen"
@@ -173,7 +173,7 @@ def test_stops_alone_and_goes_on(tmp_path):
         check_ended(job, KINDS[fault.kind])
     stopped_at = load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step
     with training("pytorch", 1, tmp_path, *flags, "--resume", "latest") as job:
-        assert job.process.wait(60) == 0, job.output()
+        assert job.process.wait(60) == 0, job.printed()
     steps = [event["step"] for event in events(tmp_path) if event["event"] == "step"]
     assert stopped_at < 1000 and steps == list(range(1, 1001))
 

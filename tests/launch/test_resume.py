@@ -192,7 +192,7 @@ def test_a_second_run_cannot_write_there(tmp_path):
     with soak.training("pytorch", 1, tmp_path, "--epochs", 1000) as first:
         first.wait_for_step(1, delay=0)
         result = launch("alone", 1, "pytorch/train.py", "--output-dir", tmp_path)
-        assert first.status is None, first.output()
+        assert first.status is None, first.printed()
     assert_refused(result, f"is in use by pid {first.process.pid} on host")
 
 

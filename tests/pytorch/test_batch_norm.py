@@ -49,6 +49,7 @@ def test_validates_with_what_is_saved(undisturbed):
     state = load("latest", output_dir / "checkpoints", warn=print)
     import_weights(network, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
+    strategy.init()
     worker = Worker(network, network, None, strategy=strategy, device=torch.device("cpu"), dataset=dataset, slots=())
     expected = evaluate(worker, dataset.validation, 8, Pulse())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)

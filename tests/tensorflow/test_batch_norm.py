@@ -43,6 +43,7 @@ def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) ->
     state = load("latest", output_dir / "checkpoints", warn=print)
     import_weights(model, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
+    strategy.init()
     worker = Worker(model, None, strategy=strategy, device="/CPU:0", dataset=dataset, slots=())
     expected = evaluate(worker, dataset.validation, 8, Pulse())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)

@@ -46,7 +46,7 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     [
         ("horovodrun", 4, "horovodrun -np 4 python"),
         ("mpirun", 2, "mpirun --bind-to none --oversubscribe -np 2 python"),
-        ("torchrun", 2, "torchrun --nproc-per-node 2"),
+        ("torchrun", 2, "torchrun --standalone --nproc-per-node 2"),
         ("srun", 8, "srun -n 8 python"),
         (None, 1, "python"),
         ("allstep", 2, "python"),  # one process, which started the others

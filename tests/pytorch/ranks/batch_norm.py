@@ -18,6 +18,7 @@ from allstep.common.loader import Batch
 from allstep.common.sharding import Position, rank_slice
 from allstep.pytorch.strategies.horovod import Horovod
 from allstep.pytorch.strategies.single import Single
+from allstep.pytorch.strategies.strategy import Strategy
 from allstep.pytorch.worker import Worker
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)
@@ -36,7 +37,7 @@ def batch(begin: int, end: int, rank: int, world_size: int) -> Batch:
 
 
 def trained(
-    strategy: Single, place: Placement, num_passes: int, *, num_norms: int = 1
+    strategy: Strategy, place: Placement, num_passes: int, *, num_norms: int = 1
 ) -> tuple[Worker, nn.Module, list[np.ndarray]]:
     """A worker after all batches, its network, and its statistics after each."""
     torch.manual_seed(0)
@@ -60,7 +61,7 @@ def trained(
 def check_of_each_rank(strategy: Horovod) -> None:
     worker, network, [first, before, own] = trained(strategy, PLACE, 1)
     assert (first != before).all() and (own == before).all() == (PLACE.rank == 0)
-    of_all = strategy.all_gather(own.view(np.int32).astype(np.int64)).astype(np.int32).view(np.float32)
+    of_all = strategy.collectives.all_gather(own.view(np.int32).astype(np.int64)).astype(np.int32).view(np.float32)
     assert (of_all[0] != of_all[1]).all()
     for _ in range(2):  # a second time changes nothing any more
         worker.average_statistics()
@@ -73,7 +74,9 @@ def check_of_all_ranks(strategy: Horovod, num_passes: int, *, num_norms: int = 1
     received = trained(strategy, PLACE, num_passes, num_norms=num_norms)[0].export_state()
     assert all(np.isfinite(array).all() for array in received.values())
     if PLACE.rank == 0 and num_passes == 1:  # each pass has statistics of its own, as one process has others in passes
-        expected = trained(Single(ALONE, StrategyConfig()), ALONE, 1)[0].export_state()
+        single = Single(ALONE, StrategyConfig())
+        single.init()
+        expected = trained(single, ALONE, 1)[0].export_state()
         for name, array in expected.items():
             np.testing.assert_allclose(received[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
 

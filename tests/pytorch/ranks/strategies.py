@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from allstep.common.config import StrategyConfig
 from allstep.common.launcher import placement
+from allstep.pytorch.strategies.strategy import TrainStep
 
 LEARNING_RATE, NUM_STEPS, NUM_SAMPLES = 0.1, 6, 15
 PLACE = placement()
@@ -33,20 +34,24 @@ def network(*, batch_norm: bool = False) -> nn.Module:
     )
 
 
+def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits, labels, reduction="sum")
+
+
 def optimizer(model: nn.Module, learning_rate: float = LEARNING_RATE) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
 
 
 def alone(
-    model: nn.Module, learning_rate: float = LEARNING_RATE, num_portions: int = 1, num_samples: int = NUM_SAMPLES
+    model: nn.Module, learning_rate: float = LEARNING_RATE, num_micro_batches: int = 1, num_samples: int = NUM_SAMPLES
 ) -> dict[str, torch.Tensor]:
-    """Weights and buffers after training in one process, on equal portions of each batch one after the other."""
+    """Weights and buffers after training in one process, on equal parts of each batch one after the other."""
     steps = optimizer(model, learning_rate)
     for _ in range(NUM_STEPS):
         steps.zero_grad()
-        portions = (all_of[:num_samples].chunk(num_portions) for all_of in (IMAGES, LABELS))
-        for images, labels in zip(*portions, strict=True):
-            (cross_entropy(model(images), labels, reduction="sum") / num_samples).backward()
+        micro_batches = (all_of[:num_samples].chunk(num_micro_batches) for all_of in (IMAGES, LABELS))
+        for images, labels in zip(*micro_batches, strict=True):
+            (loss_sum(model(images), labels) / num_samples).backward()
         steps.step()
     return model.state_dict()
 
@@ -55,13 +60,14 @@ def together(strategy, model: nn.Module) -> dict[str, torch.Tensor]:
     """The same by all ranks, each with its own samples."""
     wrapped, steps = strategy.wrap(model, optimizer(model))
     strategy.broadcast(wrapped, steps)
+    step = strategy.compile_train_step(TrainStep(wrapped, loss_sum))
     for _ in range(NUM_STEPS):
         steps.zero_grad()
-        strategy.forward_backward(wrapped, IMAGES[OWN], LABELS[OWN], PLACE.world_size / NUM_SAMPLES)
+        step(IMAGES[OWN], LABELS[OWN], PLACE.world_size / NUM_SAMPLES, is_last=True)
         steps.step()
     # Whatever the gradients went through, the ranks have the same weights.
     own = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()]).view(np.int32)
-    of_all = strategy.all_gather(own.astype(np.int64))
+    of_all = strategy.collectives.all_gather(own.astype(np.int64))
     assert (of_all == of_all[0]).all()
     return model.state_dict()
 
@@ -108,9 +114,10 @@ def check_small_first_bucket(strategy) -> None:
     wide = nn.Sequential(
         nn.Flatten(), nn.Linear(108, 64), nn.Linear(64, 5000)
     )  # 27 kB; 1.3 MB, whose gradient is first
-    wrapped, steps = strategy.wrap(wide, optimizer(wide))
+    wrapped, _ = strategy.wrap(wide, optimizer(wide))
+    step = strategy.compile_train_step(TrainStep(wrapped, loss_sum))
     for _ in range(5):  # the first passes find the order
-        strategy.forward_backward(wrapped, IMAGES[OWN], LABELS[OWN], 1.0)
+        step(IMAGES[OWN], LABELS[OWN], 1.0, is_last=True)
     assert len(wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")) == 2
 
 
@@ -134,18 +141,19 @@ def check_model_parallel() -> None:
 
     strategy = ModelParallel(PLACE, StrategyConfig(stages=PLACE.world_size, micro_batches=4))
     strategy.init()
-    for num_samples, num_portions in ((12, 4), (15, 3), (7, 1), (1, 1)):
+    strategy.pin_device()
+    for num_samples, num_micro_batches in ((12, 4), (15, 3), (7, 1), (1, 1)):
         model = network(batch_norm=True)
-        strategy.put(model, torch.device("cpu"))
         stage, steps = strategy.wrap(model, optimizer(model))
+        step = strategy.compile_train_step(TrainStep(stage, loss_sum))
         for _ in range(NUM_STEPS):
             steps.zero_grad()
-            strategy.forward_backward(stage, IMAGES[:num_samples], LABELS[:num_samples], 1 / num_samples)
+            step(IMAGES[:num_samples], LABELS[:num_samples], 1 / num_samples, is_last=True)
             steps.step()
         of_stage = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}
         received = strategy.gather(of_stage)
         if PLACE.rank == 0:
-            expected = alone(network(batch_norm=True), num_portions=num_portions, num_samples=num_samples)
+            expected = alone(network(batch_norm=True), num_micro_batches=num_micro_batches, num_samples=num_samples)
             received = {name: torch.as_tensor(received[name]) for name in expected}
             assert apart(expected, received) < 1e-5, (num_samples, apart(expected, received))
 

@@ -55,7 +55,9 @@ def check(strategy: Horovod, num_passes: int) -> None:
         history.append(statistics())
     assert all((history[number] != history[number + 1]).all() for number in (0, 1))
     assert (history[-1] == history[-2]).all() == (PLACE.rank == 0)
-    of_all = strategy.all_gather(history[-1].view(np.int32).astype(np.int64)).astype(np.int32).view(np.float32)
+    of_all = (
+        strategy.collectives.all_gather(history[-1].view(np.int32).astype(np.int64)).astype(np.int32).view(np.float32)
+    )
     assert (of_all[0] != of_all[1]).all()
     for _ in range(2):  # a second time changes nothing any more
         worker.average_statistics()

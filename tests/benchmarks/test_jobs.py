@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 
+import pytest
 from ranks import alive
 
-from allstep.benchmarks.comparison.jobs import run_job
+from allstep.benchmarks.jobs import run_job, running
 
 
 def test_a_hanging_launch_is_ended_with_all_that_it_started(tmp_path):
@@ -27,3 +29,17 @@ def test_the_first_failure_ends_the_others_and_its_line_is_the_reason():
     outcome = run_job([["sh", "-c", told], ["sleep", "1000"]], time_limit=60, num_threads=1)
     assert (outcome.status, outcome.reason) == ("failed", "allstep: error: expected this, received that")
     assert run_job([["sh", "-c", "exit 3"]], time_limit=60, num_threads=1).reason == "ended with status 3"
+
+
+def test_what_an_interrupted_job_has_started_is_ended(tmp_path):
+    """In a session of its own, as ranks are, which no signal to the job's group reaches."""
+    written = tmp_path / "pid"
+    program = (
+        "import pathlib, subprocess, time; child = subprocess.Popen(['sleep', '300'], start_new_session=True); "
+        f"pathlib.Path({str(written)!r}).write_text(str(child.pid)); time.sleep(300)"
+    )
+    with pytest.raises(KeyboardInterrupt), running([sys.executable, "-c", program]):
+        while not written.exists() or not written.read_text():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert not alive(int(written.read_text()))

@@ -49,7 +49,7 @@ def kill(mark: str) -> None:
 @contextlib.contextmanager
 def guardian() -> Iterator[Callable[[str], None]]:
     """What it is given, the marks of jobs, does not outlive this process, even if that is killed."""
-    program = (sys.executable, "-m", "allstep.benchmarks.marked")
+    program = (sys.executable, "-m", "allstep.benchmarks.process_tree")
     with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
 
         def guard(mark: str) -> None:
@@ -77,5 +77,5 @@ def end(processes: Sequence[subprocess.Popen], mark: str, *, deadline: float) ->
 
 
 if __name__ == "__main__":  # the guardian: its input ends when whoever started it does
-    for of_job in sys.stdin.read().split():
-        kill(of_job)
+    for mark in sys.stdin.read().split():
+        kill(mark)

@@ -1,0 +1,149 @@
+"""What a strategy is: how the ranks are formed and how gradients meet. TensorFlow's has the same methods."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from allstep.common.collectives import Collectives
+from allstep.common.config import StrategyConfig
+from allstep.common.launcher import Placement, gpu_of_rank, threads_per_rank
+from allstep.common.memory import keep_freed_memory
+
+
+class Strategy(ABC):
+    """The five steps, in the order in which `train.py` takes them, and what the worker asks on the way."""
+
+    collectives: Collectives
+    """What the engine says to the other ranks; there from `init` on."""
+    steps_in_flight = 1
+    """Steps that may be under way before the engine looks at the loss of the first."""
+
+    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
+        self.place, self.flags = place, flags
+
+    @abstractmethod
+    def init(self) -> None:
+        """1. Learn who the others are."""
+
+    def pin_device(self) -> torch.device:
+        """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
+        torch.set_num_threads(threads_per_rank(self.place))
+        keep_freed_memory()
+        self.device = torch.device("cpu")
+        if torch.cuda.is_available():
+            number = gpu_of_rank(self.place, torch.cuda.device_count())
+            torch.cuda.set_device(number)
+            self.device = torch.device("cuda", number)
+        return self.device
+
+    def serve(self) -> bool:
+        """Whether this rank only computes for another one that trains; returns when that one is gone."""
+        return False
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """The network and the optimizer are made inside it: on this rank's device."""
+        return self.device
+
+    @abstractmethod
+    def wrap(
+        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """3. Have gradients averaged over ranks before they are applied.
+
+        Returns: what to call in a training step in place of `network`, and the optimizer.
+        """
+
+    @abstractmethod
+    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """4. Give every rank the weights and the optimizer state of rank 0."""
+
+    # What the worker calls in place of its own steps.
+
+    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        """Have the gradients of `step` meet those of the other ranks."""
+        return lambda images, labels, loss_weight, *, is_last: step(images, labels, loss_weight)
+
+    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, int]]:
+        """Have `step` use weights that this rank may not have as a whole."""
+        return step
+
+    # What each rank holds of the state.
+
+    def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
+        """The whole of a weight on each device of this process; all ranks call it."""
+        return [tensor.detach().cpu().numpy()]
+
+    def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of `array`, as it holds `like`."""
+        return torch.from_numpy(array.copy()).to(like.device)
+
+    def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """The whole state on rank 0, of which this rank holds `tensors`; nothing on the others. All ranks call it."""
+        arrays = {}
+        for name, tensor in tensors.items():
+            [array] = self.replicas(tensor)
+            if self.place.rank == 0:
+                arrays[name] = array
+        return arrays
+
+    # What is reported.
+
+    def pending_tensors(self) -> Sequence[str]:
+        """See `common.worker.Worker`."""
+        return ()
+
+    def metrics(self) -> dict[str, float]:
+        """What the strategy measures besides, for the report of the run."""
+        return {}
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the libraries that communicate."""
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """A forward and a backward pass: the worker's, before a strategy has made it one of all ranks."""
+
+    model: torch.nn.Module
+    """What the strategy's `wrap` returned."""
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """The sum of losses of logits and labels."""
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor, loss_weight: float) -> torch.Tensor:
+        """Add the gradients of the weighted sum of losses to those of `model`.
+
+        Returns: the sum of the losses.
+        """
+        loss_sum = self.loss(self.model(images), labels)
+        (loss_sum * loss_weight).backward()
+        return loss_sum.detach()
+
+
+class CompiledTrainStep(Protocol):
+    """A `TrainStep` of all ranks."""
+
+    def __call__(
+        self, images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool
+    ) -> torch.Tensor:
+        """`is_last`: whether this pass is the last one before the optimizer's step: the one in which gradients meet."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalStep:
+    """A forward pass, and what it is worth."""
+
+    model: torch.nn.Module
+    score: Callable[[torch.Tensor, torch.Tensor], tuple[float, int]]
+    """The sum of losses of logits and labels, and the number of samples classified rightly."""
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:
+        return self.score(self.model(images), labels)

@@ -1,0 +1,168 @@
+"""What a strategy is: how the ranks are formed and how gradients meet. PyTorch's has the same methods."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import SupportsFloat
+
+import keras
+import numpy as np
+
+import tensorflow as tf
+from allstep.common.collectives import Collectives
+from allstep.common.config import StrategyConfig
+from allstep.common.launcher import Placement, gpu_of_rank, threads_per_rank
+from allstep.common.memory import keep_freed_memory
+
+TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+"""Images, labels and the weight of their losses -> the sum of their losses, after a step of the optimizer."""
+EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+"""Images, labels and a weight of 0 where they do not count -> the sum of losses, the number classified rightly."""
+
+
+class Strategy(ABC):
+    """The five steps, in the order in which `train.py` takes them, and what the worker asks on the way."""
+
+    collectives: Collectives
+    """What the engine says to the other ranks; there from `pin_device` on."""
+    steps_in_flight = 1
+    """Steps that may be under way before the engine looks at the loss of the first."""
+    loss_scale = 1.0
+    """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
+
+    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
+        self.place, self.flags = place, flags
+
+    @abstractmethod
+    def init(self) -> None:
+        """1. Learn who the others are."""
+
+    def pin_device(self) -> str:
+        """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
+        self._share_host()
+        gpus = tf.config.list_physical_devices("GPU")
+        if not gpus:
+            return "/CPU:0"
+        gpu = gpus[gpu_of_rank(self.place, len(gpus))]
+        tf.config.experimental.set_memory_growth(gpu, True)
+        tf.config.set_visible_devices(gpu, "GPU")
+        return "/GPU:0"  # the only visible one
+
+    def serve(self) -> bool:
+        """Whether this rank only computes for another one that trains; returns when that one is gone."""
+        return False
+
+    def _share_host(self, *, num_devices: int = 1) -> None:
+        keep_freed_memory()
+        threads = threads_per_rank(self.place)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
+        num_threads = min(threads * num_devices, len(os.sched_getaffinity(0)))
+        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """The model and the optimizer are made inside it."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
+        """3. Have gradients averaged over ranks before they are applied."""
+
+    @abstractmethod
+    def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
+        """4. Give every rank the weights and the optimizer state of rank 0."""
+
+    # What the worker calls in place of its own steps.
+
+    def compile_train_step(
+        self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], image_shape: tuple[int, int, int]
+    ) -> Callable[[np.ndarray, np.ndarray, float, float], SupportsFloat]:
+        """Have `step` run on every device of this process, each with its part of the batch, and its gradients meet.
+
+        Args:
+            set_learning_rate: called before each step.
+
+        Returns: takes images, labels, their loss weight and the learning rate; starts the step, and `float()` of what
+        it returns waits for the sum of losses.
+        """
+
+        def traced(images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, learning_rate: tf.Tensor) -> tf.Tensor:
+            set_learning_rate(learning_rate)
+            return self._on_devices(step, images, labels, loss_weight)
+
+        compiled = compile_step(traced, image_shape, num_numbers=2)
+
+        def start(images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float) -> tf.Tensor:
+            return compiled(images, labels, np.float32(loss_weight * self.loss_scale), np.float32(learning_rate))
+
+        return start
+
+    def compile_eval_step(
+        self, step: EvalStep, image_shape: tuple[int, int, int]
+    ) -> Callable[[np.ndarray, np.ndarray], tuple[tf.Tensor, tf.Tensor]]:
+        """Have `step` run on every device of this process, each with its part of the batch."""
+
+        def traced(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return self._on_devices(step, images, labels, tf.constant(1.0))
+
+        return compile_step(traced, image_shape)
+
+    def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
+        """The sum of what the devices of this process return; called inside a compiled step."""
+        return step(images, labels, loss_weight)
+
+    # What each rank holds of the state.
+
+    def replicas(self, variable: keras.Variable) -> Sequence[np.ndarray]:
+        """The whole of a variable on each device of this process."""
+        return [variable.value.numpy()]
+
+    def shard(self, array: np.ndarray, like: keras.Variable) -> np.ndarray:
+        """What this rank holds of `array`, as it holds `like`."""
+        return array
+
+    def gather(self, variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
+        """The whole state, of which this rank holds `variables`. All ranks call it."""
+        return {name: variable.value.numpy() for name, variable in variables.items()}
+
+    # What is reported.
+
+    def pending_tensors(self) -> Sequence[str]:
+        """See `common.worker.Worker`."""
+        return ()
+
+    def metrics(self) -> dict[str, float]:
+        """What the strategy measures besides, for the report of the run."""
+        return {}
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the libraries that communicate."""
+        return {}
+
+
+def compile_step(function: Callable, image_shape: tuple[int, int, int], *, num_numbers: int = 0) -> Callable:
+    """`function` of images (n, *image_shape), labels (n,) and so many numbers as one TensorFlow function.
+
+    n is left open, so that a smaller last batch does not compile the step anew. AutoGraph would rewrite Python's
+    control flow, of which there is none on tensors, and takes longer than all the rest.
+    """
+    samples = tf.TensorSpec((None, *image_shape), tf.uint8), tf.TensorSpec((None,), tf.int64)
+    numbers = [tf.TensorSpec((), tf.float32)] * num_numbers
+    return tf.function(function, input_signature=(*samples, *numbers), autograph=False)
+
+
+def cut(
+    images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, number: int | tf.Tensor, num_parts: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Part `number` of some samples, as `sharding.rank_slice` cuts them.
+
+    Returns: images, labels, and the weight of their losses: 0 where the part is empty and has a sample that does not
+    count, since convolutions do not take none; else `loss_weight`.
+    """
+    size = tf.shape(labels)[0]
+    start, stop = size * number // num_parts, size * (number + 1) // num_parts
+    part = slice(start, tf.maximum(stop, start + 1))
+    return images[part], labels[part], loss_weight * tf.cast(stop > start, tf.float32)

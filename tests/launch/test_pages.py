@@ -1,0 +1,60 @@
+"""The commands on README.md and the pages of docs/, typed one after the other. Oracle: all end with status 0.
+
+A command whose comment says `(needs a cluster)` or `(needs GPUs)` is not run; one that says `(minutes)` is `full`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ranks import REPOSITORY, full, run
+
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "hostfiles" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+# `make test` would run this test, and `make train` is what the tests of the trainers do.
+NOT_TYPED = re.compile(r"\((needs a cluster|needs GPUs)\)|^make ")
+
+
+def commands(page: Path, *, minutes: bool) -> Iterator[str]:
+    """The lines of a page's shell blocks that are to be run; with `minutes` those that take long, too."""
+    for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            if not NOT_TYPED.search(line) and (minutes or "(minutes)" not in line):
+                yield line
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder like the repository, in which a command may leave what it writes."""
+    for name in ("pytorch", "tensorflow", "hostfiles", "examples", ".venv"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    return tmp_path
+
+
+def type_all(page: Path, checkout: Path, *, minutes: bool) -> None:
+    for command in commands(page, minutes=minutes):
+        result = run("bash", "-c", f"cd {checkout} && {command}", timeout=1800 if minutes else 120)
+        assert result.returncode == 0, f"{command}\n{result.output}"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if list(commands(page, minutes=False))], ids=lambda page: page.stem
+)
+def test_commands(page, checkout):
+    type_all(page, checkout, minutes=False)
+
+
+@pytest.mark.parametrize(
+    "page", [full(page) for page in PAGES if "(minutes)" in page.read_text()], ids=lambda page: page.stem
+)
+def test_commands_that_take_minutes(page, checkout):
+    type_all(page, checkout, minutes=True)
+
+
+def test_links_lead_somewhere():
+    pages = [*PAGES, REPOSITORY / "ARCHITECTURE.md", REPOSITORY / "CONTRIBUTING.md"]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
+    assert len(links) > 10
+    assert [link for page, link in links if not (page.parent / link).exists()] == []
