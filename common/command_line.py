@@ -14,6 +14,7 @@ from typing import Annotated
 from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
+from allstep.common.signs import default_strategy
 from allstep.common.validation import validate
 
 
@@ -45,7 +46,7 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
             raise
         raise UserError(_one_line(mistake.getvalue())) from None
     if config.strategy is None:
-        config = dataclasses.replace(config, strategy="horovod" if place.launcher else "single")
+        config = dataclasses.replace(config, strategy=default_strategy(place))
     validate(config, strategies)
     return config
 

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 
 from allstep.common.errors import Fault, UserError, summary
-from allstep.common.launcher import ALONE, Placement, placement
+from allstep.common.launcher import ALONE, BY_HAND, Placement, apparent_rank, placement
 from allstep.common.lines import print_line
 from allstep.common.orphan import wait_until_orphaned
 
@@ -44,8 +44,9 @@ def run_rank(main: Callable[[], None]) -> None:
         place = placement()
     except UserError as error:
         place = ALONE
+        time.sleep(seconds_to_turn(apparent_rank(), first=_FIRST_TURN_SECONDS_OF_MISTAKES))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
-    if place.launcher:
+    if place.launcher not in (None, BY_HAND):  # a shell may go, and its processes stay
         threading.Thread(target=_leave_with_launcher, name=WATCH, args=(place, os.getppid()), daemon=True).start()
     try:
         main()

@@ -18,17 +18,19 @@ import os
 import re
 import shlex
 import socket
+import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
-from string import digits
 
 from allstep.common.cli import Parser
 from allstep.common.errors import UserError
-from allstep.common.launcher import expand_nodelist, tasks_per_node
+from allstep.common.lines import quoted
+from allstep.common.slurm import compress, expand_nodelist, tasks_per_node
+from allstep.common.variables import MOST_PER_HOST
 
 MPIJOB_HOSTFILE = Path("/etc/mpi/hostfile")  # where the MPI operator of Kubeflow mounts it
 MAX_BYTES = 2**20
@@ -45,19 +47,19 @@ class Host:
     name: str
     """A name or an IPv4 address; nothing in it means anything to a shell."""
     slots: int
-    """Number of ranks, at least 1."""
+    """Number of ranks, from 1 to as many as Linux has hardware threads."""
 
 
 def parse_host(text: str, where: str) -> Host:
     """A host from `server1 slots=4` or `server1:4`; `where` it was found is for the message.
 
     Raises:
-        UserError: it is neither, the name has a character that no name has, or there is no slot.
+        UserError: it is neither, the name has a character that no name has, or no host has so many slots.
     """
     match = _ENTRY.fullmatch(text)
     if not match:
         raise UserError(
-            f"expected NAME slots=NUMBER or NAME:NUMBER in {where}, received {_quoted(text)}; write it as in server1:4"
+            f"expected NAME slots=NUMBER or NAME:NUMBER in {where}, received {quoted(text)}; write it as in server1:4"
         )
     return _host(match[1], int(match[2]), where)
 
@@ -66,10 +68,13 @@ def read_hostfile(path: Path) -> list[Host]:
     """The hosts of a hostfile, one a line; empty lines and what follows a # count for nothing.
 
     Raises:
-        UserError: the file cannot be read, is above a mebibyte, or a line is no host.
+        UserError: the file cannot be read, is no regular one or above a mebibyte, or a line is no host.
     """
     try:
-        with path.open("rb") as stream:
+        # Not waiting for anybody who might write to a pipe.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise UserError(f"expected a regular file as hostfile, received {path}; name another")
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"expected a readable hostfile, received {path}: {error.strerror}; name another") from None
@@ -187,15 +192,6 @@ FORMS: dict[str, Callable[[Sequence[Host]], str]] = {
 }
 
 
-def compress(names: Sequence[str]) -> str:
-    """Slurm's compact list of hosts, in their order: gpu01, gpu02, gpu7 is `gpu[01-02,7]`."""
-    parts = []
-    for (prefix, _), group in groupby(names, key=lambda name: (name.rstrip(digits), name[-1] in digits)):
-        numbers = [name[len(prefix) :] for name in group]
-        parts.append(f"{prefix}[{_spans(numbers)}]" if len(numbers) > 1 else prefix + numbers[0])
-    return ",".join(parts)
-
-
 def topology(hosts: Sequence[Host]) -> str:
     """Which ranks are on which host, a line each."""
     width = max(len(host.name) for host in hosts)
@@ -263,16 +259,14 @@ def _host(name: str, slots: int, where: str) -> Host:
     if not _NAME.fullmatch(name):
         raise UserError(
             f"expected a host name in {where} of letters, digits, dots, hyphens and underscores, and neither first nor "
-            f"last but a letter or a digit, received {_quoted(name)}; correct it"
+            f"last but a letter or a digit, received {quoted(name)}; correct it"
         )
-    if slots == 0:
-        raise UserError(f"expected at least one slot for {name} in {where}, received 0; raise it or leave the host out")
+    if not 1 <= slots <= MOST_PER_HOST:
+        raise UserError(
+            f"expected from 1 to {MOST_PER_HOST} slots in {where}, received {slots} for {name}; give one for each GPU "
+            "or core, or leave the host out"
+        )
     return Host(name, slots)
-
-
-def _quoted(text: str) -> str:
-    """Hostile text in one line, without anything that a terminal obeys."""
-    return ascii(text[:60])
 
 
 def _address(host: Host) -> str | None:
@@ -280,14 +274,3 @@ def _address(host: Host) -> str | None:
         return socket.gethostbyname(host.name)
     except (OSError, UnicodeError):  # the latter for a label above 63 characters
         return None
-
-
-def _spans(numbers: Sequence[str]) -> str:
-    spans: list[list[str]] = []
-    for number in numbers:
-        # As `expand_nodelist` writes the numbers of a span: as wide as the first.
-        if spans and number == str(int(spans[-1][-1]) + 1).zfill(len(spans[-1][0])):
-            spans[-1].append(number)
-        else:
-            spans.append([number])
-    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else span[0] for span in spans)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
 
 from allstep.common.errors import UserError
+from allstep.common.lines import quoted
+from allstep.common.slurm import expand_nodelist, tasks_per_node
+from allstep.common.variables import MOST_RANKS, read_address, read_num_threads, read_number
 
 
 @dataclass(frozen=True)
@@ -41,88 +43,129 @@ class Placement:
 ALONE = Placement(None, 0, 1, 0, 1, 0, 1, (socket.gethostname(),))
 
 
+BY_HAND = "env://"
+"""The launcher of ranks whose RANK and WORLD_SIZE somebody has set, under the name that torch has for it."""
+
+
 @dataclass(frozen=True)
 class _Variables:
     """The names under which one launcher gives each number; alternatives in order of preference."""
 
     launcher: str
-    marker: str
-    rank: tuple[str, ...]
+    markers: tuple[str, ...]
+    """Any of them says that this launcher started the process."""
+    rank: str
     world_size: tuple[str, ...]
-    local_rank: tuple[str, ...]
+    local_rank: str
     local_size: tuple[str, ...]
-    cross_rank: tuple[str, ...] = ()
+    cross_rank: str | None = None
     cross_size: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    meeting: tuple[str, str] | None = None
+    """Address and port at which the ranks meet, where the launcher gives those."""
 
 
 # Ours, for the ranks of `common.spawn`, which are all on one host.
 SPAWN_PORT, SPAWN_LISTENER = "ALLSTEP_PORT", "ALLSTEP_LISTENER"
 _SPAWN_RANK, _SPAWN_SIZE = "ALLSTEP_RANK", "ALLSTEP_SIZE"
 
+MASTER = ("MASTER_ADDR", "MASTER_PORT")
+GLOO_STORE = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+
+
+def _mpi(launcher: str, prefix: str, hosts: tuple[str, ...] = ()) -> _Variables:
+    rank, size, local_rank, local_size = (f"{prefix}_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    return _Variables(launcher, (rank, size), rank, (size,), local_rank, (local_size,), hosts=hosts)
+
+
 # The innermost launcher comes first: torchrun inside an MPI job sets its own names and leaves those of MPI
 # in place; mpirun inside a Slurm allocation likewise. A Slurm batch script has SLURM_PROCID too, but no
 # SLURM_STEP_ID: only what srun started is a rank.
 _LAUNCHERS = (
-    _Variables("allstep", SPAWN_PORT, (_SPAWN_RANK,), (_SPAWN_SIZE,), (_SPAWN_RANK,), (_SPAWN_SIZE,)),
+    _Variables("allstep", (SPAWN_PORT,), _SPAWN_RANK, (_SPAWN_SIZE,), _SPAWN_RANK, (_SPAWN_SIZE,)),
     _Variables(
         "torchrun",
-        "TORCHELASTIC_RUN_ID",
-        ("RANK",),
+        ("TORCHELASTIC_RUN_ID",),
+        "RANK",
         ("WORLD_SIZE",),
-        ("LOCAL_RANK",),
+        "LOCAL_RANK",
         ("LOCAL_WORLD_SIZE",),
-        ("GROUP_RANK",),
+        "GROUP_RANK",
         ("GROUP_WORLD_SIZE",),
+        meeting=MASTER,
     ),
     _Variables(
         "horovodrun",
+        ("HOROVOD_RANK", "HOROVOD_SIZE"),
         "HOROVOD_RANK",
-        ("HOROVOD_RANK",),
         ("HOROVOD_SIZE",),
-        ("HOROVOD_LOCAL_RANK",),
+        "HOROVOD_LOCAL_RANK",
         ("HOROVOD_LOCAL_SIZE",),
-        ("HOROVOD_CROSS_RANK",),
+        "HOROVOD_CROSS_RANK",
         ("HOROVOD_CROSS_SIZE",),
         ("HOROVOD_HOSTNAME",),
+        meeting=GLOO_STORE,
+    ),
+    _mpi("mpirun", "OMPI_COMM_WORLD", hosts=("PMIX_HOSTNAME",)),
+    _mpi("jsrun", "JSM_NAMESPACE"),
+    _mpi("mpirun_rsh", "MV2_COMM_WORLD"),
+    _Variables(
+        "mpiexec",
+        ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        "PMI_RANK",
+        ("PMI_SIZE",),
+        "MPI_LOCALRANKID",
+        ("MPI_LOCALNRANKS",),
     ),
     _Variables(
-        "mpirun",
-        "OMPI_COMM_WORLD_RANK",
-        ("OMPI_COMM_WORLD_RANK",),
-        ("OMPI_COMM_WORLD_SIZE",),
-        ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-        hosts=("PMIX_HOSTNAME",),
+        "PMI",
+        ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+        "PMI_RANK",
+        ("PMI_SIZE",),
+        "PMI_LOCAL_RANK",
+        ("PMI_LOCAL_SIZE",),
     ),
-    _Variables("mpiexec", "MPI_LOCALRANKID", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",)),
-    _Variables("PMI", "PMI_LOCAL_RANK", ("PMI_RANK",), ("PMI_SIZE",), ("PMI_LOCAL_RANK",), ("PMI_LOCAL_SIZE",)),
     _Variables(
         "srun",
-        "SLURM_STEP_ID",
-        ("SLURM_PROCID",),
+        ("SLURM_STEP_ID",),
+        "SLURM_PROCID",
         ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        ("SLURM_LOCALID",),
+        "SLURM_LOCALID",
         ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
-        ("SLURM_NODEID",),
+        "SLURM_NODEID",
         ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
         ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
     ),
 )
 
+# What each says of a process that is alone.
+_SET_BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
 
 def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     """Read this process's place from the environment.
 
-    Returns: the place given by the innermost launcher, or `ALONE` without one.
+    Returns: the place given by the innermost launcher, or by variables that were set by hand (`rendezvous.locate` then
+        finds out which ranks share a host), or `ALONE`.
 
     Raises:
         UserError: a launcher's variables are incomplete or contradict each other.
     """
     for variables in _LAUNCHERS:
-        if variables.marker in environ:
-            return _read(variables, environ)
-    return ALONE
+        if any(marker in environ for marker in variables.markers):
+            if variables.launcher == "srun" and _is_shell(environ):
+                continue
+            place = _read(variables, environ)
+            _check_agreement(place, environ)
+            return place
+    return _by_hand(environ)
+
+
+def apparent_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """The rank of a process whose environment is wrong, as far as it can be read: who speaks first about what is."""
+    found = [variables for variables in _LAUNCHERS if any(marker in environ for marker in variables.markers)]
+    names = [*(variables.rank for variables in found), "RANK"]
+    return next((int(environ[name]) for name in names if re.fullmatch("[0-9]{1,7}", environ.get(name, ""))), 0)
 
 
 def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> dict[str, str]:
@@ -131,46 +174,47 @@ def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> d
     return {_SPAWN_RANK: f"{rank}", _SPAWN_SIZE: f"{num_ranks}", SPAWN_PORT: f"{port}", SPAWN_LISTENER: f"{number}"}
 
 
+def _is_shell(environ: Mapping[str, str]) -> bool:
+    """Whether the Slurm step is the shell that salloc gives: of one task, in an environment for all of them."""
+    return environ.get("SLURM_STEP_NUM_TASKS") == "1" != environ.get("SLURM_NTASKS", "1")
+
+
 def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
-    def text(names: tuple[str, ...]) -> str | None:
-        return next((environ[name] for name in names if name in environ), None)
+    markers = [marker for marker in variables.markers if marker in environ]
+    remedy = f"start the job by {variables.launcher} anew, or unset {' and '.join(markers)}"
 
-    def number(names: tuple[str, ...]) -> int:
-        value = text(names)
-        if value is None or not value.isdecimal():
-            received = "nothing" if value is None else repr(value)
-            raise UserError(
-                f"expected a number in {names[0]} from {variables.launcher}, received {received}; "
-                f"start the job by its launcher, or unset {variables.marker}"
-            )
-        return int(value)
+    def present(names: tuple[str, ...]) -> str:
+        return next((name for name in names if name in environ), names[0])
 
-    rank, world_size = number(variables.rank), number(variables.world_size)
-    local_rank = number(variables.local_rank)
-    cross_rank = number(variables.cross_rank) if variables.cross_rank else None
-    cross_size = number(variables.cross_size) if variables.cross_size else None
+    def number(name: str, least: int, most: int) -> int:
+        return read_number(name, environ, least=least, most=most, remedy=remedy)
+
+    world_size = number(present(variables.world_size), 1, MOST_RANKS)
+    rank = number(variables.rank, 0, world_size - 1)
+    cross_rank = cross_size = None
+    if variables.cross_rank:
+        cross_size = number(present(variables.cross_size), 1, world_size)
+        cross_rank = number(variables.cross_rank, 0, cross_size - 1)
+    hosts = (socket.gethostname(),)
+    if any(name in environ for name in variables.hosts):
+        hosts = tuple(expand_nodelist(environ[present(variables.hosts)]))
     if variables.launcher == "srun":
-        local_size = tasks_per_node(text(variables.local_size) or str(world_size))[cross_rank]
+        name = present(variables.local_size)
+        tasks = tasks_per_node(environ.get(name, str(world_size)))
+        if len(tasks) != cross_size or len(hosts) != cross_size or not 1 <= tasks[cross_rank] <= world_size:
+            raise UserError(
+                f"expected the name and the tasks of each of {cross_size} nodes from srun, received {len(hosts)} "
+                f"names and {name}={quoted(environ.get(name))}; {remedy}"
+            )
+        local_size = tasks[cross_rank]
     else:
-        local_size = number(variables.local_size)
+        local_size = number(present(variables.local_size), 1, world_size)
+    local_rank = number(variables.local_rank, 0, local_size - 1)
     if cross_rank is None:
         cross_rank, cross_size = _cross_by_slot(rank, world_size, local_rank, local_size)
-    if not (rank < world_size and local_rank < local_size <= world_size):
-        raise UserError(
-            f"expected a rank below the number of ranks from {variables.launcher}, received rank "
-            f"{rank} of {world_size}, local rank {local_rank} of {local_size}; unset {variables.marker} or start anew"
-        )
-    hosts = text(variables.hosts)
-    return Placement(
-        variables.launcher,
-        rank,
-        world_size,
-        local_rank,
-        local_size,
-        cross_rank,
-        cross_size,
-        tuple(expand_nodelist(hosts)) if hosts else (socket.gethostname(),),
-    )
+    if variables.meeting:
+        read_address(*variables.meeting, environ, remedy=remedy)
+    return Placement(variables.launcher, rank, world_size, local_rank, local_size, cross_rank, cross_size, hosts)
 
 
 def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int) -> tuple[int | None, int | None]:
@@ -180,62 +224,40 @@ def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int)
     return (rank - local_rank) // local_size, world_size // local_size
 
 
-# More than any cluster has. A list that says more is a mistake, or meant to fill the memory.
-_MOST_HOSTS = 2**16
+def _by_hand(environ: Mapping[str, str]) -> Placement:
+    """The place that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT give a process that no launcher started."""
+    given = _given_by_hand(environ)
+    if not given:
+        return ALONE
+    remedy = f"give each rank RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or unset {' and '.join(given)}"
+    world_size = read_number("WORLD_SIZE", environ, least=1, remedy=remedy)
+    rank = read_number("RANK", environ, most=world_size - 1, remedy=remedy)
+    local_rank, local_size = 0, 1
+    if environ.get("LOCAL_WORLD_SIZE"):
+        local_size = read_number("LOCAL_WORLD_SIZE", environ, least=1, most=world_size, remedy=remedy)
+    if environ.get("LOCAL_RANK"):
+        most = local_size if environ.get("LOCAL_WORLD_SIZE") else world_size
+        local_rank = read_number("LOCAL_RANK", environ, most=most - 1, remedy=remedy)
+    if world_size == 1:
+        return ALONE
+    read_address(*MASTER, environ, remedy=remedy)
+    return Placement(BY_HAND, rank, world_size, local_rank, local_size, None, None, (socket.gethostname(),))
 
 
-def tasks_per_node(text: str) -> list[int]:
-    """Expand Slurm's tasks-per-node list: `4(x2),3` is [4, 4, 3].
-
-    Raises:
-        UserError: it is none.
-    """
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,5})\))?", part, re.ASCII)
-        if not match or len(counts) > _MOST_HOSTS:
-            raise UserError(
-                f"expected Slurm's tasks per node as in 4(x2),3, received {text[:60]!r}; check SLURM_TASKS_PER_NODE"
-            )
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+def _given_by_hand(environ: Mapping[str, str]) -> list[str]:
+    """Those of the variables that say that there are other ranks, or nothing that can be understood."""
+    return [name for name, alone in _SET_BY_HAND.items() if environ.get(name, "") not in ("", alone)]
 
 
-def expand_nodelist(text: str) -> list[str]:
-    """Expand Slurm's compact host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login.
-
-    Raises:
-        UserError: it is none, or has more hosts than any cluster.
-    """
-
-    def wrong(received: str) -> UserError:
-        return UserError(
-            f"expected a list of hosts as in gpu[01-03,7],login, received {received}; check the launcher's host list"
-        )
-
-    part = r"(?:[^\s,\[\]]|\[[^\s\[\]]+\])+"
-    if not re.fullmatch(f"{part}(?:,{part})*", text):
-        raise wrong(ascii(text[:60]))
-    hosts: list[str] = []
-    for name in re.findall(part, text):
-        expanded = [""]
-        for literal, ranges in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", name):
-            spans = map(_span, ranges.split(",")) if ranges else [[""]]
-            numbers = list(islice(chain.from_iterable(spans), _MOST_HOSTS + 1))
-            if len(hosts) + len(expanded) * len(numbers) > _MOST_HOSTS:
-                raise wrong(f"more than {_MOST_HOSTS} of them")
-            expanded = [head + literal + number for head in expanded for number in numbers]
-        hosts += expanded
-    return hosts
-
-
-def _span(span: str) -> Iterator[str]:
-    match = re.fullmatch(r"(\d{1,250})(?:-(\d{1,250}))?", span, re.ASCII)
-    if not match or int(match[2] or match[1]) < int(match[1]):
+def _check_agreement(place: Placement, environ: Mapping[str, str]) -> None:
+    """Refuse RANK and WORLD_SIZE that make the launcher's job a part of another one, of which it knows nothing."""
+    expected = {"RANK": str(place.rank), "WORLD_SIZE": str(place.world_size)}
+    received = {name: environ[name] for name in expected if environ.get(name)}
+    if {"RANK", "WORLD_SIZE"} & set(_given_by_hand(environ)) and not received.items() <= expected.items():
         raise UserError(
-            f"expected a span of host numbers as in 01-03, received {ascii(span[:60])}; check the launcher's host list"
+            f"expected RANK and WORLD_SIZE to say rank {place.rank} of {place.world_size} as {place.launcher} does, "
+            f"received {' and '.join(f'{name}={quoted(text)}' for name, text in received.items())}; unset them"
         )
-    return (str(number).zfill(len(match[1])) for number in range(int(match[1]), int(match[2] or match[1]) + 1))
 
 
 def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:
@@ -243,9 +265,12 @@ def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) 
 
     A number that the user gives in OMP_NUM_THREADS wins. A launcher that bound the rank to cores has
     divided them already; else the cores are divided by the ranks on the host.
+
+    Raises:
+        UserError: OMP_NUM_THREADS is no number.
     """
-    if environ.get("OMP_NUM_THREADS", "").isdecimal():
-        return max(1, int(environ["OMP_NUM_THREADS"]))
+    if num_threads := read_num_threads(environ):
+        return num_threads
     cores = len(os.sched_getaffinity(0))
     bound = environ.get("OMPI_MCA_orte_bound_at_launch") == "1"
     return cores if bound else max(1, cores // place.local_size)

@@ -1,4 +1,4 @@
-"""Lines for the terminal, each written in one piece."""
+"""Lines for the terminal: each written in one piece, and safe whatever it quotes."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def print_line(text: str, file: TextIO | None = None) -> None:
     file = file or sys.stdout
     file.write(f"{text}\n")
     file.flush()
+
+
+def quoted(text: str | None) -> str:
+    """What a stranger may have written, for a line: short, in ASCII, and without anything that a terminal obeys."""
+    if text is None:
+        return "nothing"
+    return ascii(text) if len(text) <= _MOST_QUOTED else f"{ascii(text[:_MOST_QUOTED])}... ({len(text)} characters)"
+
+
+_MOST_QUOTED = 60

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from allstep.common.config import StrategyConfig, TrainConfig
 from allstep.common.errors import Fault, UserError
-from allstep.common.launcher import Placement
+from allstep.common.launcher import BY_HAND, Placement
 
 
 def many_gradients(names: Sequence[str]) -> str:
@@ -36,6 +36,11 @@ def check_flags(config: TrainConfig, served: Mapping[str, Sequence[str]], framew
             )
 
 
+def named(place: Placement) -> str:
+    """What started the ranks, in words."""
+    return "RANK and WORLD_SIZE" if place.launcher == BY_HAND else place.launcher or "no launcher"
+
+
 def check_one_process(name: str, place: Placement, *, instead: str) -> None:
     """Refuse a launcher of several ranks for a strategy of one process.
 
@@ -44,20 +49,20 @@ def check_one_process(name: str, place: Placement, *, instead: str) -> None:
     """
     if place.world_size > 1:
         raise UserError(
-            f"expected one process for --strategy {name}, received {place.world_size} from {place.launcher}; they "
+            f"expected one process for --strategy {name}, received {place.world_size} from {named(place)}; they "
             f"would train {place.world_size} times independently: use --strategy {instead}, or start one process"
         )
 
 
 def check_launcher_of_horovod(place: Placement, *, instead: str = "") -> None:
-    """Refuse torchrun, of which Horovod knows nothing: each rank would take itself for the only one.
+    """Refuse ranks of which Horovod knows nothing: each would take itself for the only one.
 
     Raises:
         UserError: recommends horovodrun, and the strategy `instead`.
     """
-    if place.launcher == "torchrun":
+    if place.launcher in ("torchrun", BY_HAND):
         raise UserError(
-            "expected horovodrun, mpirun or srun for --strategy horovod, received torchrun; start it by "
+            f"expected horovodrun, mpirun or srun for --strategy horovod, received {named(place)}; start it by "
             f"horovodrun -np {place.world_size}{f', or give --strategy {instead}' if instead else ''}"
         )
 

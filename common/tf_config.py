@@ -6,12 +6,14 @@ We write it from the addresses that the ranks have agreed on; a user may give on
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
+from allstep.common.lines import quoted
 
 # Ranks are counted in this order.
 _ORDER = ("chief", "ps", "worker")
@@ -57,40 +59,36 @@ def parse(text: str, strategy: str) -> TFConfig:
     Raises:
         UserError: it is no TF_CONFIG, or one for another strategy.
     """
-
-    def wrong(expected: str, received: object) -> UserError:
-        return UserError(
-            f"expected {expected} in TF_CONFIG, received {received}; correct it, or unset it and use a launcher"
-        )
-
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise wrong("JSON", f"{text[:60]!r} ({error})") from None
-    if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
-        raise wrong('{"cluster": {ROLE: [HOST:PORT, ...]}, "task": {"type": ROLE, "index": NUMBER}}', f"{text[:60]!r}")
+    content = _read(text)
     cluster = content["cluster"]
-    for role, addresses in cluster.items():
+    for role in cluster:
         if role not in ROLES[strategy]:
-            raise wrong(f"the roles {', '.join(ROLES[strategy])} for {strategy}", repr(role))
-        if not isinstance(addresses, list) or not all(_is_address(address) for address in addresses):
-            raise wrong(f"a list of HOST:PORT for {role}", repr(addresses))
+            raise _wrong(f"the roles {', '.join(ROLES[strategy])} for {strategy}", quoted(role))
     missing = [role for role in ROLES[strategy] if not cluster.get(role)]
     if strategy == "parameter-server" and missing:
-        raise wrong(f"a {', a '.join(ROLES[strategy])} for {strategy}", f"no {missing[0]}")
+        raise _wrong(f"a {', a '.join(ROLES[strategy])} for {strategy}", f"no {missing[0]}")
     if len(cluster.get("chief", ())) > 1:
-        raise wrong("at most one chief", str(len(cluster["chief"])))
+        raise _wrong("at most one chief", str(len(cluster["chief"])))
     addresses = sorted(address for group in cluster.values() for address in group)
     twice = [one for one, other in pairwise(addresses) if one == other]
     if twice:
-        raise wrong("an address of its own for each process", f"{twice[0]} twice")
+        raise _wrong("an address of its own for each process", f"{twice[0]} twice")
     task = content.get("task")
     task = task if isinstance(task, dict) else {}
     role, index = task.get("type"), task.get("index")
-    index = int(index) if isinstance(index, str) and index.isdecimal() else index
-    if not isinstance(role, str) or not isinstance(index, int) or not 0 <= index < len(cluster.get(role, ())):
-        raise wrong("a task whose type and index are in the cluster", f"type {role!r}, index {index!r}")
+    index = int(index) if isinstance(index, str) and re.fullmatch("[0-9]{1,7}", index) else index
+    if not isinstance(role, str) or type(index) is not int or not 0 <= index < len(cluster.get(role, ())):
+        raise _wrong("a task whose type and index are in the cluster", f"type {_shown(role)}, index {_shown(index)}")
     return TFConfig({role: tuple(addresses) for role, addresses in cluster.items()}, role, index)
+
+
+def num_processes(text: str) -> int:
+    """How many processes TF_CONFIG is for, whichever strategy they have; 1 where it is not set.
+
+    Raises:
+        UserError: it is no TF_CONFIG.
+    """
+    return sum(map(len, _read(text)["cluster"].values())) if text else 1
 
 
 def placement(config: TFConfig, launched: Placement) -> Placement:
@@ -123,11 +121,43 @@ def placement(config: TFConfig, launched: Placement) -> Placement:
     return launched
 
 
+def _read(text: str) -> dict:
+    """The object in TF_CONFIG, with a cluster that maps roles to addresses.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
+        raise _wrong("JSON", f"{quoted(text)} ({error})") from None
+    if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
+        raise _wrong('{"cluster": {ROLE: [HOST:PORT, ...]}, "task": {"type": ROLE, "index": NUMBER}}', quoted(text))
+    for role, addresses in content["cluster"].items():
+        if not isinstance(addresses, list):
+            raise _wrong(f"a list of HOST:PORT for {quoted(role)}", _shown(addresses))
+        for address in addresses:
+            if not _is_address(address):
+                raise _wrong(f"a list of HOST:PORT for {quoted(role)}", f"one with {_shown(address)}")
+    return content
+
+
+def _shown(value: object) -> str:
+    """A value of JSON in a few words."""
+    if isinstance(value, str):
+        return quoted(value)
+    return type(value).__name__ if isinstance(value, (list, dict)) else str(value)[:60]
+
+
+def _wrong(expected: str, received: object) -> UserError:
+    return UserError(
+        f"expected {expected} in TF_CONFIG, received {received}; correct it, or unset it and use a launcher"
+    )
+
+
 def _is_address(text: object) -> bool:
-    if not isinstance(text, str):
-        return False
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+    match = re.fullmatch(r"[!-~]{1,253}:([0-9]{1,5})", text) if isinstance(text, str) else None
+    return bool(match) and 0 < int(match[1]) < 65536
 
 
 def _host(address: str) -> str:

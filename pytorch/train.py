@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 
+from allstep.common.by_hand import locate
 from allstep.common.command_line import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
@@ -31,6 +32,7 @@ def main() -> None:
     if num_ranks := num_ranks_to_spawn(config, place):
         sys.exit(spawn(num_ranks))
 
+    place = locate(place)
     stay_on_host(place)
 
     # Imported only now: --help and mistakes in the flags are answered without waiting for the framework.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from allstep.common.by_hand import locate
 from allstep.common.command_line import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
@@ -27,6 +28,7 @@ def main() -> None:
         return print_strategies(STRATEGIES, availability, place)
     check(config, place)
 
+    place = locate(place)
     stay_on_host(place)
 
     # Imported only now: --help and mistakes in the flags are answered without waiting for the framework.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from typing import TYPE_CHECKING
 
 from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
-from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process
+from allstep.common.signs import check_alone
+from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process, named
+from allstep.common.variables import check_variables
 
 if TYPE_CHECKING:
     from allstep.pytorch.strategies.strategy import Strategy
@@ -50,20 +53,23 @@ def check(config: TrainConfig, place: Placement) -> None:
         UserError: the launcher does not serve the strategy, or a flag was given that it would not look at.
     """
     check_flags(config, _FLAGS, "PyTorch", "TensorFlow")
+    check_variables(os.environ)
     name, flags = config.strategy, config.parallel
-    if name in ("single", "data-parallel"):
+    one_process = name in ("single", "data-parallel")
+    check_alone(place, chosen=one_process or num_ranks_to_spawn(config, place) > 0)
+    if one_process:
         check_one_process(name, place, instead="horovod or ddp")
     if name == "horovod":
         check_launcher_of_horovod(place, instead="ddp")
     if name == "model-parallel" and place.launcher and flags.stages != place.world_size:
         raise UserError(
             f"expected as many processes as --stages, {flags.stages}, received {place.world_size} from "
-            f"{place.launcher}; start {flags.stages} or give --stages {place.world_size}"
+            f"{named(place)}; start {flags.stages} or give --stages {place.world_size}"
         )
     if flags.num_gpus and place.launcher not in (None, "allstep"):
         raise UserError(
-            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {place.launcher}, which starts "
-            "the ranks itself; leave one of them out"
+            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {named(place)}, where every rank "
+            "is there already; leave one of them out"
         )
 
 

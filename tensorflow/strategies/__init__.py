@@ -12,7 +12,9 @@ from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError, summary
 from allstep.common.launcher import Placement
 from allstep.common.quiet import lean_import
+from allstep.common.signs import check_alone
 from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process
+from allstep.common.variables import check_variables
 
 if TYPE_CHECKING:
     from allstep.tensorflow.strategies.strategy import Strategy
@@ -47,8 +49,12 @@ def check(config: TrainConfig, place: Placement) -> None:
         UserError: the launcher or TF_CONFIG does not serve the strategy, or a flag was given that it would not look at.
     """
     check_flags(config, _FLAGS, "TensorFlow", "PyTorch")
+    check_variables(os.environ)
     name, given = config.strategy, os.environ.get("TF_CONFIG")
-    if name in ("single", "mirrored", "central-storage"):
+    one_process = name in ("single", "mirrored", "central-storage")
+    if name not in tf_config.ROLES or not given:
+        check_alone(place, chosen=one_process)
+    if one_process:
         check_one_process(name, place, instead="horovod or multi-worker-mirrored")
     if name == "central-storage" and config.model.startswith("resnet") and config.parallel.accumulate_steps > 1:
         # Devices then agree on batch norm's statistics in every pass, which TensorFlow cannot within a loop.
@@ -60,7 +66,13 @@ def check(config: TrainConfig, place: Placement) -> None:
         check_launcher_of_horovod(place)
     if name in tf_config.ROLES and given:
         tf_config.placement(tf_config.parse(given, name), place)
-    elif name == "parameter-server" and place.world_size < 2:
+        return
+    if name in tf_config.ROLES and place.launcher == "torchrun":
+        raise UserError(
+            f"expected horovodrun, mpirun or srun for --strategy {name}, received torchrun; start it by "
+            f"horovodrun -np {place.world_size}"
+        )
+    if name == "parameter-server" and place.world_size < 2:
         raise UserError(
             f"expected at least two processes for --strategy {name}, a chief and a worker, received one; "
             "start it as in horovodrun -np 3"

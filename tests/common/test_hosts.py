@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import subprocess
 
@@ -15,7 +16,7 @@ from ranks import REPOSITORY, run
 from allstep.common import hosts
 from allstep.common.errors import UserError
 from allstep.common.hosts import Host
-from allstep.common.launcher import expand_nodelist
+from allstep.common.slurm import compress, expand_nodelist
 
 TWO = [Host("server1", 4), Host("server2", 4)]
 HOSTILE_NAMES = [
@@ -116,7 +117,7 @@ def test_slurm():
     ],
 )
 def test_compact_list(names, compact):
-    assert hosts.compress(names) == compact
+    assert compress(names) == compact
     assert expand_nodelist(compact) == names
 
 
@@ -153,7 +154,7 @@ def test_hostile_names_go_no_further(name, tmp_path):
         ("server1 slots=-1", "NAME slots=NUMBER"),
         ("server1 slots=four", "NAME slots=NUMBER"),
         ("server1 slots=4 slots=4", "NAME slots=NUMBER"),
-        ("server1 slots=0", "at least one slot"),
+        ("server1 slots=0", "from 1 to 8192 slots"),
         ("server1 slots=" + "9" * 5000, "NAME slots=NUMBER"),
         ("server1 slots=4\n\nserver 2 slots=4", "line 3"),
         ("\n# none\n", "at least one host"),
@@ -204,6 +205,26 @@ def test_whatever_is_read_is_safe_in_a_shell(text, slots):
         for entry in (text, f"{text}:{slots}", f"{text} slots={slots}"):
             with contextlib.suppress(UserError):
                 assert all(shlex.quote(host.name) == host.name and host.name[0].isalnum() for host in read(entry))
+
+
+lines = st.text(st.sampled_from("aZ09.-_:= #\t\r\n\0\x1b\u0661\u202e"), max_size=60) | st.text(max_size=30)
+parts = st.sampled_from(
+    ["server1", "slots", "=", "4", " ", "\n", ":", "max-slots=8", "#", "-V", "0", "99999", "\u0664"]
+)
+
+
+@given(content=(lines | st.lists(parts, max_size=12).map("".join)).map(str.encode) | st.binary(max_size=60))
+def test_any_host_file_is_read_or_refused_in_one_line(content, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "fuzzed"
+    path.write_bytes(content)
+    try:
+        read = hosts.read_hostfile(path)
+        hosts.check(read)
+    except UserError as error:
+        assert re.match("expected .+, received .+; .+", str(error)) and str(error).isprintable()
+        assert str(error).isascii() and len(str(error)) < 600
+    else:
+        assert all(1 <= host.slots <= 8192 for host in read)
 
 
 def test_names_are_looked_up():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allstep.common import tf_config
 from allstep.common.errors import UserError
@@ -41,16 +44,22 @@ def test_roles_of_a_parameter_server():
             text({"worker": ["a:1"], "ps": ["b:1"]}),
             "roles chief, worker for multi-worker-mirrored in TF_CONFIG, received 'ps'",
         ),
-        (text({"worker": "a:1"}), "list of HOST:PORT for worker"),
-        (text({"worker": ["a"]}), "list of HOST:PORT for worker"),
-        (text({"worker": ["a:0"]}), "list of HOST:PORT for worker"),
-        (text({"worker": ["a:65536"]}), "list of HOST:PORT for worker"),
+        (text({"worker": "a:1"}), "list of HOST:PORT for 'worker'"),
+        (text({"worker": ["a"]}), "list of HOST:PORT for 'worker'"),
+        (text({"worker": ["a:0"]}), "list of HOST:PORT for 'worker'"),
+        (text({"worker": ["a:65536"]}), "list of HOST:PORT for 'worker'"),
         (text({"worker": ["a:1", "a:1"]}), "a:1 twice"),
         (text({"worker": ["a:1"]}, index=1), "type 'worker', index 1"),
         (text({"worker": ["a:1"]}, index=-1), "type 'worker', index -1"),
         (text({"worker": ["a:1"]}, role="chief"), "type 'chief', index 0"),
         (text({"worker": ["a:1"]}, index=None), "type 'worker', index None"),
-        (text({"worker": ["a:1"]}, role=["worker"]), "type ['worker'], index 0"),
+        (text({"worker": ["a:1"]}, role=["worker"]), "type list, index 0"),
+        (text({"worker": ["a:1"]}, index=True), "type 'worker', index True"),
+        (text({"worker": ["a:1"]}, index="\u0660"), "index '\\u0660'"),
+        (text({"worker": ["a:\u0661"]}), "one with 'a:\\u0661'"),
+        (text({"worker": ["a" * 9999]}), "... (9999 characters)"),
+        ("[" * 99999, "expected JSON"),
+        ("1" * 5000, "expected JSON"),
         ('{"cluster": {"worker": ["a:1"]}, "task": []}', "type None, index None"),
         (text({"chief": ["a:1", "b:1"]}, "chief"), "expected at most one chief in TF_CONFIG, received 2"),
     ],
@@ -68,6 +77,33 @@ def test_a_parameter_server_needs_every_role(missing):
         UserError, match=f"expected a chief, a ps, a worker for parameter-server .*received no {missing}"
     ):
         tf_config.parse(text(cluster, next(iter(cluster))), "parameter-server")
+
+
+def test_processes_are_counted_whatever_their_roles():
+    assert tf_config.num_processes("") == 1
+    assert tf_config.num_processes(text({"worker": ["a:1", "b:1"], "evaluator": ["c:1"]})) == 3
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["a:1", "b:2", "worker", "chief", "0"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["cluster", "task", "type", "index", "worker", "chief", "ps", "\x1b"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(given_text=values.map(json.dumps) | st.text(max_size=30))
+def test_any_text_is_a_cluster_or_refused_in_one_line(given_text):
+    for strategy in tf_config.ROLES:
+        try:
+            config = tf_config.parse(given_text, strategy)
+        except UserError as error:
+            assert re.match("expected .+, received .+; .+", str(error)) and str(error).isprintable(), str(error)
+            assert str(error).isascii() and len(str(error)) < 600
+        else:
+            assert 0 <= config.index < len(config.cluster[config.role])
 
 
 def test_an_index_may_be_text():
