@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 import pytest
 from horovod.runner.common.util import network, secret
+from horovod.runner.common.util.settings import Settings
 from horovod.runner.http import http_client, http_server
 from jobs import losses
 from ranks import REPOSITORY, environment, events, train
@@ -310,6 +311,12 @@ def test_services_drop_strangers(capfd, tmp_path):
         assert not ended.is_alive()  # although strangers are still connected
     assert not (tmp_path / "ran").exists()
     assert capfd.readouterr().err == ""
+
+
+def test_settings_in_a_command_line_leave_the_key_at_home():
+    """Those of horovodrun travel so to its helpers on other hosts."""
+    settings = pickle.loads(pickle.dumps(Settings(num_proc=2, key=b"k" * 32)))
+    assert (settings.num_proc, settings.key) == (2, None)
 
 
 def test_the_hmac_of_the_ranks_is_python_s(tmp_path):

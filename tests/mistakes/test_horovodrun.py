@@ -160,6 +160,12 @@ MISTAKES = {
     "timeline of the environment": Mistake(
         RUN, "a file to write for HOROVOD_TIMELINE", "'nowhere/t.json'", environ={"HOROVOD_TIMELINE": "nowhere/t.json"}
     ),
+    "timeline of the environment, without horovodrun": Mistake(
+        f"{PYTORCH} --strategy horovod",
+        "a file to write for Horovod's timeline",
+        "nowhere/t.json",
+        environ={"HOROVOD_TIMELINE": "nowhere/t.json"},
+    ),
     "timeline of a configuration": config(
         "timeline: {filename: nowhere/t.json}\n", "a file to write for --timeline-filename", "'nowhere/t.json'"
     ),

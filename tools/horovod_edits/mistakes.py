@@ -217,7 +217,7 @@ def _run_arguments():
     Edit(
         path="horovod/runner/launch.py",
         old="    try:\n        _run(args)\n    except ProcessFailed as e:\n",
-        new="    _check_files(args)\n    _check_commands(args)\n"
+        new="    _check_commands(args)\n    _check_files(args)\n"
         "    try:\n        _run(args)\n    except ProcessFailed as e:\n",
         reason="with the PATH of the lines above",
     ),

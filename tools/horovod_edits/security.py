@@ -25,7 +25,9 @@ HOROVOD_JOB_KEY = 'HOROVOD_JOB_KEY'
 
 def job_key():
     \"\"\"The key of this job: inherited, or made by the first process of the job.\"\"\"
-    return os.environ.setdefault(HOROVOD_JOB_KEY, os.urandom(SECRET_LENGTH).hex()).encode()
+    if not os.environ.get(HOROVOD_JOB_KEY):
+        os.environ[HOROVOD_JOB_KEY] = make_secret_key().hex()
+    return os.environ[HOROVOD_JOB_KEY].encode()
 
 
 def sign(*parts):
@@ -83,8 +85,15 @@ def make_secret_key():
     Edit(
         path="horovod/runner/gloo_run.py",
         old='        run_envs["HOROVOD_ELASTIC"] = "1"\n    return run_envs\n',
-        new='        run_envs["HOROVOD_ELASTIC"] = "1"\n    secret.job_key()  # the processes inherit it\n    return run_envs\n',
-        reason="made before the first process is started",
+        new='        run_envs["HOROVOD_ELASTIC"] = "1"\n'
+        "    run_envs[secret.HOROVOD_JOB_KEY] = secret.job_key().decode()\n    return run_envs\n",
+        reason="Ray gives its processes these",
+    ),
+    Edit(
+        path="horovod/runner/gloo_run.py",
+        old='        [f"{k}={str(v)}" for k, v in env_vars.items()])\n    run_command = (\n',
+        new='        [f"{k}={str(v)}" for k, v in env_vars.items() if k != secret.HOROVOD_JOB_KEY])\n    run_command = (\n',
+        reason="this is a command line as well",
     ),
     Edit(
         path="horovod/runner/util/remote.py",
@@ -553,6 +562,7 @@ _SERVICE_EDITS = [
                     return  # a stranger, or somebody who went away
                 finally:
                     server._unheard.discard(self.request)
+                self.request.settimeout(None)
                 try:
                     resp = server._handle(req, self.client_address)
 """,
@@ -560,11 +570,24 @@ _SERVICE_EDITS = [
     ),
     Edit(
         path="horovod/runner/common/util/network.py",
+        old="        class _Handler(socketserver.StreamRequestHandler):\n",
+        new="        class _Handler(socketserver.StreamRequestHandler):\n            timeout = 10  # seconds, until a request is there\n\n",
+        reason="a stranger who says nothing kept a thread",
+    ),
+    Edit(
+        path="horovod/runner/common/util/network.py",
+        old="import pickle\nimport psutil\n",
+        new="import contextlib\nimport pickle\nimport psutil\n",
+        reason="contextlib.suppress",
+    ),
+    Edit(
+        path="horovod/runner/common/util/network.py",
         old="        self._server.shutdown()\n        self._server.server_close()\n",
         new="""\
         self._server.shutdown()
         for stranger in list(self._unheard):
-            stranger.close() if stranger.fileno() < 0 else stranger.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                stranger.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 """,
         reason="the end waited for the thread of each connection, whether anything ever came or not",

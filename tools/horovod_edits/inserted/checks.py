@@ -141,14 +141,6 @@ def _check_files(args):
         raise hosts.UsageError(
             f"expected a file for --ssh-identity-file, received {_quoted(args.ssh_identity_file)}; name another"
         )
-    if args.output_filename is not None:
-        try:
-            os.makedirs(args.output_filename, exist_ok=True)
-        except OSError as error:
-            raise hosts.UsageError(
-                f"expected a folder to write for --output-filename, received {_quoted(args.output_filename)}: "
-                f"{error.strerror}; name another"
-            ) from None
     written = {
         "--timeline-filename": args.timeline_filename,
         "--autotune-log-file": args.autotune_log_file,
@@ -158,14 +150,22 @@ def _check_files(args):
         if not path or (name != "--autotune-log-file" and path == "DYNAMIC"):
             continue
         folder = os.path.dirname(os.path.abspath(path))
-        if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):
+        if (os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK)) and _takes_part(args):
             raise hosts.UsageError(
                 f"expected a file to write for {name}, received {_quoted(path)}; name another, or make its folder"
             )
+    if args.output_filename is not None:
+        try:
+            os.makedirs(args.output_filename, exist_ok=True)
+        except OSError as error:
+            raise hosts.UsageError(
+                f"expected a folder to write for --output-filename, received {_quoted(args.output_filename)}: "
+                f"{error.strerror}; name another"
+            ) from None
 
 
 def _check_networks(nics, *, here):
-    """Names of interfaces reach command lines; `here`: the first one is looked up on this host."""
+    """Names of interfaces reach command lines; `here`: this host must have them."""
     known = network.net_if_addrs()
     for name in sorted(nics or ()):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,14}", name) or (here and name not in known):
@@ -186,10 +186,19 @@ def _check_commands(args):
     if not args.command:
         raise hosts.UsageError("expected a command to run, received none; give one, as in horovodrun -np 2 python x.py")
     program = args.command[0]
-    names = hosts.parse_hosts_and_slots(args.hosts)[0] if args.hosts else ["localhost"]
-    takes_part = len(network.filter_local_addresses(names)) < len(names)
-    if "=" not in program and takes_part and shutil.which(program) is None:
+    if "=" not in program and shutil.which(program) is None and _takes_part(args):
         raise hosts.UsageError(
             f"expected a program to run, received {_quoted(program)}, which is none; "
-            + (f"is meant: python {_in_one_line(program)}?" if os.path.isfile(program) else "correct the command")
+            + (f"did you mean python {_in_one_line(program)}?" if os.path.isfile(program) else "correct the command")
         )
+
+
+def _takes_part(args):
+    """Whether this host is known to run some of the processes."""
+    if args.host_discovery_script is not None or lsf.LSFUtils.using_lsf():
+        return False
+    listed = args.hosts
+    if listed is None:
+        listed = hosts.parse_host_files(args.hostfile) if args.hostfile is not None else "localhost:1"
+    names = hosts.parse_hosts_and_slots(listed)[0]
+    return len(network.filter_local_addresses(names)) < len(names)
