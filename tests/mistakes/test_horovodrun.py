@@ -145,6 +145,7 @@ MISTAKES = {
     "identity missing": Mistake(runs("-np 2 -i nowhere"), "a file for --ssh-identity-file", "'nowhere'"),
     "start timeout 0": Mistake(runs("-np 2 --start-timeout 0"), "--start-timeout", "0"),
     "start timeout abc": Mistake(RUN, "HOROVOD_START_TIMEOUT", "'abc'", environ={"HOROVOD_START_TIMEOUT": "abc"}),
+    "Gloo's timeout abc": Mistake(RUN, "SECONDS", "'abc'", environ={"HOROVOD_GLOO_TIMEOUT_SECONDS": "abc"}),
     "unknown interface": Mistake(runs("--gloo -np 2 --network-interfaces eth77"), "a network interface", "'eth77'"),
     "interface with a command": Mistake(
         runs("-np 2 --network-interfaces '$(touch x)'"), "a network interface", "'$(touch x)'"

@@ -27,15 +27,13 @@ _ENTRY = re.compile(r'([^\\s:]+)(?::|\\s+slots\\s*=\\s*)([0-9]{1,9})(?:\\s+max[-
 def read_file(path, what, most_bytes):
     """The text of a file of the user: a regular one of bounded size."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise UsageError(f'expected {what}, received {path}, which is no regular file; name another')
-        with open(path, 'rb') as file:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+        with open(path if regular else os.devnull, 'rb') as file:
             content = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
-        reason = getattr(error, 'strerror', None) or error
-        raise UsageError(f'expected {what}, received {path!a}: {reason}; name another') from None
+        raise UsageError(f'expected {what}, received {path!a}: {error}; name another') from None
+    if not regular:
+        raise UsageError(f'expected {what}, received {path}, which is no regular file; name another')
     if len(content) > most_bytes:
         raise UsageError(f'expected {what} of at most {most_bytes} bytes, received more in {path}; name another')
     return content.decode(errors='replace')

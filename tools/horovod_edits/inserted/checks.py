@@ -128,11 +128,10 @@ def _check_values(parser, args):
         raise hosts.UsageError(
             f"expected --min-np or --host-discovery-script with --max-np, received --max-np {most} alone; leave it out"
         )
-    timeout = os.environ.get("HOROVOD_START_TIMEOUT", "30")
-    if not re.fullmatch("[0-9]{1,9}", timeout):
-        raise hosts.UsageError(
-            f"expected a number of seconds in HOROVOD_START_TIMEOUT, received {_quoted(timeout)}; unset it"
-        )
+    for name in ("HOROVOD_START_TIMEOUT", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"):
+        value = os.environ.get(name, "1")
+        if not re.fullmatch("[0-9]{1,9}", value):
+            raise hosts.UsageError(f"expected a number of seconds in {name}, received {_quoted(value)}; unset it")
 
 
 def _check_files(args):
