@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -120,9 +121,17 @@ MISTAKES = {
     ),
     "configuration is no YAML": config("{", "YAML in config.yaml", "something else"),
     "configuration runs something": config("!!python/object/apply:os.system ['touch x']", "YAML", "constructor"),
-    "configuration nested 10000 deep": config("[" * 10000, "YAML in config.yaml", "something else"),
+    "configuration nested 50000 deep": config("[" * 50000, "YAML in config.yaml", "lists in lists"),
     "configuration is a list": config("- params\n", "sections such as params", "['params']"),
     "configuration is empty": config("", "sections such as params", "None"),
+    "configuration that means gigabytes": config(
+        "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvwxyz")),
+        "YAML in config.yaml",
+        "aliases",
+    ),
+    "configuration of 100 KB": config("#" * 100_000, "at most", "more in config.yaml"),
+    "value is a list": config("params: {cycle_time_ms: [1, 2]}\n", "a number for --cycle-time-ms", "[1, 2]"),
+    "file name is a number": config("timeline: {filename: 3}\n", "a word for --timeline-filename", "3"),
     "unknown section": config("parms: {}\n", "one of controller, params", "'parms'"),
     "unknown key": config("params: {fusion_treshold_mb: 3}\n", "fusion_threshold_mb", "'fusion_treshold_mb'"),
     "section is a number": config("params: 3\n", "under params", "3"),

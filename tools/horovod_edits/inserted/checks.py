@@ -2,7 +2,7 @@
 # launch.py, whose names it uses.
 # ruff: noqa: F821
 
-MOST_BYTES = 2**20  # of a configuration file
+MOST_BYTES = 2**16  # of a configuration file
 MOST_RANKS = 2**16
 
 # Sections of a configuration file (docs/running.rst), the prefix of their options' names, and what else they take.
@@ -55,10 +55,17 @@ def _load_config(path):
     """The options in a YAML file, which name sections and keys that there are."""
     text = hosts.read_file(path, "a configuration file in YAML", MOST_BYTES)
     try:
+        depth = 0
+        for event in yaml.parse(text):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > 3:  # a few lines can mean gigabytes, or take minutes
+                raise yaml.YAMLError("aliases, or lists in lists, of which there are none in a configuration")
         config = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         reason = _in_one_line(" ".join(str(error).split()))
-        raise hosts.UsageError(f"expected YAML in {path}, received something else: {reason}; correct it") from None
+        raise hosts.UsageError(
+            f"expected plain YAML in {path}, received something else: {reason}; correct it"
+        ) from None
     if not isinstance(config, dict):
         raise hosts.UsageError(
             f"expected sections such as params: in {path}, received {_quoted(config)}; see horovodrun's documentation"
@@ -97,7 +104,7 @@ def _check_values(parser, args):
         if value is None or not action.option_strings:
             continue
         name = action.option_strings[0]
-        for number in value if isinstance(value, list) else [value]:
+        for number in value if action.nargs == 2 else [value]:
             types = {int: (int,), float: (int, float)}.get(action.type)
             if types and (not isinstance(number, types) or isinstance(number, bool)):
                 raise hosts.UsageError(f"expected a number for {name}, received {_quoted(number)}; correct it")
@@ -106,6 +113,8 @@ def _check_values(parser, args):
         if action.choices and value not in action.choices:
             choices = ", ".join(action.choices)
             raise hosts.UsageError(f"expected one of {choices} for {name}, received {_quoted(value)}; correct it")
+        if action.type is None and action.nargs == 1 and not isinstance(value, (str, set)):  # a set of interfaces
+            raise hosts.UsageError(f"expected a word for {name}, received {_quoted(value)}; put it in quotes")
         if type(action).__name__ == "StoreOverrideBoolAction" and not isinstance(value, bool):
             raise hosts.UsageError(f"expected true or false for {name}, received {_quoted(value)}; correct it")
 
