@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +99,7 @@ def configure_horovod(place: Placement, flags: StrategyConfig, *, on_gpu: bool) 
     """Tell Horovod, which reads its environment when it is initialised, what the job and its flags need.
 
     Raises:
-        UserError: the timeline's folder cannot be made.
+        UserError: the timeline cannot be written.
     """
     use_gloo_alone(place)
     if flags.autotune:
@@ -106,11 +107,18 @@ def configure_horovod(place: Placement, flags: StrategyConfig, *, on_gpu: bool) 
     elif not on_gpu:
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_THRESHOLD_ON_CPU))
     if flags.timeline:
-        try:
-            flags.timeline.absolute().parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"expected a file to write for --timeline, received {flags.timeline}: {error}") from None
         os.environ["HOROVOD_TIMELINE"] = str(flags.timeline)
+        with contextlib.suppress(OSError):
+            flags.timeline.absolute().parent.mkdir(parents=True, exist_ok=True)
+    timeline = os.environ.get("HOROVOD_TIMELINE") or "DYNAMIC"  # which is started by a call, and names no file
+    if place.rank == 0 and timeline != "DYNAMIC":
+        try:  # Horovod itself trains on without a word
+            os.close(os.open(timeline, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
+        except OSError as error:
+            raise UserError(
+                f"expected a file to write for Horovod's timeline, received {timeline}: {error.strerror}; "
+                "name another by --timeline or HOROVOD_TIMELINE"
+            ) from None
 
 
 def check_horovod(place: Placement, op: str, *, size: int, mpi_enabled: bool) -> None:

@@ -6,8 +6,11 @@ from horovod_edits.edit import Edit, EditFailed, apply_edits
 from horovod_edits.faults import FAULT_EDITS
 from horovod_edits.in_place import IN_PLACE_EDITS
 from horovod_edits.launch import LAUNCH_EDITS
+from horovod_edits.mistakes import MISTAKE_EDITS
 from horovod_edits.network import NETWORK_EDITS
+from horovod_edits.peers import PEER_EDITS
 from horovod_edits.pytorch import PYTORCH_EDITS
+from horovod_edits.security import SECURITY_EDITS
 from horovod_edits.startup import STARTUP_EDITS
 from horovod_edits.tensorflow import TENSORFLOW_EDITS
 
@@ -21,6 +24,9 @@ EDITS: tuple[Edit, ...] = (
     *PYTORCH_EDITS,
     *TENSORFLOW_EDITS,
     *IN_PLACE_EDITS,
+    *SECURITY_EDITS,
+    *PEER_EDITS,
+    *MISTAKE_EDITS,
 )
 
 __all__ = ["EDITS", "Edit", "EditFailed", "apply_edits"]
