@@ -145,7 +145,7 @@ _SET_BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_
 def placement(environ: Mapping[str, str] = os.environ) -> Placement:
     """Read this process's place from the environment.
 
-    Returns: the place given by the innermost launcher, or by variables that were set by hand (`rendezvous.locate` then
+    Returns: the place given by the innermost launcher, or by variables that were set by hand (`by_hand.locate` then
         finds out which ranks share a host), or `ALONE`.
 
     Raises:
@@ -189,7 +189,7 @@ def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> d
 
 def _is_shell(environ: Mapping[str, str]) -> bool:
     """Whether the Slurm step is the shell that salloc gives: of one task, in an environment for all of them."""
-    return environ.get("SLURM_STEP_NUM_TASKS") == "1" != environ.get("SLURM_NTASKS", "1")
+    return environ.get("SLURM_STEP_NUM_TASKS") == "1" and environ.get("SLURM_NTASKS", "1") != "1"
 
 
 def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:

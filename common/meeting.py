@@ -15,6 +15,7 @@ from typing import TextIO
 
 from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
+from allstep.common.lines import quoted
 
 _POLL_SECONDS = 0.05
 # What a rank has to say comes at once and is short; a stranger may connect and say nothing, or too much.
@@ -38,11 +39,12 @@ def meet(text: str, place: Placement, address: tuple[str, int], *, topic: str, s
         return _collect(text, place, address, topic, deadline)
     introduction = json.dumps([topic, place.world_size, place.rank, text])
     while True:
-        with contextlib.suppress(OSError, ValueError, RecursionError):  # rank 0 is not there yet, or somebody else is
-            answer = json.loads(_ask(introduction, address, deadline))
+        # Rank 0 is not there yet, or somebody else is.
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            answer = json.loads(_ask(introduction, address, deadline, place.world_size * _MOST_CHARACTERS))
             if isinstance(answer, str):
-                raise _Refused(answer)
-            if isinstance(answer, list) and len(answer) == place.world_size:
+                raise UserError(answer if answer.isprintable() else quoted(answer))
+            if len(answer) == place.world_size and all(isinstance(said, str) for said in answer):
                 return answer
         wait(deadline, f"rank 0 at {address[0]}:{address[1]}")
 
@@ -58,15 +60,11 @@ def wait(deadline: float, whom: str) -> None:
     time.sleep(_POLL_SECONDS)
 
 
-class _Refused(UserError):
-    """Rank 0 does not take this process for the rank that it says it is."""
-
-
-def _ask(introduction: str, address: tuple[str, int], deadline: float) -> str:
+def _ask(introduction: str, address: tuple[str, int], deadline: float, most_characters: int) -> str:
     left = max(_POLL_SECONDS, deadline - time.monotonic())
     with socket.create_connection(address, timeout=left) as connection, connection.makefile("rw") as stream:
         _say(introduction, stream)
-        return stream.readline()
+        return stream.readline(most_characters)
 
 
 def _collect(text: str, place: Placement, address: tuple[str, int], topic: str, deadline: float) -> list[str]:

@@ -19,7 +19,7 @@ MOST_PER_HOST = 2**13
 
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _FRACTION = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?(e-?[0-9]{1,2})?")
-_ADDRESS = re.compile(r"[!-~]{1,253}")  # a name, or an address of either version of IP
+_ADDRESS = re.compile(r"(?=.{1,253}$)[!-\-/-~]{1,63}(\.[!-\-/-~]{1,63})*\.?")  # a name, or an address
 
 
 def read_number(name: str, environ: Mapping[str, str], *, least: int = 0, most: int = MOST_RANKS, remedy: str) -> int:
@@ -103,7 +103,7 @@ _HOROVOD_WORDS = {
     "HOROVOD_CPU_OPERATIONS": ("mpi", "gloo", "ccl"),
     "HOROVOD_LOG_LEVEL": ("trace", "debug", "info", "warning", "error", "fatal"),
 }
-# A pattern or a list that a library may read otherwise is the library's.
+# Not NCCL's, which may be a pattern.
 _INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")
 
 

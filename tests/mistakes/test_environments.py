@@ -213,6 +213,9 @@ MISTAKES = {
     "by hand, RANK 1 of 1": Mistake(SINGLE, "RANK to be 0", "'1'", {"RANK": "1", "WORLD_SIZE": "1"}),
     "by hand, WORLD_SIZE 0": wrong(BY_HAND, "WORLD_SIZE", "0", "a whole number from 1"),
     "by hand, WORLD_SIZE of 5,000 digits": wrong(BY_HAND, "WORLD_SIZE", "2" * 5000, "a whole number from 1"),
+    "by hand, MASTER_ADDR with a part of 64 characters": wrong(
+        BY_HAND, "MASTER_ADDR", "a" * 64, "the name or address of a host"
+    ),
     "by hand, MASTER_PORT a word": wrong(BY_HAND, "MASTER_PORT", "http", "a whole number from 1 to 65535"),
     "by hand, MASTER_PORT negative": wrong(BY_HAND, "MASTER_PORT", "-1", "a whole number from 1 to 65535"),
     "by hand, LOCAL_RANK above WORLD_SIZE": wrong(BY_HAND, "LOCAL_RANK", "2", "a whole number from 0 to 1"),
