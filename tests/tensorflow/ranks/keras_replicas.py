@@ -82,7 +82,9 @@ def refused_at_the_start():
         "plain": error(fit, compiled(optimizers.SGD(0.1)), broadcast()),
         "by name": error(fit, compiled("adam"), hvd.callbacks.MetricAverageCallback()),
         "schedule": error(fit, compiled("adam"), hvd.callbacks.LearningRateWarmupCallback(0.1)),
-        "best model": error(fit, compiled("adam"), hvd.callbacks.BestModelCheckpoint(filepath=str(DIRECTORY / "none.keras"))),
+        "best model": error(
+            fit, compiled("adam"), hvd.callbacks.BestModelCheckpoint(filepath=str(DIRECTORY / "none.keras"))
+        ),
         "none": error(fit, compiled(None), broadcast()),
         "one of two": error(fit, two_optimizers(sgd(), optimizers.SGD(0.1)), broadcast()),
         "recompiled": error(fit, recompiled),
