@@ -25,9 +25,10 @@ _compiled_models: weakref.WeakValueDictionary[int, keras.Model] = weakref.WeakVa
 
 
 def compiled_models() -> list[keras.Model]:
-    """The living models that were compiled with a distributed optimizer, oldest first."""
+    """The living models that are compiled with a distributed optimizer, oldest first."""
     gc.collect()  # a model is part of reference cycles: without this, ranks would see it die at different times
-    return list(dict.fromkeys(model for _, model in sorted(_compiled_models.items())))
+    models = dict.fromkeys(model for _, model in sorted(_compiled_models.items()))
+    return [model for model in models if is_distributed(model.optimizer)]
 
 
 def track_model(model: keras.Model) -> None:

@@ -84,10 +84,9 @@ from allstep.tensorflow.horovod_collectives import (  # noqa: F401
 from allstep.tensorflow.horovod_hooks import compiled_models, track_model
 from allstep.tensorflow.horovod_optimizer import (
     DistributedOptimizer,
-    is_distributed,
+    distribute_again,
     lasting_state,
     parts,
-    restore,
     saved_entry,
 )
 from allstep.tensorflow.horovod_saving import make_plain
@@ -193,9 +192,9 @@ def load_model(
         saved = saved_entry(model.optimizer)
         if saved is None:
             DistributedOptimizer(model.optimizer, **options)
-        elif options or not is_distributed(model.optimizer):
+        elif options:
             make_plain(model.optimizer)
-            restore(model.optimizer, saved, **options)
+            distribute_again(model.optimizer, saved, **options)
         model.jit_compile = False
         track_model(model)
     return model

@@ -210,16 +210,22 @@ def saved_entry(optimizer: keras.optimizers.Optimizer) -> dict[str, Any] | None:
     return optimizer._entry if isinstance(optimizer, Undistributed) else None
 
 
-def restore(optimizer: keras.optimizers.Optimizer, saved: Any, **options: Any) -> None:
+def distribute_again(optimizer: keras.optimizers.Optimizer, saved: Any, **options: Any) -> None:
     """Make a plain optimizer distributed as `saved` says, with `options` in place of what they name.
 
-    Where that cannot be, the optimizer refuses to train on several ranks and says why.
+    Raises:
+        ValueError, TypeError, NotImplementedError: as `DistributedOptimizer`, or `saved` is incomplete or malformed.
     """
+    known = arguments(saved)
+    if lost := [name for name in saved["lost"] if name not in options]:
+        raise ValueError(f"a configuration does not hold its {', '.join(lost)}")
+    DistributedOptimizer(optimizer, **{**known, **options})
+
+
+def restore(optimizer: keras.optimizers.Optimizer, saved: Any) -> None:
+    """`distribute_again`; where that fails, the optimizer refuses to train on several ranks and says why."""
     try:
-        known = arguments(saved)
-        if lost := [name for name in saved["lost"] if name not in options]:
-            raise ValueError(f"a configuration does not hold its {', '.join(lost)}")
-        DistributedOptimizer(optimizer, **{**known, **options})
+        distribute_again(optimizer, saved)
     except (NotImplementedError, TypeError, ValueError) as error:
         _hold_back(optimizer, saved if isinstance(saved, dict) else {}, str(error))
 

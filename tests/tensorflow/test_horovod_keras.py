@@ -234,6 +234,7 @@ def test_an_optimizer_that_cannot_stay_distributed_does_not_train(behaviour):
             assert "expected a DistributedOptimizer; received SGD" in result["refused"][name]
             assert f"a configuration does not hold its {name}" in result["refused"][name]
         assert "which variables are local is unknown" in result["refused"]["from_config"]
+        assert "compresion" in result["refused"]["misspelt"]
         for number in range(3):
             assert "expected what allstep writes" in result["refused"][f"entry {number}"]
         assert set(result["wrapped"].values()) == {result["given"]} == {"no error"}

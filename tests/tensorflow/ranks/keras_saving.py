@@ -190,6 +190,7 @@ def refuses_what_was_not_saved():
         loaded.compile(hvd.DistributedOptimizer(loaded.optimizer), loaded.loss, run_eagerly=True)
         wrapped[name] = error(fit, loaded, hvd.callbacks.BroadcastGlobalVariablesCallback(0))
     given = hvd.load_model(DIRECTORY / f"process_set-{hvd.rank()}.keras", process_set=hvd.global_process_set)
+    refused["misspelt"] = error(hvd.load_model, DIRECTORY / f"groups-{hvd.rank()}.keras", groups=1, compresion=fp16)
     hvd.remove_process_set(one)
     copied = type(lost["local variables"]).from_config(lost["local variables"].get_config())
     refused["from_config"] = error(copied.apply, [tf.ones(1)], [keras.Variable([0.0])])
