@@ -22,8 +22,8 @@ from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, lasting_state, parts
 from allstep.tensorflow.horovod_saving import num_ranks
 
-# Of two projections on a random direction, in parts of the norm. Sums of float32 in another order move them by 1e-6;
-# replicas that train apart pass it within a few steps.
+# Of two projections on a random direction, in parts of the norm: far above what the rounding of float32 (6e-8) adds up
+# to, and far below what an epoch of training apart does.
 _DRIFT = 1e-3
 
 
