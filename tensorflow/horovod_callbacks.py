@@ -11,17 +11,56 @@ import numpy as np
 
 import tensorflow as tf
 from allstep.tensorflow.horovod_collectives import allreduce, broadcast_variables, native
+from allstep.tensorflow.horovod_optimizer import is_distributed, lasting_state
+from allstep.tensorflow.horovod_replicas import build_alike, check_replicas, optimizers_of, own_variables, refusal
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Start every `fit` from the root rank's weights and optimizer state (slots, iterations, learning rate).
+class _InStep(keras.callbacks.Callback):
+    """Refuses to train replicas that would part, and compares them at the end of each epoch.
 
-    The values are sent before the first batch. Where a model can be built by its first batch only, they are sent
-    after it. Random streams stay each rank's own, so dropout differs between ranks.
+    Several callbacks of one `fit` compare once; they share what they know in the `params` that Keras gives to all.
+
+    Raises:
+        ValueError: at the start, if the model's optimizer is not distributed.
+        RuntimeError: weights or optimizer state differ between ranks (see `horovod_replicas`).
+    """
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        _refuse_undistributed(self.model)
+        self._shared()["compared"] = None
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self._compare(f"after epoch {epoch + 1}")
+
+    def _compare(self, moment: str) -> None:
+        shared = self._shared()
+        if shared["compared"] != moment:
+            shared["compared"] = moment
+            check_replicas(self.model, shared["local_variables"], moment)
+
+    def _shared(self) -> dict[str, Any]:
+        if self.params is None:  # in a loop of the user's own
+            self.set_params({})
+        return self.params.setdefault("horovod", {"compared": None, "local_variables": set()})
+
+
+def _refuse_undistributed(model: keras.Model) -> None:
+    """Raise a ValueError where each rank would train a model of its own."""
+    if reason := refusal(model):
+        raise ValueError(reason)
+
+
+class BroadcastGlobalVariablesCallback(_InStep):
+    """Start every `fit` from the root rank's weights and the state of the model's optimizers.
+
+    That state is slots, iterations, learning rates, averages and loss scales, of the optimizer that `compile` was given
+    and of those that the model holds as attributes. The values are sent before the first batch. Where a model can be
+    built by its first batch only, they are sent after it. What is each rank's own stays so: random streams (dropout
+    differs between ranks), gradients that are being accumulated, and local variables with their slots.
 
     root_rank: the rank that sends.
     device: where to put the broadcast; by default TensorFlow decides.
-    local_variables: variables to leave alone.
+    local_variables: variables to leave alone, beside those that the optimizers know (`register_local_var`).
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -33,30 +72,40 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self.root_rank = root_rank
         self.device = device
         self._local_variables = {native(v).ref() for v in local_variables}
-        self._is_pending = False
+        self._is_pending = self._is_doubtful = False
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        # One rank may hold a loaded model and the others new ones: they must choose the same moment.
-        are_built = allreduce(float(self.model.built), name="are_models_built", op=hvd.Min)
-        self._is_pending = not are_built
-        if are_built:
+        # One rank may hold a loaded model and the others new ones: they must choose the same moment, and all end.
+        reason = refusal(self.model)
+        moment = allreduce(-1.0 if reason else float(self.model.built), name="are_models_built", op=hvd.Min)
+        if moment < 0:
+            raise ValueError(reason or "another rank has refused to train a model whose optimizer is not distributed.")
+        super().on_train_begin(logs)
+        self._shared()["local_variables"] |= self._local_variables
+        self._is_pending = not moment
+        # Nothing else shows before the end of the epoch whether a training step of the user's own averages gradients.
+        self._is_doubtful = not any(map(is_distributed, optimizers_of(self.model)))
+        if moment:
             self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._is_pending:
             self._is_pending = False
             self._broadcast()
+        elif self._is_doubtful:
+            self._is_doubtful = False
+            self._compare(f"after batch {batch + 1}")
 
     def _broadcast(self) -> None:
-        optimizer = self.model.optimizer
-        if not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
-        variables = [v for v in self.model.weights if native(v).ref() not in self._local_variables]
+        build_alike(self.model)
+        own = own_variables(self.model, self._local_variables)
+        state = [v for optimizer in optimizers_of(self.model) for v in lasting_state(optimizer)]
+        variables = [*self.model.weights, *state]
         with tf.device(self.device):
-            broadcast_variables([*variables, *optimizer.variables], self.root_rank)
+            broadcast_variables([v for v in variables if native(v).ref() not in own], self.root_rank)
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(_InStep):
     """Replace an epoch's metrics by their mean over the ranks.
 
     Put it before the callbacks that read metrics (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard).
@@ -70,6 +119,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
         if not logs:
             return
         names = sorted(logs)
@@ -78,7 +128,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         logs.update(zip(names, means.numpy().tolist(), strict=True))
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(_InStep):
     """Set the learning rate to `initial_lr * multiplier(epoch)` in epochs [start_epoch, end_epoch).
 
     initial_lr: what is multiplied.
@@ -122,6 +172,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 raise ValueError(
                     f"Keras does not know the steps per epoch; pass `steps_per_epoch` to {type(self).__name__}"
                 )
+        super().on_train_begin(logs)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self.current_epoch = epoch
@@ -137,6 +188,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self._set_learning_rate(self.current_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -219,6 +271,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint has no `filepath`; pass it or set the attribute before training.")
+        _refuse_undistributed(self.model)
         super().on_train_begin(logs)
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:

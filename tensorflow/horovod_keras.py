@@ -81,7 +81,15 @@ from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     broadcast_variables,
     reducescatter,
 )
-from allstep.tensorflow.horovod_optimizer import DistributedOptimizer, compiled_models, track_model
+from allstep.tensorflow.horovod_hooks import compiled_models, track_model
+from allstep.tensorflow.horovod_optimizer import (
+    DistributedOptimizer,
+    distribute_again,
+    lasting_state,
+    parts,
+    saved_entry,
+)
+from allstep.tensorflow.horovod_saving import make_plain
 
 
 def init(*args: Any, **options: Any) -> None:
@@ -139,7 +147,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     for model in models:
         if model.built and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-    variables = [v for model in models for v in [*model.weights, *model.optimizer.variables]]
+    variables = [v for model in models for v in [*model.weights, *lasting_state(model.optimizer)]]
     shapes = repr([tuple(v.shape) for v in variables]).encode()
     digests = horovod.tensorflow.allgather(
         tf.constant(list(hashlib.sha256(shapes).digest()))[None], name="broadcast_global_variables"
@@ -157,7 +165,7 @@ def load_model(
     filepath: str | os.PathLike,
     custom_optimizers: list[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
-    compression: type = Compression.none,
+    compression: type | None = None,
     legacy_opts: bool = False,
     **options: Any,
 ) -> keras.Model:
@@ -165,29 +173,44 @@ def load_model(
 
     custom_optimizers: optimizer classes of your own that the file may name.
     custom_objects: as in `keras.models.load_model`.
-    options: further arguments of `DistributedOptimizer`; the file does not keep them.
+    compression, options: further arguments of `DistributedOptimizer`. What is not given is as it was when the model was
+        saved; an .h5 file does not say, and process sets, lists of groups and local variables are not saved.
 
     Raises:
-        ValueError: `legacy_opts` is set (Keras 3 has no legacy optimizers), or the file is not a saved model.
+        ValueError: `legacy_opts` is set (Keras 3 has no legacy optimizers), the file is not a saved model, or it is an
+            .h5 file whose optimizer accumulates gradients, and whether it sums or averages them is not given.
     """
     if legacy_opts:
         raise ValueError("Keras 3 has no legacy optimizers: `legacy_opts` must be False.")
+    if compression is not None:
+        options["compression"] = compression
     optimizers = {cls.__name__: cls for cls in custom_optimizers or []}
     model = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
     if model.optimizer is not None:
         if h5py.is_hdf5(filepath):
-            _restore_h5_optimizer(model, filepath)
-        DistributedOptimizer(model.optimizer, compression=compression, **options)
+            _restore_h5_optimizer(model, filepath, options)
+        saved = saved_entry(model.optimizer)
+        if saved is None:
+            DistributedOptimizer(model.optimizer, **options)
+        elif options:
+            make_plain(model.optimizer)
+            distribute_again(model.optimizer, saved, **options)
         model.jit_compile = False
         track_model(model)
     return model
 
 
-def _restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike) -> None:
+def _restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike, options: dict[str, Any]) -> None:
     """Give the model an optimizer with the file's slots.
 
     Keras 3 builds the one of an .h5 file for no variables: it loses the slots and then refuses to train.
     """
+    steps = max(part.gradient_accumulation_steps or 0 for part in parts(model.optimizer))
+    if steps and "backward_passes_per_step" not in options and not options.get("average_aggregated_gradients"):
+        raise ValueError(
+            f"expected backward_passes_per_step={steps} (the sum of the gradients) or average_aggregated_gradients="
+            f"True (their mean), since {filepath} does not say; received neither. A .keras file keeps it."
+        )
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)
     with h5py.File(filepath) as file:

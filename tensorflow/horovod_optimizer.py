@@ -6,13 +6,8 @@ then sees one gradient, that of the global batch, and does on N ranks what it do
 
 from __future__ import annotations
 
-import functools
-import gc
-import inspect
-import itertools
 import warnings
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +21,7 @@ from tensorflow.python.ops import control_flow_util
 import tensorflow as tf
 from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_reduction import Gradient, GradientReduction
-
-_num_compiled = itertools.count()
-_compiled_models: weakref.WeakValueDictionary[int, keras.Model] = weakref.WeakValueDictionary()
+from allstep.tensorflow.horovod_saving import Specialised, Undistributed, arguments, entry, make_plain, specialise
 
 
 def DistributedOptimizer(  # noqa: N802 (Horovod's name)
@@ -72,7 +65,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"`optimizer` must be a keras.optimizers.Optimizer. Received: {optimizer!r}")
-    if isinstance(optimizer, _Distributed):
+    if any(isinstance(part, Distributed) for part in parts(optimizer)):
         raise ValueError("`optimizer` is already a DistributedOptimizer; wrap it once.")
     if op not in (Average, Sum, Adasum):
         raise ValueError(f"`op` must be Average, Sum or Adasum. Received: op={op}")
@@ -89,9 +82,12 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         raise ValueError(f"`backward_passes_per_step` must be an integer >= 1. Received: {backward_passes_per_step}")
     hvd.size()  # raises where hvd.init() has not been called
     _set_accumulation(optimizer, backward_passes_per_step)
-    _distribute(
+    if isinstance(optimizer, Undistributed):
+        make_plain(optimizer)
+    specialise(
         optimizer,
-        GradientReduction(
+        Distributed,
+        _reduction=GradientReduction(
             name=name or f"Distributed{type(optimizer).__name__}",
             device_dense=device_dense,
             device_sparse=device_sparse,
@@ -109,7 +105,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     return optimizer
 
 
-class _Distributed:
+class Distributed(Specialised):
     """What an optimizer gains: placed before its own class, it reduces the gradients on their way in."""
 
     _reduction: GradientReduction
@@ -117,6 +113,15 @@ class _Distributed:
     @property
     def variables(self) -> list:
         return _CallableList(super().variables)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **options: Any) -> keras.optimizers.Optimizer:
+        """Make an optimizer that reduces like this one, unless that has local variables: it is for other variables."""
+        optimizer = super().from_config(config, *args, **options)
+        if cls._reduction.local_variables:
+            make_plain(optimizer)
+            _hold_back(optimizer, entry(cls._reduction), "which variables are local is unknown")
+        return optimizer
 
     def register_local_var(self, var: Any) -> None:
         """Keep `var` out of the reduction: each rank trains its own.
@@ -173,36 +178,60 @@ class _CallableList(list):
         return self
 
 
-def compiled_models() -> list[keras.Model]:
-    """The living models that were compiled with a distributed optimizer, oldest first."""
-    gc.collect()  # a model is part of reference cycles: without this, ranks would see it die at different times
-    return list(dict.fromkeys(model for _, model in sorted(_compiled_models.items())))
+def parts(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimizers.Optimizer]:
+    """The optimizer and those inside it (of a LossScaleOptimizer or a MultiOptimizer)."""
+    yield optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        yield from parts(optimizer.inner_optimizer)
+    elif isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        for inner in optimizer.optimizers:
+            yield from parts(inner)
 
 
-def track_model(model: keras.Model) -> None:
-    """Add a model to `compiled_models`."""
-    _compiled_models[next(_num_compiled)] = model
+def is_distributed(optimizer: keras.optimizers.Optimizer | None) -> bool:
+    """Whether all gradients that the optimizer applies are reduced."""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer) and not isinstance(optimizer, Distributed):
+        return bool(optimizer.optimizers) and all(map(is_distributed, optimizer.optimizers))
+    return isinstance(optimizer, Distributed)
 
 
-def _distribute(optimizer: keras.optimizers.Optimizer, reduction: GradientReduction) -> None:
-    plain = type(optimizer)
-    is_built_in = getattr(keras.optimizers, plain.__name__, None) is plain
-    distributed = type(
-        plain.__name__,
-        (_Distributed, plain),
-        {
-            "_reduction": reduction,
-            "__doc__": plain.__doc__,
-            "__qualname__": plain.__qualname__,
-            # Keras writes module and name into a saved model and finds the plain class by them.
-            "__module__": "keras.optimizers" if is_built_in else plain.__module__,
-        },
-    )
-    package, _, registered_name = keras.saving.get_registered_name(plain).rpartition(">")
-    if package:
-        keras.saving.register_keras_serializable(package, registered_name)(distributed)
-        keras.saving.get_custom_objects()[f"{package}>{registered_name}"] = plain
-    optimizer.__class__ = distributed
+def lasting_state(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The optimizer's variables but those of a gradient in the making, which is each rank's own."""
+    in_the_making = {
+        id(v) for part in parts(optimizer) for v in getattr(part, "_accumulated_gradients", ()) if v is not None
+    }
+    return [v for v in optimizer.variables if id(v) not in in_the_making]
+
+
+def saved_entry(optimizer: keras.optimizers.Optimizer) -> dict[str, Any] | None:
+    """What is saved of how the optimizer is distributed; None for a plain one."""
+    if isinstance(optimizer, Distributed):
+        return entry(optimizer._reduction)
+    return optimizer._entry if isinstance(optimizer, Undistributed) else None
+
+
+def distribute_again(optimizer: keras.optimizers.Optimizer, saved: Any, **options: Any) -> None:
+    """Make a plain optimizer distributed as `saved` says, with `options` in place of what they name.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: as `DistributedOptimizer`, or `saved` is incomplete or malformed.
+    """
+    known = arguments(saved)
+    if lost := [name for name in saved["lost"] if name not in options]:
+        raise ValueError(f"a configuration does not hold its {', '.join(lost)}")
+    DistributedOptimizer(optimizer, **{**known, **options})
+
+
+def restore(optimizer: keras.optimizers.Optimizer, saved: Any) -> None:
+    """`distribute_again`; where that fails, the optimizer refuses to train on several ranks and says why."""
+    try:
+        distribute_again(optimizer, saved)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        _hold_back(optimizer, saved if isinstance(saved, dict) else {}, str(error))
+
+
+def _hold_back(optimizer: keras.optimizers.Optimizer, saved: dict[str, Any], reason: str) -> None:
+    specialise(optimizer, Undistributed, _entry=saved, _reason=reason)
 
 
 def _set_accumulation(optimizer: keras.optimizers.Optimizer, num_passes: int) -> None:
@@ -219,62 +248,3 @@ def _set_accumulation(optimizer: keras.optimizers.Optimizer, num_passes: int) ->
     if not steps and optimizer.built:
         raise ValueError("backward_passes_per_step must be set before the optimizer is built.")
     optimizer.gradient_accumulation_steps = num_passes
-
-
-def _let_compile_know() -> None:
-    """Teach `Model.compile` two things about distributed optimizers.
-
-    `jit_compile="auto"` means no: on a GPU it means XLA, which cannot run Horovod. And it takes
-    `experimental_run_tf_function`, which Horovod's examples pass and Keras 3 has dropped.
-    """
-    trainer = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
-    compile_ = trainer.compile
-    signature = inspect.signature(compile_)
-
-    @functools.wraps(compile_)
-    def compile(self, optimizer="rmsprop", *args, **kwargs):
-        if not isinstance(optimizer, _Distributed):
-            return compile_(self, optimizer, *args, **kwargs)
-        kwargs.pop("experimental_run_tf_function", None)
-        call = signature.bind(self, optimizer, *args, **kwargs)
-        if call.arguments.get("jit_compile", "auto") == "auto":
-            call.arguments["jit_compile"] = False
-        track_model(self)
-        return compile_(*call.args, **call.kwargs)
-
-    trainer.compile = compile
-
-
-def _let_loss_scaling_know() -> None:
-    """Make LossScaleOptimizer(DistributedOptimizer(x)) mean DistributedOptimizer(LossScaleOptimizer(x)).
-
-    Keras writes the former itself under the mixed_float16 policy. It would look for non-finite values before the
-    ranks' gradients meet, so one rank could skip a step in which the others wait for it.
-    """
-    loss_scale_optimizer = keras.optimizers.LossScaleOptimizer
-    init = loss_scale_optimizer.__init__
-
-    @functools.wraps(init)
-    def __init__(self, inner_optimizer, *args, **kwargs):
-        init(self, inner_optimizer, *args, **kwargs)
-        if isinstance(inner_optimizer, _Distributed):
-            reduction, plain = inner_optimizer._reduction, type(inner_optimizer).__bases__[1]
-            inner_optimizer.__class__ = plain
-            _distribute(self, reduction)
-
-    loss_scale_optimizer.__init__ = __init__
-
-
-def _let_legacy_names_work() -> None:
-    """Give `keras.optimizers.legacy.Adam` and its kin Keras 3's meaning; as they come they only raise an error.
-
-    Scripts use them because Horovod's wrapper could not do with the new optimizers of Keras 2.11.
-    """
-    for module in (keras.optimizers.legacy, tf.keras.optimizers.legacy):
-        for name in ("Adagrad", "Adam", "Ftrl", "Optimizer", "RMSprop", "SGD"):
-            setattr(module, name, getattr(keras.optimizers, name))
-
-
-_let_compile_know()
-_let_loss_scaling_know()
-_let_legacy_names_work()

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,34 +36,42 @@ class GradientReduction:
     process_set: ProcessSet
     scale_local_gradients: bool
     local_variables: set = field(default_factory=set)  # `tf.Variable.ref()` of those that are not shared
+    sparse_variables: set = field(default_factory=set)  # the same of those whose gradients came as IndexedSlices
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
         """Reduce the gradients of `variables` (the same order); None stays None."""
         grads = [_scaled(grad, self.scale) for grad in grads]
-        if not self.process_set.included() or (self.process_set.size() == 1 and not _is_elastic()):
-            return grads
         local = {i for i, v in enumerate(variables) if self.local_variables and native(v).ref() in self.local_variables}
-        if self.scale_local_gradients:
-            for i in local:
-                grads[i] = _scaled(grads[i], 1.0 / self.process_set.size())
         shared = [i for i, grad in enumerate(grads) if grad is not None and i not in local]
-        if self.sparse_as_dense:
+        if self.sparse_as_dense:  # on one rank too: Adam does not do the same with the rows as with their sum
             for i in shared:
                 grads[i] = tf.convert_to_tensor(grads[i])
         sparse = [i for i in shared if isinstance(grads[i], tf.IndexedSlices)]
+        self.sparse_variables.update(native(variables[i]).ref() for i in sparse)
+        if not self.process_set.included() or (self.process_set.size() == 1 and not _is_elastic()):
+            return grads
+        if self.scale_local_gradients:
+            for i in local:
+                grads[i] = _scaled(grads[i], 1.0 / self.process_set.size())
         dense = [i for i in shared if i not in sparse]
         # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum tells
         # optimizers of one class apart.
         name = f"{self.name}_{zlib.crc32(repr([tuple(grads[i].shape) for i in shared]).encode()):08x}"
         with tf.compat.v1.get_default_graph().name_scope(None):
-            for number, group in enumerate(self._grouped(dense, grads, variables)):
-                reduced = self._reduce_dense([grads[i] for i in group], f"{name}_{number}")
-                for i, grad in zip(group, reduced, strict=True):
-                    grads[i] = grad
-            for i in sparse:
-                grads[i] = self._reduce_sparse(grads[i], f"{name}_sparse_{i}")
+            reduced = _in_turn(name, lambda: self._reduce(dense, sparse, grads, variables, name))
+        for i, grad in reduced.items():
+            grads[i] = grad
         return grads
+
+    def _reduce(
+        self, dense: list[int], sparse: list[int], grads: list[Gradient], variables: Sequence[Any], name: str
+    ) -> dict[int, tf.Tensor | tf.IndexedSlices]:
+        """The reduced gradients by their index."""
+        reduced = {}
+        for number, group in enumerate(self._grouped(dense, grads, variables)):
+            reduced |= zip(group, self._reduce_dense([grads[i] for i in group], f"{name}_{number}"), strict=True)
+        return reduced | {i: self._reduce_sparse(grads[i], f"{name}_sparse_{i}") for i in sparse}
 
     def _grouped(self, dense: list[int], grads: list[Gradient], variables: Sequence[Any]) -> list[list[int]]:
         """The indices of the dense gradients in the groups in which they are fused, one type in each."""
@@ -113,6 +121,28 @@ class GradientReduction:
             indices = gather(grad.indices, name=f"{name}_indices")
         factor = 1.0 / self.process_set.size() if self.op == Average else 1
         return _scaled(tf.IndexedSlices(values, indices, grad.dense_shape), factor)
+
+
+def _in_turn(name: str, reduce: Callable[[], dict[int, Any]]) -> dict[int, Any]:
+    """Call `reduce`, whose collectives have this name, while no other of the name is in flight.
+
+    Two optimizers of the same shapes have the same names, which Horovod takes for an error when they meet. TensorFlow
+    runs their steps at once where these are nested `tf.function`s, but one after the other if both change one variable.
+    """
+    if tf.executing_eagerly():
+        return reduce()
+    turn = _turn(name)
+    with tf.control_dependencies([turn.assign_add(1)]):
+        reduced = reduce()
+    with tf.control_dependencies(tf.nest.flatten(reduced, expand_composites=True)):
+        turn.assign_add(1)
+    return reduced
+
+
+@functools.cache
+def _turn(name: str) -> tf.Variable:
+    with tf.init_scope(), tf.device("/cpu:0"):
+        return tf.Variable(0, dtype=tf.int64, trainable=False)
 
 
 def _scaled(grad: Gradient, factor: float) -> Gradient:

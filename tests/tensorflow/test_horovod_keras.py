@@ -135,7 +135,15 @@ def test_listed_groups(behaviour):
 
 
 def test_multi_optimizer_is_in_step(behaviour):
-    same(behaviour, "multi_optimizer")
+    assert "already a DistributedOptimizer" in same(behaviour, "multi_optimizer")["twice"]
+
+
+def test_optimizers_of_the_same_shapes_may_step_at_once(behaviour):
+    assert all(same(behaviour, "same_shapes_at_once").values())
+
+
+def test_sparse_as_dense_on_one_rank(behaviour):
+    assert same(behaviour, "sparse_as_dense") < 1e-5
 
 
 def test_adasum(behaviour):
@@ -189,6 +197,8 @@ SAVED = {
     "save_unregistered": "Unregistered",
     "save_loss_scale": "LossScaleOptimizer",
     "save_accumulation": "Adam",
+    "save_accumulated_sum": "SGD",
+    "save_h5_accumulated_sum": "SGD",
 }
 
 
@@ -199,9 +209,35 @@ def test_load_model_restores_everything(behaviour, case):
     assert result["state"] and result["config"] and result["continued"]
 
 
+def test_an_h5_file_does_not_say_what_was_accumulated(behaviour):
+    assert "expected backward_passes_per_step=2" in same(behaviour, "save_h5_accumulated_sum")["ambiguous"]
+
+
 def test_a_saved_model_needs_no_horovod(behaviour):
-    result = same(behaviour, "load_without_horovod")
-    assert result == {"is_plain": True, "state": True, "serialized": ["keras.optimizers", "Adam"]}
+    for rank in behaviour:  # each has its file
+        assert rank["load_without_horovod"] == {"is_plain": True, "state": True}
+
+
+def test_an_optimizer_that_keras_makes_anew_stays_distributed(behaviour):
+    result = same(behaviour, "stays_distributed")
+    assert len(result["changes"]) == 12
+    assert result["changes"] == {way: pytest.approx(-0.3, abs=1e-6) for way in result["changes"]}
+    options = {"op": "sum", "compression": "fp16", "name": "mine", "sparse_as_dense": True, "lost": []}
+    assert result["options"].items() >= options.items()
+    assert result["plain stays plain"]
+
+
+def test_an_optimizer_that_cannot_stay_distributed_does_not_train(behaviour):
+    for rank in behaviour:
+        result = rank["refuses_what_was_not_saved"]
+        for name in ("process_set", "groups", "compression", "local variables"):
+            assert "expected a DistributedOptimizer; received SGD" in result["refused"][name]
+            assert f"a configuration does not hold its {name}" in result["refused"][name]
+        assert "which variables are local is unknown" in result["refused"]["from_config"]
+        assert "compresion" in result["refused"]["misspelt"]
+        for number in range(3):
+            assert "expected what allstep writes" in result["refused"][f"entry {number}"]
+        assert set(result["wrapped"].values()) == {result["given"]} == {"no error"}
 
 
 def test_from_config_stays_distributed(behaviour):
@@ -233,9 +269,83 @@ def test_broadcast_from_a_rank_that_alone_has_loaded(behaviour):
     assert same(behaviour, "broadcast_loaded_model")["iterations"] == 8
 
 
+def test_broadcast_leaves_a_gradient_in_the_making(behaviour):
+    assert same(behaviour, "broadcast_leaves_a_gradient_in_the_making") < 1e-6
+
+
+def test_broadcast_reaches_a_models_own_optimizers(behaviour):
+    assert same(behaviour, "a_models_own_optimizers")["rate"] == pytest.approx(0.05)
+
+
 def test_broadcast_leaves_local_variables(behaviour):
     assert all(rank["broadcast_keeps_local_variables"]["kept"] for rank in behaviour)
     assert behaviour[0]["broadcast_keeps_local_variables"] == behaviour[1]["broadcast_keeps_local_variables"]
+
+
+NOT_SHARED = "ValueError: expected an optimizer that shares its gradients with the other ranks; received "
+REFUSED = {
+    "plain": NOT_SHARED + "SGD",
+    "by name": NOT_SHARED + "Adam",
+    "schedule": NOT_SHARED + "Adam",
+    "best model": NOT_SHARED + "Adam",
+    "none": "ValueError: expected a model with an optimizer",
+    "one of two": NOT_SHARED + "SGD",
+    "recompiled": NOT_SHARED + "SGD",
+    "recompiled, batch by batch": NOT_SHARED + "SGD",
+}
+
+
+@pytest.mark.parametrize("model", REFUSED)
+def test_a_model_that_is_not_distributed_is_refused_at_the_start(behaviour, model):
+    for rank in behaviour:
+        assert rank["refused_at_the_start"][model].startswith(REFUSED[model])
+
+
+def test_all_ranks_refuse_what_one_refuses(behaviour):
+    first, second = (rank["refused_at_the_start"]["on one rank"] for rank in behaviour)
+    assert first.startswith(NOT_SHARED + "SGD")
+    assert "another rank has refused" in second
+
+
+def test_what_does_not_train_or_averages_by_itself_is_not_refused(behaviour):
+    same(behaviour, "not_refused")
+
+
+FOUND = {
+    "weights": ("after epoch 1", "logits/kernel"),
+    "slots": ("after epoch 1", "sequential"),
+    "learning rate": ("after epoch 1", "sequential"),
+    "iterations": ("after epoch 1", "iteration."),
+    "embedding": ("after epoch 1", "words/embeddings"),
+    "own step": ("after batch 1", "hidden/kernel"),
+    "second optimizer": ("after epoch 1", "logits"),
+    "no broadcast": ("after epoch 1", "hidden/kernel"),
+}
+
+
+@pytest.mark.parametrize("change", FOUND)
+def test_replicas_that_part_are_found(behaviour, change):
+    moment, first = FOUND[change]
+    message = behaviour[0]["found_after_an_epoch"][change]
+    assert message.startswith("RuntimeError: expected the same weights and optimizer state on all ranks " + moment)
+    assert "received others on rank 1 than on rank 0" in message and first in message.partition("Start with")[0]
+    assert behaviour[1]["found_after_an_epoch"][change].startswith("RuntimeError")
+
+
+def test_rows_in_another_order_are_not_another_embedding(behaviour):
+    assert same(behaviour, "found_after_an_epoch")["embedding, by rounding"] == "no error"
+
+
+def test_each_epoch_of_each_fit_is_compared(behaviour):
+    moments = [message.partition(" on all ranks ")[2][:13] for message in same(behaviour, "found_in_each_fit")]
+    assert moments == ["after epoch 2", "after epoch 1", "after epoch 1"]
+
+
+def test_what_is_each_ranks_own_is_left_alone(behaviour):
+    mine, other = (rank["each_ranks_own"] for rank in behaviour)
+    assert mine["shared"] == other["shared"]
+    for name, values in mine["own"].items():
+        assert values != other["own"][name]
 
 
 def test_collectives(behaviour):
@@ -287,6 +397,11 @@ def test_momentum_correction(behaviour):
 def test_best_model_checkpoint_is_written_by_rank_0_alone(behaviour):
     assert [rank["best_model_checkpoint"]["written"] for rank in behaviour] == [[True, True], [False, False]]
     assert "no `filepath`" in behaviour[0]["best_model_checkpoint"]["refused"]
+
+
+def test_one_rank_refuses_nothing(tmp_path):
+    result = launch("alone", 1, SCRIPTS / "keras_alone.py", tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
+    assert result.returncode == 0, result.output
 
 
 @pytest.mark.parametrize(("launcher", "num_ranks"), [("alone", 1), ("horovodrun-gloo", 2)])

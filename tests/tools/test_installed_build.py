@@ -174,6 +174,15 @@ with tf.GradientTape() as tape:
 gradient, = hvd.DistributedGradientTape(tape).gradient(loss, layer.trainable_variables)
 assert np.allclose(gradient, 1.5), gradient
 
+own = keras.layers.Dense(1, use_bias=False)
+own.build((None, 2))
+with tf.GradientTape() as tape:
+    loss = sum(tf.reduce_sum(part(tf.fill((1, 2), float(hvd.rank() + 1)))) for part in (layer, own))
+tape = hvd.PartialDistributedGradientTape(tape, local_layers=own, scale_local_gradients=False)
+local, shared = tape.get_local_and_global_gradients(loss, [layer.kernel, own.kernel])
+assert [variable is kernel for (variable, _), kernel in zip(local + shared, (own.kernel, layer.kernel))] == [True] * 2
+assert np.allclose(local[0][1], hvd.rank() + 1) and np.allclose(shared[0][1], 1.5), (local, shared)
+
 batches = np.random.default_rng(0).normal(size=(2, 6, 4)).astype("float32")
 whole = keras.layers.BatchNormalization()
 model = keras.Sequential([keras.Input((4,)), hvd.SyncBatchNormalization(), hvd.SyncBatchNormalization()])

@@ -57,6 +57,12 @@ def vars_to_refs(vars):
         reason="PartialDistributedGradientTape(local_layers=...)",
     ),
     Edit(
+        path="horovod/tensorflow/__init__.py",
+        old="is_local_source = s.ref() in self._local_sources if _IS_TF2",
+        new="is_local_source = tf_variable(s).ref() in self._local_sources if _IS_TF2",
+        reason="PartialDistributedGradientTape(...).get_local_and_global_gradients(loss, model.trainable_variables)",
+    ),
+    Edit(
         path="horovod/tensorflow/elastic.py",
         old="optimizer.variables()",
         new="optimizer.variables",

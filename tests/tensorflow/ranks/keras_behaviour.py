@@ -14,6 +14,7 @@ import keras
 import keras_broadcasts  # noqa: F401
 import keras_callbacks  # noqa: F401
 import keras_gradients  # noqa: F401
+import keras_replicas  # noqa: F401
 import keras_saving  # noqa: F401
 from keras_cases import CASES, DIRECTORY
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 from keras import optimizers
-from keras_cases import DIRECTORY, case, compiled, fit, network, values
+from keras_cases import DIRECTORY, case, compiled, fit, network, samples, values
 
 import allstep.tensorflow.horovod_keras as hvd
 import tensorflow as tf
@@ -62,6 +62,24 @@ def broadcast_loaded_model():
         "state": values(model.weights) + values(model.optimizer.variables),
         "iterations": int(model.optimizer.iterations),
     }
+
+
+@case
+def broadcast_leaves_a_gradient_in_the_making():
+    """Three batches an epoch, steps of two: the second `fit` starts between two. Oracle: one process, whole batches."""
+
+    def trained(optimizer, x, y, *callbacks):
+        model = compiled(optimizer)
+        for _ in range(2):
+            model.fit(x, y, len(x) // 3, 1, 0, [*callbacks], shuffle=False)
+        return np.concatenate([np.ravel(v) for v in model.weights])
+
+    batches = [[a.reshape(4, 8, -1)[:3] for a in samples(seed=rank)] for rank in range(hvd.size())]
+    whole = [np.concatenate(parts, axis=1).reshape(48, -1) for parts in zip(*batches, strict=True)]
+    mine = [a.reshape(24, -1) for a in batches[hvd.rank()]]
+    expected = trained(optimizers.SGD(0.5, gradient_accumulation_steps=2), *whole)
+    optimizer = hvd.DistributedOptimizer(optimizers.SGD(0.5, gradient_accumulation_steps=2))
+    return float(np.abs(trained(optimizer, *mine, hvd.callbacks.BroadcastGlobalVariablesCallback(0)) - expected).max())
 
 
 @case

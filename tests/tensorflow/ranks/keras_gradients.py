@@ -54,6 +54,46 @@ def optimizer_without_horovod_name():
     return {"weights": values(model.weights), "name": model.optimizer.name}
 
 
+@case
+def same_shapes_at_once():
+    """Two optimizers of the same class and shapes, each in a `tf.function` inside one more. Oracle: steps by hand."""
+    size = 100_000  # enough for the two to be in flight at the same time
+    grads = [tf.random.stateless_normal((size,), [hvd.rank(), i]) for i in range(2)]
+    mean = [np.asarray(hvd.allreduce(grad)) for grad in grads]
+
+    def trained(form: str) -> bool:
+        variables = [keras.Variable(np.zeros(size, np.float32)) for _ in grads]
+        both = [hvd.DistributedOptimizer(optimizers.SGD(1.0)) for _ in grads]
+        for optimizer, variable in zip(both, variables, strict=True):
+            optimizer.build([variable])
+        first, second = (lambda i=i: both[i].apply([grads[i]], [variables[i]]) for i in range(2))
+        if form != "inner second":
+            first = tf.function(first)
+        if form != "inner first":
+            second = tf.function(second)
+
+        @tf.function
+        def step():
+            if form == "in a loop":
+                for _ in tf.range(1):
+                    first()
+                    second()
+            elif form == "in a condition":
+                if tf.equal(tf.size(grads[0]), size):
+                    first()
+                if tf.equal(tf.size(grads[1]), size):
+                    second()
+            else:
+                first()
+                second()
+
+        for _ in range(3):
+            step()
+        return all(np.allclose(v, -3 * m, atol=1e-5) for v, m in zip(variables, mean, strict=True))
+
+    return {form: trained(form) for form in ("both", "inner first", "inner second", "in a loop", "in a condition")}
+
+
 # --- loss scaling
 
 
@@ -117,6 +157,30 @@ def process_sets():
 
 
 @case
+def sparse_as_dense():
+    """Adam sees the sum of an embedding's rows on any number of ranks. Oracle: one rank with the whole batch."""
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+
+    def trained(process_set, rows):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
+        optimizer = hvd.DistributedOptimizer(optimizers.Adam(0.1), sparse_as_dense=True, process_set=process_set)
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            x, y = rng.integers(0, 5, (16, 4)), rng.integers(0, 3, 16)
+            model.train_on_batch(x[rows], y[rows])
+        return np.concatenate([np.ravel(v) for v in model.weights])
+
+    whole = trained(sets[hvd.rank()], slice(None))
+    shared = trained(hvd.global_process_set, slice(8 * hvd.rank(), 8 * hvd.rank() + 8))
+    for process_set in sets:
+        hvd.remove_process_set(process_set)
+    return float(np.abs(whole - shared).max())
+
+
+@case
 def local_layer():
     model = network()
     optimizer = hvd.PartialDistributedOptimizer(optimizers.SGD(0.1), local_layers=model.layers[-1])
@@ -141,7 +205,9 @@ def listed_groups():
     apply(grads)
     change = [np.subtract(b, a).mean() for a, b in zip(before, values(model.trainable_variables), strict=True)]
     nodes = apply.get_concrete_function(grads).graph.as_graph_def().node
-    sizes = [len(node.input) for node in nodes if node.op == "HorovodGroupedAllreduce"]
+    sizes = [
+        sum(not name.startswith("^") for name in node.input) for node in nodes if node.op == "HorovodGroupedAllreduce"
+    ]
     return {"change": change, "sizes": sizes}
 
 
@@ -151,8 +217,13 @@ def multi_optimizer():
     rates = optimizers.OptimizerMap(optimizers.SGD(0.1), {".*hidden.*": optimizers.Adam(0.1)})
     optimizer = hvd.DistributedOptimizer(optimizers.MultiOptimizer(rates))
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    fit(model)
-    return values(model.weights)
+    fit(model, hvd.callbacks.MetricAverageCallback())
+    inside = hvd.DistributedOptimizer(optimizers.Adam(0.1))
+    inside = optimizers.MultiOptimizer(optimizers.OptimizerMap(inside))
+    twice = error(hvd.DistributedOptimizer, inside)
+    other = compiled(inside)
+    fit(other, hvd.callbacks.MetricAverageCallback())
+    return {"weights": values(model.weights) + values(other.weights), "twice": twice}
 
 
 @case

@@ -1,9 +1,14 @@
 """A model with a distributed optimizer is saved, loaded and trained on; the optimizer keeps its state and its class."""
 
+import copy
+import pickle
+import subprocess
+import sys
+
 import keras
 import numpy as np
 from keras import optimizers
-from keras_cases import DIRECTORY, case, compiled, fit, values
+from keras_cases import DIRECTORY, case, compiled, error, fit, network, values
 
 import allstep.tensorflow.horovod_keras as hvd
 import tensorflow as tf
@@ -94,19 +99,106 @@ def save_accumulation():
 
 
 @case
+def save_accumulated_sum():
+    optimizer = optimizers.SGD(0.1, name="accumulated-sum")
+    return saved_and_loaded(hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2), ".keras")
+
+
+@case
+def save_h5_accumulated_sum():
+    """An .h5 file does not say whether the sum or the mean was applied."""
+    optimizer = optimizers.SGD(0.1, name="h5-accumulated-sum")
+    optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
+    result = saved_and_loaded(optimizer, ".h5", backward_passes_per_step=2)
+    return {**result, "ambiguous": error(hvd.load_model, DIRECTORY / f"{optimizer.name}.h5")}
+
+
+@case
 def load_without_horovod():
-    """A model saved with a distributed optimizer is a plain Keras model."""
-    model = compiled(hvd.DistributedOptimizer(optimizers.Adam(0.01)))
+    """A model saved with a distributed optimizer is a plain Keras model where Horovod has never been imported."""
+    model = compiled(hvd.DistributedOptimizer(optimizers.Adam(0.01), backward_passes_per_step=2))
     fit(model)
     path = DIRECTORY / f"without-{hvd.rank()}.keras"
     model.save(path)
-    optimizer = keras.models.load_model(path).optimizer
-    serialized = optimizers.serialize(model.optimizer)
-    return {
-        "is_plain": type(optimizer) is optimizers.Adam,
-        "state": values(optimizer.variables) == values(model.optimizer.variables),
-        "serialized": [serialized["module"], serialized["class_name"]],
+    program = """
+import sys, keras
+model = keras.models.load_model(sys.argv[1])
+assert type(model.optimizer) is keras.optimizers.Adam, type(model.optimizer)
+assert not any(name.startswith(("horovod", "allstep")) for name in sys.modules)
+print(float(sum(abs(v.numpy()).sum() for v in [*model.weights, *model.optimizer.variables])))
+"""
+    run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True)
+    state = sum(abs(v.numpy()).sum() for v in [*model.weights, *model.optimizer.variables])
+    return {"is_plain": run.returncode == 0 or run.stderr, "state": bool(np.isclose(float(run.stdout or 0), state))}
+
+
+@case
+def stays_distributed():
+    """However Keras makes an optimizer anew, it sums 1 and 2 in half precision and steps by 0.1 of that."""
+    optimizer = hvd.DistributedOptimizer(
+        optimizers.SGD(0.1), op=hvd.Sum, compression=hvd.Compression.fp16, name="mine", sparse_as_dense=True
+    )
+    model = compiled(optimizer)
+    path = DIRECTORY / f"stays-{hvd.rank()}.keras"
+    model.save(path)
+    compiled_again = network()
+    compiled_again.compile_from_config(model.get_compile_config())
+    serialized = keras.saving.serialize_keras_object(optimizer)
+    ways = {
+        "load_model": keras.models.load_model(path).optimizer,
+        "our load_model": hvd.load_model(path).optimizer,
+        "compile_from_config": compiled_again.optimizer,
+        "deepcopy": copy.deepcopy(optimizer),
+        "deepcopy of the model": copy.deepcopy(model).optimizer,
+        "pickle": pickle.loads(pickle.dumps(optimizer)),
+        "pickle of the model": pickle.loads(pickle.dumps(model)).optimizer,
+        "serialize": optimizers.deserialize(optimizers.serialize(optimizer)),
+        "get": optimizers.get(optimizers.serialize(optimizer)),
+        "deserialize_keras_object": keras.saving.deserialize_keras_object(serialized),
+        "twice": copy.deepcopy(copy.deepcopy(optimizer)),
+        "from_config": type(optimizer).from_config(optimizer.get_config()),
     }
+    changes = {}
+    for way, made in ways.items():
+        variable = keras.Variable([0.0])
+        made._trainable_variables, made.built = [], False  # for another variable than the model's
+        made.apply([tf.constant([float(hvd.rank() + 1)])], [variable])
+        changes[way] = values([variable])[0][0]
+    plain = copy.deepcopy(optimizers.SGD(0.1))
+    return {"changes": changes, "options": serialized["horovod"], "plain stays plain": type(plain) is optimizers.SGD}
+
+
+@case
+def refuses_what_was_not_saved():
+    """A process set, a list of groups, local variables and a compression of one's own are not in the file."""
+    model = network()
+    one = hvd.add_process_set([0])
+    fp16 = hvd.Compression.fp16
+    lost = {
+        "process_set": hvd.DistributedOptimizer(optimizers.SGD(0.1), process_set=one),
+        "groups": hvd.DistributedOptimizer(optimizers.SGD(0.1), groups=[[model.weights[0]]]),
+        "compression": hvd.DistributedOptimizer(optimizers.SGD(0.1), compression=type("Mine", (fp16,), {})),
+        "local variables": hvd.PartialDistributedOptimizer(optimizers.SGD(0.1), local_layers=model.layers[0]),
+    }
+    refused, wrapped = {}, {}
+    for name, optimizer in lost.items():
+        path = DIRECTORY / f"{name}-{hvd.rank()}.keras"
+        compiled(optimizer).save(path)
+        loaded = keras.models.load_model(path)
+        loaded.evaluate(np.zeros((1, 4)), np.zeros(1), verbose=0)
+        refused[name] = error(fit, loaded)
+        loaded.compile(hvd.DistributedOptimizer(loaded.optimizer), loaded.loss, run_eagerly=True)
+        wrapped[name] = error(fit, loaded, hvd.callbacks.BroadcastGlobalVariablesCallback(0))
+    given = hvd.load_model(DIRECTORY / f"process_set-{hvd.rank()}.keras", process_set=hvd.global_process_set)
+    refused["misspelt"] = error(hvd.load_model, DIRECTORY / f"groups-{hvd.rank()}.keras", groups=1, compresion=fp16)
+    hvd.remove_process_set(one)
+    copied = type(lost["local variables"]).from_config(lost["local variables"].get_config())
+    refused["from_config"] = error(copied.apply, [tf.ones(1)], [keras.Variable([0.0])])
+    serialized = optimizers.serialize(hvd.DistributedOptimizer(optimizers.SGD(0.1)))
+    for number, entry in enumerate(["text", {"op": "sum"}, {**serialized["horovod"], "op": "max"}]):
+        made = optimizers.deserialize({**serialized, "horovod": entry})
+        refused[f"entry {number}"] = error(made.apply, [tf.ones(1)], [keras.Variable([0.0])])
+    return {"refused": refused, "wrapped": wrapped, "given": error(fit, given, hvd.callbacks.MetricAverageCallback())}
 
 
 @case
