@@ -89,12 +89,12 @@ def test_the_resolved_file_gives_the_same_run(flags, tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("- epochs", "received list"),
+        ("- epochs", "received a list"),
         ("epochs: [1, 2", "readable YAML"),
         ("\x00", "readable YAML"),
-        ("", "received NoneType"),
+        ("", "received nothing"),
         ("epochs: soon", "soon"),
-        ("epoch: 3", "--epoch"),
+        ("epoch: 3", "did you mean epochs?"),
     ],
 )
 def test_a_wrong_file_is_one_line(content, expected, tmp_path):
@@ -107,7 +107,7 @@ def test_a_wrong_file_is_one_line(content, expected, tmp_path):
 
 @pytest.mark.parametrize("argv", [("--config",), ("--config", "/nonexistent"), ("--config", "/"), ("--config=",)])
 def test_no_file(argv):
-    with pytest.raises(UserError, match="expected a .*YAML file"):
+    with pytest.raises(UserError, match="^expected .*--config.*, received "):
         parsed(*argv)
 
 
