@@ -130,6 +130,14 @@ def _flags(arguments: Sequence[str]) -> Namespace:
     networks = [name for name in known_networks() if name in SYNTHETIC_IMAGES or not flags.tune]
     if flags.network not in networks:
         parser.error(f"expected --network to be one of {', '.join(networks)}, received {flags.network}")
+    # A rank has a buffer to send and one to receive for each size, all at once.
+    needed, memory = 2 * flags.ranks * sum(flags.sizes), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        parser.error(
+            f"expected messages for the {memory / 2**30:.3g} GiB of this machine, received --sizes "
+            f"{','.join(map(str, flags.sizes))} for {flags.ranks} ranks, which take "
+            f"{needed / 2**30:.3g} GiB; lower them"
+        )
     return flags
 
 

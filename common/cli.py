@@ -96,3 +96,7 @@ def _help() -> str:
             "To train: python pytorch/train.py or python tensorflow/train.py, with --help for their flags.",
         ]
     )
+
+
+if __name__ == "__main__":
+    main()

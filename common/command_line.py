@@ -39,9 +39,7 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
         given = vars(parser.parse_args(list(map(_with_hyphens, sys.argv[1:] if argv is None else argv))))
     values: dict[str, object] = {}
     for path in given.pop("config", []):
-        for entry in config_file.read(path):
-            if entry.key not in flags:
-                raise config_file.unknown(entry, flags)
+        for entry in config_file.read(path, flags):
             values[entry.key] = _value(flags[entry.key], entry.words, str(entry))
     if {"batch-size", "global-batch-size"} & given.keys():  # two ways to say one thing: the file's gives way
         values = {name: value for name, value in values.items() if name not in ("batch-size", "global-batch-size")}

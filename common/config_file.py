@@ -8,6 +8,7 @@ stand for billions costs nothing.
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterator
@@ -40,8 +41,11 @@ class Entry:
         return f"{shown(self.key)} in {shown(self.path)}, line {self.line},"
 
 
-def read(path: Path) -> list[Entry]:
+def read(path: Path, names: Collection[str]) -> list[Entry]:
     """The flags in a file, in its order; those without a value, or with null, are left out.
+
+    Args:
+        names: of all flags that there are.
 
     Raises:
         UserError: it cannot be read, or holds something else.
@@ -62,15 +66,17 @@ def read(path: Path) -> list[Entry]:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise _unreadable(f"{shown(path)}{line}", " ".join(str(error.problem or error.context).split())) from None
     except RecursionError:
-        raise _unreadable(shown(path), "it is nested too deeply") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise _unreadable(shown(path), "It is nested too deeply") from None
+    except OSError as error:
+        raise _unreadable(shown(path), error.strerror) from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise _unreadable(shown(path), " ".join(str(error).split())) from None
     if not isinstance(root, yaml.MappingNode):
         received = "a list" if isinstance(root, yaml.SequenceNode) else "text" if root else "nothing"
         raise UserError(
             f"expected lines of `flag: value` in {shown(path)}, received {received}; see --help for the flags"
         )
-    return list(_entries(path, root))
+    return list(_entries(path, root, names))
 
 
 def _unreadable(where: str, reason: str) -> UserError:
@@ -80,22 +86,17 @@ def _unreadable(where: str, reason: str) -> UserError:
 _YAML = "tag:yaml.org,2002:"
 
 
-def unknown(entry: Entry, names: Collection[str]) -> UserError:
-    """The mistake of a key that is no flag."""
-    near = difflib.get_close_matches(entry.key, names, n=1)
-    advice = f"did you mean {near[0]}?" if near else "see --help for the flags"
-    return UserError(
-        f"expected flags in {shown(entry.path)}, received {shown(entry.key)} in line {entry.line}; {advice}"
-    )
-
-
-def _entries(path: Path, root: yaml.MappingNode) -> Iterator[Entry]:
+def _entries(path: Path, root: yaml.MappingNode, names: Collection[str]) -> Iterator[Entry]:
     lines: dict[str, int] = {}
     for key_node, value in root.value:
         line = key_node.start_mark.line + 1
         if not _is_text(key_node):
             raise UserError(f"expected flags in {shown(path)}, received {_what(key_node)} in line {line}; name one")
         entry = Entry(path, line, key_node.value.replace("_", "-"), [])
+        if entry.key not in names:
+            near = difflib.get_close_matches(entry.key, names, n=1)
+            advice = f"did you mean {near[0]}?" if near else "see --help for the flags"
+            raise UserError(f"expected flags in {shown(path)}, received {shown(entry.key)} in line {line}; {advice}")
         if entry.key in lines:
             raise UserError(
                 f"expected each flag once in {shown(path)}, received {shown(entry.key)} in lines "
@@ -128,11 +129,10 @@ def _what(node: yaml.Node) -> str:
 
 def _text(path: Path) -> str:
     """The content of a regular file of a size that flags have: a pipe would be waited for, a device never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is no regular file")
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "It is no regular file")
         content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise OSError(f"it has more than {MAX_BYTES} bytes")
+        raise OSError(errno.EFBIG, f"It has more than {MAX_BYTES} bytes")
     return content.decode()

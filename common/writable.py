@@ -17,7 +17,7 @@ def try_folder(path: Path) -> None:
         OSError: its `strerror` says why not.
     """
     folder = path.absolute()
-    while not folder.exists():
+    while not os.path.lexists(folder):
         folder = folder.parent
     with tempfile.TemporaryDirectory(dir=folder, prefix=".allstep-"):
         pass
