@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from allstep.common.command_line import parse
+from allstep.common.command_line import flags_of, parse
 from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE
@@ -109,6 +111,78 @@ def test_a_wrong_file_is_one_line(content, expected, tmp_path):
 def test_no_file(argv):
     with pytest.raises(UserError, match="^expected .*--config.*, received "):
         parsed(*argv)
+
+
+NAMES = st.sampled_from([flag.name for flag in flags_of(TrainConfig)])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.dates() | st.binary(max_size=5) | st.text()
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(SCALARS, inner), max_leaves=5)
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def a_run_or_one_line(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+        parsed("--config", str(path))
+    except UserError as error:
+        assert str(error).isprintable() and "expected " in str(error) and ", received " in str(error)
+
+
+@FUZZ
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_text_is_a_run_or_one_line(content, tmp_path):
+    a_run_or_one_line(tmp_path / "run.yaml", content)
+
+
+@FUZZ
+@given(text=st.text(st.sampled_from("[]{}:-?,&*!|>'\"#%@`\n\t ~<=epochs123."), max_size=200))
+def test_any_text_of_yamls_signs_is_a_run_or_one_line(text, tmp_path):
+    a_run_or_one_line(tmp_path / "run.yaml", f"epochs: 3\n{text}".encode())
+
+
+@FUZZ
+@given(content=st.dictionaries(NAMES | SCALARS, VALUES, max_size=4))
+def test_any_structure_is_a_run_or_one_line(content, tmp_path):
+    a_run_or_one_line(tmp_path / "run.yaml", yaml.dump(content).encode())
+
+
+@FUZZ
+@given(st.lists(NAMES.map("--{}".format) | st.text() | st.integers().map(str) | st.floats().map(str), max_size=5))
+def test_any_command_line_is_a_run_or_one_line(argv):
+    try:
+        parsed(*(word for word in argv if word not in ("-h", "--help", "--output-dir", "--timeline")))
+    except UserError as error:
+        assert str(error).isprintable() and "expected " in str(error) and ", received " in str(error)
+
+
+def test_a_value_in_a_file_is_no_flag(tmp_path):
+    """Nor what YAML makes of it: 010 is ten, 5:2 no time of day, and no is a word."""
+    assert (
+        parsed("--config", file_with(tmp_path, resume="--help", output_dir="--tensorboard")).output.resume == "--help"
+    )
+    (tmp_path / "run.yaml").write_text("epochs: 010\nbatch_ramp: [5:2, 8:4]\nresume: no\ndrop_last: yes\n")
+    config = parsed("--config", str(tmp_path / "run.yaml"))
+    assert (config.schedule.epochs, config.schedule.batch_ramp) == (10, ("5:2", "8:4"))
+    assert (config.output.resume, config.schedule.drop_last) == ("no", True)
+
+
+def test_flags_may_be_spelt_as_keys():
+    assert parsed("--base_lr", "0.5", "--data_dir=/a_b").schedule.base_lr == 0.5
+    assert str(parsed("--data_dir=/a_b").data.data_dir) == "/a_b"
+
+
+def test_negative_and_special_numbers_are_values():
+    for word in ("-1e3", "-.5", "-inf", "-nan"):
+        with pytest.raises(UserError, match=f"--base-lr to be .*, received {word};"):
+            parsed("--base-lr", word)
+
+
+def test_each_flag_has_its_help(capsys):
+    """Oracle: the fields of the configuration; the strategies are the framework's."""
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    told = capsys.readouterr().out
+    assert all(f"--{flag.name}" in told for flag in flags_of(TrainConfig))
+    assert "--strategy {horovod,single}" in told and "{None}" not in told
 
 
 def test_help_comes_from_rank_0_alone(capsys):

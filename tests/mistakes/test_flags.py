@@ -213,6 +213,13 @@ FLAGS = {
     ),
     # What TensorFlow's trainer has of its own.
     "epochs 0, TensorFlow": Mistake(f"{TENSORFLOW} --epochs 0", "--epochs to be at least 1", "0"),
+    "a flag that is not there, TensorFlow": Mistake(f"{TENSORFLOW} --epoch 3", "a flag of train.py", "--epochs?"),
+    "a folder in /proc, TensorFlow": Mistake(
+        f"{TENSORFLOW} --output-dir /proc/allstep", "--output-dir to be a path that can be", "/proc/allstep"
+    ),
+    "images too small, TensorFlow": Mistake(
+        f"{TENSORFLOW} --dataset synthetic --synthetic-shape 4 4 1", "images of 6 x 6 pixels or more", "4 x 4"
+    ),
     "PyTorch's flag": Mistake(f"{TENSORFLOW} --num-gpus 2", "--num-gpus with PyTorch alone", "2"),
     "PyTorch's strategy": Mistake(f"{TENSORFLOW} --strategy fsdp", "--strategy to be one of", "pytorch/train.py"),
     "a warm-up beyond the run, TensorFlow": Mistake(
