@@ -69,7 +69,14 @@ def measurements(launch: Launch, framework: str, directory: Path) -> dict[str, C
     def trainer() -> float:
         output = new_path()
         metrics = output / "metrics.jsonl"
-        one_step = ("--dataset", "synthetic", "--synthetic-samples", sum(host.slots for host in launch.hosts))
+        one_step = (
+            "--dataset",
+            "synthetic",
+            "--synthetic-samples",
+            sum(host.slots for host in launch.hosts),
+            "--batch-size",
+            1,
+        )
         program = ("python", "-m", f"allstep.{framework}.train", *one_step, "--epochs", 1, "--log-every", 1)
         command = launch.command(*program, "--output-dir", output)
         return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())

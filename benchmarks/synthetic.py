@@ -23,6 +23,7 @@ from allstep.benchmarks.comparison import rank, turns
 from allstep.benchmarks.comparison.estimate import estimate
 from allstep.common.config import TrainConfig
 from allstep.common.datasets import Dataset
+from allstep.common.datasets.synthetic import MAX_SAMPLES
 from allstep.common.ending import run_rank
 from allstep.common.flags import Parser, whole
 from allstep.common.launcher import Placement
@@ -30,7 +31,8 @@ from allstep.common.loader import Batch
 from allstep.common.sharding import Position, rank_slice
 from allstep.common.worker import Worker
 
-DEFAULTS = ("--dataset", "synthetic", "--model", "resnet50")
+# As many samples as there are, so that the batches of any number of ranks have enough.
+DEFAULTS = ("--dataset", "synthetic", "--synthetic-samples", str(MAX_SAMPLES), "--model", "resnet50")
 IMAGENET = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
 
 

@@ -6,6 +6,7 @@ import argparse
 import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -150,9 +151,10 @@ def _parser(flags: Iterable[Flag], strategies: Sequence[str]) -> Parser:
     for flag in flags:
         if flag.group not in groups:
             title = inspect.getdoc(flag.group).rstrip(".")
-            groups[flag.group] = parser.add_argument_group(title), _documentation(flag.group)
-        group, documentation = groups[flag.group]
-        options: dict[str, Any] = {"dest": flag.name, "help": documentation[flag.name] + _default_in_help(flag.default)}
+            groups[flag.group] = parser.add_argument_group(title)
+        group = groups[flag.group]
+        documentation = _documentation(flag.group.__module__)[flag.group.__name__][flag.name]
+        options: dict[str, Any] = {"dest": flag.name, "help": documentation + _default_in_help(flag.default)}
         if isinstance(flag.default, bool):
             group.add_argument(f"--{flag.name}", action=argparse.BooleanOptionalAction, **options)
             continue
@@ -172,11 +174,16 @@ def _default_in_help(default: object) -> str:
 _DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config FILE.yaml; flags win over the file."
 
 
-def _documentation(group: type) -> dict[str, str]:
-    """What stands below each field of a dataclass, by the name of its flag."""
-    [tree] = ast.parse(inspect.getsource(group)).body
+@functools.cache
+def _documentation(module: str) -> dict[str, dict[str, str]]:
+    """What stands below each field of the dataclasses of a module, by the names of class and flag."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {
-        field.target.id.replace("_", "-"): " ".join(below.value.value.split())
-        for field, below in pairwise(tree.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+        group.name: {
+            field.target.id.replace("_", "-"): " ".join(below.value.value.split())
+            for field, below in pairwise(group.body)
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+        }
+        for group in tree.body
+        if isinstance(group, ast.ClassDef)
     }

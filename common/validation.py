@@ -90,15 +90,16 @@ def _check_schedule(config: TrainConfig, num_workers: int) -> None:
     flags = config.schedule
     num_samples = _num_samples(config.data)
     known = flags.global_batch_size is not None or flags.lr_scaling == "none"
-    batch_is_kept = config.output.resume and flags.batch_size is None and flags.global_batch_size is None
+    kept = config.output.resume and flags.batch_size is None and flags.global_batch_size is None
+    if num_samples is None or kept:
+        num_samples = 2**62
+    validate_for_data(config, num_samples, num_workers)
     make_schedule(
         config,
-        2**62 if num_samples is None or batch_is_kept else num_samples,
+        num_samples,
         config.global_batch_size(num_workers),
         final_lr=flags.final_lr if known else 0.0,
     )
-    if num_samples is not None and not batch_is_kept:
-        validate_for_data(config, num_samples, num_workers)
 
 
 def _num_samples(data: DataConfig) -> int | None:
