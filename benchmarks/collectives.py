@@ -40,7 +40,7 @@ from allstep.benchmarks.comparison.jobs import Outcome, run_job
 from allstep.benchmarks.comparison.machine import variables
 from allstep.benchmarks.measure import environment
 from allstep.benchmarks.prediction.networks import known_networks
-from allstep.common.errors import Fault
+from allstep.common.errors import Fault, shown
 from allstep.common.flags import EVER, MOST_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
 from allstep.common.lines import print_line
 
@@ -129,7 +129,9 @@ def _flags(arguments: Sequence[str]) -> Namespace:
     flags = parser.parse_args(arguments)
     networks = [name for name in known_networks() if name in SYNTHETIC_IMAGES or not flags.tune]
     if flags.network not in networks:
-        parser.error(f"expected --network to be one of {', '.join(networks)}, received {flags.network}")
+        parser.error(
+            f"expected --network to be one of {', '.join(networks)}, received {shown(flags.network)}; name one"
+        )
     # A rank has a buffer to send and one to receive for each size, all at once.
     needed, memory = 2 * flags.ranks * sum(flags.sizes), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory:

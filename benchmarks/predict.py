@@ -33,7 +33,7 @@ from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import Network, known_networks, read_network, uniform
 from allstep.benchmarks.prediction.simulation import MIB, Fusion
 from allstep.benchmarks.prediction.validation import LARGEST_ERROR, PUBLISHED, Checked, check
-from allstep.common.errors import UserError
+from allstep.common.errors import UserError, shown
 from allstep.common.flags import EVER, Parser, listed, nonempty_path, nonempty_text, number, one_of, whole
 
 GIGABIT = 1e9 / 8
@@ -170,7 +170,10 @@ def _network(name: str) -> Network:
     if name in known:
         return known[name]
     if not name.endswith((".yaml", ".yml")):
-        raise UserError(f"expected --network to be one of {', '.join(known)} or a YAML file of layers, received {name}")
+        raise UserError(
+            f"expected --network to be one of {', '.join(known)} or a YAML file of layers, received {shown(name)}; "
+            "name one"
+        )
     return read_network(Path(name))
 
 
