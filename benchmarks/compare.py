@@ -32,7 +32,19 @@ from allstep.benchmarks.launching import FRAMEWORKS, strategies
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.datasets.config import DatasetName
 from allstep.common.errors import Fault
-from allstep.common.flags import MOST_ROUNDS, WEEK, Parser, listed, local_ranks, nonempty_path, number, one_of, whole
+from allstep.common.flags import (
+    MOST_ROUNDS,
+    WEEK,
+    Parser,
+    listed,
+    local_ranks,
+    most_local_ranks,
+    nonempty_path,
+    nonempty_text,
+    number,
+    one_of,
+    whole,
+)
 
 STRATEGIES = (INDEPENDENT, *(name for name in strategies() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
@@ -49,7 +61,14 @@ QUICK = {
 
 def main(arguments: Sequence[str]) -> None:
     """Measure what is still to be measured, write the results and print the tables."""
-    flags = _parser().parse_args(arguments)
+    parser = _parser()
+    flags = parser.parse_args(arguments)
+    # Without --oversubscribe ranks beyond the cores are told as not available, and not tried.
+    if flags.oversubscribe and max(flags.ranks) > most_local_ranks():
+        parser.error(
+            f"expected --ranks to be at most {most_local_ranks()} with --oversubscribe on this machine, received "
+            f"{max(flags.ranks)}; lower it"
+        )
     if flags.quick:
         vars(flags).update(QUICK)
     names = STRATEGIES if "all" in flags.strategies else flags.strategies
@@ -93,7 +112,13 @@ def _parser() -> Parser:
     )
     num_cores = len(os.sched_getaffinity(0))
     ranks = (1, 2) if num_cores > 1 else (1,)
-    add("--ranks", type=listed(local_ranks()), default=ranks, metavar="N,...", help="one rank is always measured")
+    add(
+        "--ranks",
+        type=listed(whole(1, 10_000, "more cores than any machine has")),
+        default=ranks,
+        metavar="N,...",
+        help="one rank is always measured",
+    )
     add("--oversubscribe", action="store_true", help="measure more ranks than cores, too: they share them")
     add("--models", type=listed(one_of(*MODELS)), default=("cnn",), metavar="NAME,...")
     add(
@@ -112,7 +137,7 @@ def _parser() -> Parser:
     add("--num-batches-per-iter", type=whole(1, 10**6), default=4, metavar="N")
     add("--num-iters", type=whole(1, 10**6), default=8, metavar="N", help="timed blocks of batches in a launch")
     add("--dataset", type=one_of(*get_args(DatasetName)), default="digits", metavar="NAME", help="of real input")
-    add("--data-dir", type=nonempty_path, metavar="DIR")
+    add("--data-dir", type=nonempty_text, metavar="DIR")
     add("--epochs", type=whole(2, 10**6), default=EPOCHS, metavar="N", help="of real input; the first warms up")
     add("--base-lr", type=number(0, 1e30, above=True), default=0.02, metavar="RATE", help="of real input")
     add(

@@ -36,7 +36,8 @@ COMMANDS = {
     "collectives --ranks 1": ("--ranks to be at least 2", "1"),
     "collectives --ranks two": ("--ranks to be a whole number", "two"),
     f"collectives --ranks {HUGE}": (CORES, HUGE),
-    "compare --ranks 1,1000000": (CORES, "1000000"),
+    "compare --ranks 1,1000000": ("--ranks to be at most 10000", "1000000"),
+    "compare --oversubscribe --ranks 1,999": ("with --oversubscribe on this machine", "999"),
     "compare --ranks 1,,2": ("--ranks to be a whole number", "''"),
     "compare --ranks 0": ("--ranks to be at least 1", "0"),
     "compare --threads-per-rank 1000000": (CORES, "1000000"),
@@ -108,7 +109,7 @@ COMMANDS = {
     "hosts --to torchrun": ("--to to be one of", "torchrun"),
     # paths
     "compare --output-dir ''": ("--output-dir to be a path", "''"),
-    "compare --data-dir ''": ("--data-dir to be a path", "''"),
+    "compare --data-dir ''": ("--data-dir to be a text", "''"),
     "collectives --output ''": ("--output to be a path", "''"),
     "collectives --output /proc/x.json": ("--output to be a file that can be written", "/proc/x.json"),
     "collectives --output new/x.json --rounds 0": ("--rounds to be at least 1", "0"),
