@@ -17,10 +17,18 @@ def try_folder(path: Path) -> None:
         OSError: its `strerror` says why not.
     """
     folder = path.absolute()
-    while not os.path.lexists(folder):
+    while not _is_there(folder):
         folder = folder.parent
     with tempfile.TemporaryDirectory(dir=folder, prefix=".allstep-"):
         pass
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def try_file(path: Path) -> None:

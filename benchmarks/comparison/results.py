@@ -3,6 +3,7 @@ all, and read again by who goes on with it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -10,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.common.errors import UserError
-from allstep.common.flags import nonempty_path, wrong
+from allstep.common.errors import UserError, shown
+from allstep.common.flags import nonempty_path
 from allstep.common.writable import try_file
 
 FORMAT = "allstep-compare"
@@ -55,7 +56,9 @@ def output_file(text: str) -> Path:
     try:
         try_file(path)
     except OSError as error:
-        raise wrong("to be a file that can be written", text, f"{error.strerror}: name another") from None
+        raise argparse.ArgumentTypeError(
+            f"to be a file that can be written, received {shown(text)}: {error.strerror}; name another"
+        ) from None
     return path
 
 

@@ -159,6 +159,7 @@ FLAGS = {
     "a strategy of TensorFlow": alone("--strategy mirrored", "--strategy to be one of", "tensorflow/train.py"),
     "another strategy's flag": alone("--comm-hook fp16", "--comm-hook with --strategy ddp alone", "single"),
     "the other framework's flag": alone("--num-devices 2", "--num-devices with TensorFlow alone", "2"),
+    "more stages than layers": alone("--strategy model-parallel --stages 5", "--stages to be at most 4", "5"),
     "both batch sizes": alone("--batch-size 1 --global-batch-size 2", "--batch-size (per rank) or", "both"),
     "resume and init-from": alone("--output-dir x --resume latest --init-from y", "--resume or --init-from", "both"),
     "latest of nothing": alone("--resume latest", "--output-dir with --resume latest", "none"),
