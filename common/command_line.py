@@ -154,7 +154,8 @@ def _parser(flags: Iterable[Flag], strategies: Sequence[str]) -> Parser:
             groups[flag.group] = parser.add_argument_group(title)
         group = groups[flag.group]
         documentation = _documentation(flag.group.__module__)[flag.group.__name__][flag.name]
-        options: dict[str, Any] = {"dest": flag.name, "help": documentation + _default_in_help(flag.default)}
+        help_text = documentation + _default_in_help(flag.default)
+        options: dict[str, Any] = {"dest": flag.name, "help": help_text.replace("%", "%%")}
         if isinstance(flag.default, bool):
             group.add_argument(f"--{flag.name}", action=argparse.BooleanOptionalAction, **options)
             continue

@@ -8,14 +8,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+from allstep.common.errors import UserError
 from allstep.common.flags import whole
 
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic"]
 
 
 def default_data_dir() -> Path:
-    """The user's cache (XDG Base Directory Specification), shared by every checkout and environment."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allstep" / "datasets"
+    """The user's cache (XDG Base Directory Specification), shared by every checkout and environment.
+
+    Raises:
+        UserError: nothing says where it is.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allstep" / "datasets"
+    except RuntimeError:  # a user who has no entry in /etc/passwd, as in some containers
+        raise UserError(
+            "expected HOME or XDG_CACHE_HOME to say where data sets are kept, received neither; set one of them"
+        ) from None
 
 
 def without_secrets(url: str) -> str:

@@ -185,6 +185,22 @@ def test_each_flag_has_its_help(capsys):
     assert "--strategy {horovod,single}" in told and "{None}" not in told
 
 
+def test_help_where_the_default_folder_has_a_percent_sign(monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/100%d")
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    assert "/100%d" in capsys.readouterr().out
+
+
+def test_a_user_without_a_home_is_one_line(monkeypatch):
+    """Oracle: Python's own answer for a user whom no entry in /etc/passwd knows."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    with pytest.raises(UserError, match="^expected HOME or XDG_CACHE_HOME .*, received neither; "):
+        parsed()
+
+
 def test_help_comes_from_rank_0_alone(capsys):
     for place, lines in ((ALONE, True), (RANK_1, False)):
         with pytest.raises(SystemExit) as end:
