@@ -20,7 +20,7 @@ DEFAULT_BATCH_SIZE = 32
 # Of a rank, and of all: what is larger is refused with less memory than it would take to find out.
 _BATCH, _GLOBAL_BATCH = whole(1, 2**20), whole(1, 2**30)
 _EPOCHS = 10**6
-# Learning rates are float32: what is far below is 0 there, what is far above is infinite when it is scaled.
+# Learning rates are float32: what is far above is infinite when it is scaled; what is far below moves no weight.
 _RATE_MOST = 1e30
 
 
@@ -37,7 +37,7 @@ class ScheduleConfig:
     global_batch_size: Annotated[int | None, _GLOBAL_BATCH] = None
     """Samples per step over all ranks. Give this to have the same training curve on any number of ranks."""
 
-    base_lr: Annotated[float, number(0, _RATE_MOST, above=True)] = 0.01
+    base_lr: Annotated[float, number(0, _RATE_MOST, above=True, smallest=0)] = 0.01
     """Learning rate for a global batch of 32 samples; --lr-scaling carries it over to larger ones."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"

@@ -18,13 +18,12 @@ from typing import Any, NoReturn, TypeVar
 
 from allstep.common.errors import UserError, shown
 
-_TINY = 1e-30
-"""What is smaller is 0 in float32 once it is squared, and its reciprocal is infinite."""
-
 Value = TypeVar("Value")
 Kind = Callable[[str], Value]
 """The type of a flag: from a word to its value."""
 
+_SMALLEST = 1e-30
+"""A smaller number is a mistake, and what is divided by it soon infinite."""
 EVER = 10**9
 """The most of what is only counted: whoever means "never" or "all" may write it."""
 MOST_ROUNDS = 1000
@@ -50,8 +49,13 @@ def whole(least: int, most: int, because: str = "") -> Kind[int]:
     return parse
 
 
-def number(least: float, most: float, *, above: bool = False, below: bool = False, because: str = "") -> Kind[float]:
-    """A number from `least` to `most`, without `least` where it must be `above`, without `most` where `below`."""
+def number(
+    least: float, most: float, *, above: bool = False, below: bool = False, smallest: float = _SMALLEST
+) -> Kind[float]:
+    """A number from `least` to `most`, without `least` where it must be `above`, without `most` where `below`.
+
+    But for 0 it is at least `smallest` in size.
+    """
 
     def parse(text: str) -> float:
         try:
@@ -60,22 +64,22 @@ def number(least: float, most: float, *, above: bool = False, below: bool = Fals
             value = math.nan
         if math.isnan(value):
             raise wrong("to be a number", text, "write it as in 0.01 or 1e-2")
-        if 0 < abs(value) < _TINY:
-            raise wrong(f"to be 0 or at least {_TINY:g}", text, "raise it")
-        _expect_within(value, text, least, most, because, above=above, below=below)
+        if 0 < abs(value) < smallest:
+            raise wrong(f"to be 0 or at least {smallest:g}", text, "raise it")
+        _expect_within(value, text, least, most, above=above, below=below)
         return value
 
     return parse
 
 
 def _expect_within(
-    value: float, text: str, least: float, most: float, because: str, *, above: bool = False, below: bool = False
+    value: float, text: str, least: float, most: float, because: str = "", *, above: bool = False, below: bool = False
 ) -> None:
     if value < least or (above and value == least):
         raise wrong(f"to be {'above' if above else 'at least'} {_plain(least)}", text, "raise it")
     if value > most or (below and value == most):
-        reason = f", {because}," if because else ""
-        raise wrong(f"to be {'below' if below else 'at most'} {_plain(most)}{reason}".rstrip(","), text, "lower it")
+        reason = f", {because}" if because else ""
+        raise wrong(f"to be {'below' if below else 'at most'} {_plain(most)}{reason}", text, "lower it")
 
 
 def _plain(value: float) -> str:

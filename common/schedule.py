@@ -73,8 +73,7 @@ class Schedule:
             _expect(getattr(self, name) >= 1, f"{flag} to be at least 1", getattr(self, name), "raise it")
         _expect(self.scaling in get_args(Scaling), f"--lr-scaling to be one of {get_args(Scaling)}", self.scaling)
         _expect(self.decay in get_args(Decay), f"--lr-decay to be one of {get_args(Decay)}", self.decay)
-        in_float32 = float(np.float32(self.base_lr)) if abs(self.base_lr) < _MOST_FLOAT32 else math.inf
-        _expect(0 < in_float32 < math.inf, "--base-lr to be above 0 and finite, in float32", self.base_lr)
+        _expect(0 < self.base_lr < math.inf, "--base-lr to be above 0 and finite", self.base_lr)
         _expect(
             0 <= self.warmup_epochs <= self.num_epochs,
             f"--warmup-epochs to be 0 to {self.num_epochs}, the number of --epochs",
@@ -101,7 +100,6 @@ _COUNTS = {
     "global_batch_size": "--global-batch-size",
     "reference_batch_size": "the reference batch size",
 }
-_MOST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def make_schedule(
