@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from allstep.common.command_line import flags_of, parse
 from allstep.common.config import TrainConfig
+from allstep.common.datasets import DataConfig, load
 from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE
 from allstep.common.validation import validate_for_data
@@ -213,6 +214,12 @@ def test_global_batch():
     assert parsed().global_batch_size(4) == 32 * 4
     assert parsed("--batch-size", "5").global_batch_size(4) == 20
     assert parsed("--global-batch-size", "5").global_batch_size(4) == 5
+
+
+def test_samples_that_are_known_ahead_are_those_of_the_data():
+    parsed("--global-batch-size", str(len(load(DataConfig()).train)))
+    with pytest.raises(UserError, match="at most all 1437 training samples, received 1438"):
+        parsed("--global-batch-size", str(len(load(DataConfig()).train) + 1))
 
 
 def test_ranks_without_samples_are_refused():
