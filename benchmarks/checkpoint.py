@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, Progress, TrainState
+from allstep.common.ending import run_rank
 
 MEGABYTES = (5, 100, 500)
 NUM_ARRAYS = 300  # about as many as a ResNet-50 with momentum has
@@ -92,4 +93,4 @@ def train_step() -> float:
 MATRIX = np.random.default_rng(0).standard_normal((256, 256), np.float32)
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    run_rank(lambda: sys.exit(main(*sys.argv[1:])))

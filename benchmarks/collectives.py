@@ -40,8 +40,8 @@ from allstep.benchmarks.comparison.machine import variables
 from allstep.benchmarks.jobs import Outcome, environment, run_job
 from allstep.benchmarks.launching import start
 from allstep.benchmarks.prediction.networks import known_networks
-from allstep.common.cli import Parser, at_least, listed
-from allstep.common.errors import Fault
+from allstep.common.errors import Fault, shown
+from allstep.common.flags import EVER, MOST_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
 from allstep.common.lines import print_line
 
 FORMAT = "allstep-collectives"
@@ -115,21 +115,31 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _flags(arguments: Sequence[str]) -> Namespace:
-    parser = Parser("collectives", __doc__)
-    parser.add_argument("--ranks", type=at_least(2), default=2, metavar="N")
-    parser.add_argument("--backends", type=listed(str, tuple(BACKENDS)), default=tuple(BACKENDS), metavar="NAME,...")
-    parser.add_argument("--collectives", type=listed(str, COLLECTIVES), default=COLLECTIVES, metavar="NAME,...")
-    parser.add_argument("--sizes", type=listed(at_least(1)), default=SIZES, metavar="BYTES,...")
-    parser.add_argument("--rounds", type=at_least(1), default=3, metavar="N", help="launches of each library")
+    parser = Parser("allstep collectives", __doc__)
+    parser.add_argument("--ranks", type=local_ranks(2), default=2, metavar="N")
+    parser.add_argument("--backends", type=listed(one_of(*BACKENDS)), default=tuple(BACKENDS), metavar="NAME,...")
+    parser.add_argument("--collectives", type=listed(one_of(*COLLECTIVES)), default=COLLECTIVES, metavar="NAME,...")
+    parser.add_argument("--sizes", type=listed(whole(1, 2**40)), default=SIZES, metavar="BYTES,...")
+    parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3, metavar="N", help="launches of each library")
     parser.add_argument("--network", default="cnn", metavar="NAME", help="to recommend for; see allstep predict --help")
-    parser.add_argument("--step-ms", type=at_least(1), default=40, metavar="MS", help="its step time on one rank")
+    parser.add_argument("--step-ms", type=whole(1, EVER), default=40, metavar="MS", help="its step time on one rank")
     parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
-    parser.add_argument("--time-limit", type=at_least(1), default=300, metavar="SECONDS", help="of one launch")
+    parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="of one launch")
     parser.add_argument("--output", type=results.output_file, default="runs/collectives.json", metavar="FILE")
     flags = parser.parse_args(arguments)
     networks = [name for name in known_networks() if name in SYNTHETIC_IMAGES or not flags.tune]
     if flags.network not in networks:
-        parser.error(f"expected --network to be one of {', '.join(networks)}, received {flags.network}")
+        parser.error(
+            f"expected --network to be one of {', '.join(networks)}, received {shown(flags.network)}; name one"
+        )
+    # A rank has a buffer to send and one to receive for each size, all at once.
+    needed, memory = 2 * flags.ranks * sum(flags.sizes), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        parser.error(
+            f"expected messages for the {memory / 2**30:.3g} GiB of this machine, received --sizes "
+            f"{','.join(map(str, flags.sizes))} for {flags.ranks} ranks, which take "
+            f"{needed / 2**30:.3g} GiB; lower them"
+        )
     return flags
 
 

@@ -21,6 +21,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.cells import INDEPENDENT, PRECISIONS, WORKLOADS, Settings, matrix
@@ -29,8 +30,21 @@ from allstep.benchmarks.comparison.session import Comparison
 from allstep.benchmarks.comparison.table import print_tables
 from allstep.benchmarks.launching import FRAMEWORKS, strategies
 from allstep.common.checkpoint import OutputDirectory
-from allstep.common.cli import Parser, at_least, listed
+from allstep.common.datasets.config import DatasetName
 from allstep.common.errors import Fault
+from allstep.common.flags import (
+    MOST_ROUNDS,
+    WEEK,
+    Parser,
+    listed,
+    local_ranks,
+    most_local_ranks,
+    nonempty_path,
+    nonempty_text,
+    number,
+    one_of,
+    whole,
+)
 
 STRATEGIES = (INDEPENDENT, *(name for name in strategies() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
@@ -49,8 +63,12 @@ def main(arguments: Sequence[str]) -> None:
     """Measure what is still to be measured, write the results and print the tables."""
     parser = _parser()
     flags = parser.parse_args(arguments)
-    if not 0 < flags.target_accuracy <= 1:
-        parser.error(f"expected --target-accuracy above 0 and up to 1, received {flags.target_accuracy:g}")
+    # Without --oversubscribe ranks beyond the cores are told as not available, and not tried.
+    if flags.oversubscribe and max(flags.ranks) > most_local_ranks():
+        parser.error(
+            f"expected --ranks to be at most {most_local_ranks()} with --oversubscribe on this machine, received "
+            f"{max(flags.ranks)}; lower it"
+        )
     if flags.quick:
         vars(flags).update(QUICK)
     names = STRATEGIES if "all" in flags.strategies else flags.strategies
@@ -82,37 +100,51 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("compare", __doc__)
+    parser = Parser("allstep compare", __doc__)
     add = parser.add_argument
-    add("--frameworks", type=listed(str, FRAMEWORKS), default=FRAMEWORKS, metavar="NAME,...")
+    add("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     add(
         "--strategies",
-        type=listed(str, (*STRATEGIES, "all")),
+        type=listed(one_of(*STRATEGIES, "all")),
         default=DEFAULT_STRATEGIES,
         metavar="NAME,...",
         help=f"default: {','.join(DEFAULT_STRATEGIES)}; all: every one that this machine can run",
     )
     num_cores = len(os.sched_getaffinity(0))
     ranks = (1, 2) if num_cores > 1 else (1,)
-    add("--ranks", type=listed(at_least(1)), default=ranks, metavar="N,...", help="one rank is always measured")
-    add("--oversubscribe", action="store_true", help="measure more ranks than cores, too: they share them")
-    add("--models", type=listed(str, MODELS), default=("cnn",), metavar="NAME,...")
-    add("--batch-sizes", type=listed(at_least(1)), default=(64,), metavar="N,...", help="samples a step on one rank")
     add(
-        "--precisions", type=listed(str, PRECISIONS), default=PRECISIONS[:1], metavar="NAME,...", help="bf16: in layers"
+        "--ranks",
+        type=listed(whole(1, 10_000, "more cores than any machine has")),
+        default=ranks,
+        metavar="N,...",
+        help="one rank is always measured",
     )
-    add("--workloads", type=listed(str, WORKLOADS), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
-    add("--repetitions", type=at_least(LEAST_REPETITIONS), default=LEAST_REPETITIONS, metavar="N")
-    add("--num-warmup-batches", type=at_least(1), default=5, metavar="N")
-    add("--num-batches-per-iter", type=at_least(1), default=4, metavar="N")
-    add("--num-iters", type=at_least(1), default=8, metavar="N", help="timed blocks of batches in a launch")
-    add("--dataset", default="digits", metavar="NAME", help="of real input")
-    add("--data-dir", metavar="DIR")
-    add("--epochs", type=at_least(2), default=EPOCHS, metavar="N", help="of real input; the first warms up")
-    add("--base-lr", type=float, default=0.02, metavar="RATE", help="of real input")
-    add("--target-accuracy", type=float, default=0.97, metavar="SHARE", help="of real input, in 0..1")
-    add("--gate-steps", type=at_least(1), default=10, metavar="N", help="steps over which curves are compared")
-    add("--threads-per-rank", type=at_least(1), default=1, metavar="N")
+    add("--oversubscribe", action="store_true", help="measure more ranks than cores, too: they share them")
+    add("--models", type=listed(one_of(*MODELS)), default=("cnn",), metavar="NAME,...")
+    add(
+        "--batch-sizes", type=listed(whole(1, 2**20)), default=(64,), metavar="N,...", help="samples a step on one rank"
+    )
+    add(
+        "--precisions",
+        type=listed(one_of(*PRECISIONS)),
+        default=PRECISIONS[:1],
+        metavar="NAME,...",
+        help="bf16: in layers",
+    )
+    add("--workloads", type=listed(one_of(*WORKLOADS)), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
+    add("--repetitions", type=whole(LEAST_REPETITIONS, MOST_ROUNDS), default=LEAST_REPETITIONS, metavar="N")
+    add("--num-warmup-batches", type=whole(1, 10**6), default=5, metavar="N")
+    add("--num-batches-per-iter", type=whole(1, 10**6), default=4, metavar="N")
+    add("--num-iters", type=whole(1, 10**6), default=8, metavar="N", help="timed blocks of batches in a launch")
+    add("--dataset", type=one_of(*get_args(DatasetName)), default="digits", metavar="NAME", help="of real input")
+    add("--data-dir", type=nonempty_text, metavar="DIR")
+    add("--epochs", type=whole(2, 10**6), default=EPOCHS, metavar="N", help="of real input; the first warms up")
+    add("--base-lr", type=number(0, 1e30, above=True), default=0.02, metavar="RATE", help="of real input")
+    add(
+        "--target-accuracy", type=number(0, 1, above=True), default=0.97, metavar="SHARE", help="of real input, in 0..1"
+    )
+    add("--gate-steps", type=whole(1, 10**6), default=10, metavar="N", help="steps over which curves are compared")
+    add("--threads-per-rank", type=local_ranks(), default=1, metavar="N")
     add(
         "--turns",
         action=argparse.BooleanOptionalAction,
@@ -120,7 +152,7 @@ def _parser() -> Parser:
         help="launch the cells of a table together and let them run block by block in turn; without, one after the "
         "other: for a job that needs all memory, or a GPU, for itself",
     )
-    add("--time-limit", type=at_least(1), default=300, metavar="SECONDS", help="of one launch, without waiting")
+    add("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="of one launch, without waiting")
     add("--quick", action="store_true", help="next to nothing, once: to see whether all works")
-    add("--output-dir", type=Path, default=Path("runs/compare"), metavar="DIR")
+    add("--output-dir", type=nonempty_path, default=Path("runs/compare"), metavar="DIR")
     return parser

@@ -67,7 +67,7 @@ def recommend(costs: Costs, network: str, step_ms: float) -> dict:
     """
     known = known_networks()
     if network not in known:
-        raise UserError(f"expected --network to be one of {', '.join(known)}, received {network}")
+        raise UserError(f"expected --network to be one of {', '.join(known)}, received {network}; name one")
     backward = _BACKWARD_SHARE * step_ms / 1000
     found = gradients(known[network], backward, 4)
 

@@ -16,7 +16,6 @@ Rates are images per second, medians over interleaved rounds. The exit status is
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gzip
 import hashlib
@@ -44,6 +43,8 @@ from allstep.benchmarks.measure import (
 from allstep.common import datasets
 from allstep.common.datasets.config import DataConfig
 from allstep.common.datasets.mnist import FILE_NAMES
+from allstep.common.ending import run_rank
+from allstep.common.flags import MOST_ROUNDS, Parser, whole
 
 BATCH_SIZE = 64
 MODELS = ("cnn", "mlp")
@@ -139,9 +140,9 @@ def in_memory() -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("python -m allstep.benchmarks.input_pipeline", __doc__)
     parser.add_argument("--output", type=output_file, default="runs/input_pipeline.json", help="for raw samples")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3)
     parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
     flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="allstep-mnist-") as directory:
@@ -174,4 +175,4 @@ def figure(name: str, samples: dict[str, list[float]], reference: str, target: s
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_rank(lambda: sys.exit(main()))

@@ -16,7 +16,6 @@ Throughputs and start-ups are medians over interleaved rounds. The exit status i
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -43,6 +42,8 @@ from allstep.benchmarks.measure import (
     save,
     seconds_until,
 )
+from allstep.common.ending import run_rank
+from allstep.common.flags import Parser
 
 BATCH_SIZE = 64
 NUM_RANKS = 2
@@ -199,7 +200,7 @@ def figures(bench: Bench) -> tuple[list[Figure], dict[str, dict[str, list[float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("python -m allstep.benchmarks.overhead", __doc__)
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
     parser.add_argument("--output", type=output_file, default="runs/overhead.json", help="where raw samples are kept")
     parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
@@ -220,4 +221,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_rank(lambda: sys.exit(main()))

@@ -42,8 +42,8 @@ import numpy as np
 from allstep.benchmarks.launching import FRAMEWORKS, STARTS, strategies, train_command
 from allstep.benchmarks.measure import BenchmarkFailed, run
 from allstep.common.checkpoint import TrainState, load
-from allstep.common.cli import Parser, at_least, listed
 from allstep.common.errors import Fault
+from allstep.common.flags import EVER, Parser, listed, local_ranks, one_of, whole
 
 STRATEGIES = strategies(synchronous=True)
 # 1,437 samples make 24 batches and one of 21: neither divides by 2 or 4, so ranks have slices of unequal sizes.
@@ -104,16 +104,18 @@ class Difference:
 
 def main(arguments: Sequence[str]) -> None:
     """Train, print the tables and end with status 1 where a bound is exceeded."""
-    parser = Parser("parity", __doc__)
-    parser.add_argument("--optimizers", type=listed(str, tuple(SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
-    parser.add_argument("--frameworks", type=listed(str, FRAMEWORKS), default=FRAMEWORKS, metavar="NAME,...")
+    parser = Parser("allstep parity", __doc__)
+    parser.add_argument("--optimizers", type=listed(one_of(*SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
+    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument(
-        "--strategies", type=listed(str, (*STRATEGIES, "all")), default=("single", "horovod"), metavar="NAME,..."
+        "--strategies", type=listed(one_of(*STRATEGIES, "all")), default=("single", "horovod"), metavar="NAME,..."
     )
-    parser.add_argument("--ranks", type=listed(at_least(1)), default=(1, 2, 4), metavar="N,...")
-    parser.add_argument("--steps", type=at_least(1), default=50, metavar="N")
-    parser.add_argument("--every", type=at_least(1), default=5, metavar="N", help="compare weights at every N-th step")
-    parser.add_argument("--seed", type=at_least(0), default=SEED, metavar="N")
+    parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 4), metavar="N,...")
+    parser.add_argument("--steps", type=whole(1, 10**6), default=50, metavar="N")
+    parser.add_argument(
+        "--every", type=whole(1, EVER), default=5, metavar="N", help="compare weights at every N-th step"
+    )
+    parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
     flags = parser.parse_args(arguments)
     names = STRATEGIES if "all" in flags.strategies else flags.strategies
     places = [(framework, place) for framework in flags.frameworks for place in runs(framework, names, flags.ranks)]

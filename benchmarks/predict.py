@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import math
 import sys
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,8 +33,8 @@ from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import Network, known_networks, read_network, uniform
 from allstep.benchmarks.prediction.simulation import MIB, Fusion
 from allstep.benchmarks.prediction.validation import LARGEST_ERROR, PUBLISHED, Checked, check
-from allstep.common.cli import Parser, at_least, listed
-from allstep.common.errors import UserError
+from allstep.common.errors import UserError, shown
+from allstep.common.flags import EVER, Parser, listed, nonempty_path, nonempty_text, number, one_of, whole
 
 GIGABIT = 1e9 / 8
 NUM_LAYERS = 50
@@ -54,70 +54,60 @@ def main(arguments: Sequence[str]) -> None:
         _forecast(flags, results.command("predict", arguments))
 
 
-def number(least: float, *, above: bool = False, most: float = sys.float_info.max) -> Callable[[str], float]:
-    """A flag's type: a number of at least `least`, or above it, and of at most `most`."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (value > least if above else value >= least) or value > most:
-            bounds = f"{'above' if above else 'of at least'} {least:g}" + (
-                f" and at most {most:g}" if most == 1 else ""
-            )
-            raise ArgumentTypeError(f"expected a number {bounds}, received {text!r}")
-        return value
-
-    return parse
-
-
 def _parser() -> Parser:
-    some, positive, part = number(0), number(0, above=True), number(0, most=1)
-    parser = Parser("predict", __doc__)
+    # Far beyond what was ever built, and what their products are still numbers of.
+    some, positive, part = number(0, 1e18), number(0, 1e18, above=True), number(0, 1)
+    parser = Parser("allstep predict", __doc__)
     what = parser.add_argument_group("what one rank does")
-    what.add_argument("--network", metavar="NAME", help="a known one (resnet50), or a YAML file of its layers")
-    what.add_argument("--parameters", type=at_least(1), metavar="N", help="instead: that many, in even layers")
-    what.add_argument("--batch-size", type=at_least(1), default=32, metavar="N", help="samples a rank and step")
+    what.add_argument(
+        "--network", type=nonempty_text, metavar="NAME", help="a known one (resnet50), or a YAML file of its layers"
+    )
+    what.add_argument("--parameters", type=whole(1, 10**15), metavar="N", help="instead: that many, in even layers")
+    what.add_argument("--batch-size", type=whole(1, EVER), default=32, metavar="N", help="samples a rank and step")
     what.add_argument("--step-ms", type=positive, metavar="MS", help="step time of one rank alone")
-    what.add_argument("--run", type=Path, metavar="DIR", help="instead: a training run on one rank that was measured")
+    what.add_argument(
+        "--run", type=nonempty_path, metavar="DIR", help="instead: a training run on one rank that was measured"
+    )
     what.add_argument("--backward-share", type=part, default=2 / 3, metavar="X", help="backward's share of it")
     what.add_argument(
         "--jitter", type=some, metavar="X", help=f"deviation of its step time over mean; else --run's, else {JITTER:g}"
     )
     where = parser.add_argument_group("the machine")
-    where.add_argument("--ranks-per-node", type=at_least(1), default=8, metavar="N")
+    where.add_argument("--ranks-per-node", type=whole(1, EVER), default=8, metavar="N")
     where.add_argument("--intra-us", type=some, default=3.4, metavar="US", help="latency of a hop in a node")
     where.add_argument("--intra-gbit", type=positive, default=800.0, metavar="GBIT/S", help="bandwidth that is reached")
     where.add_argument("--inter-us", type=some, default=14.0, metavar="US", help="latency of a hop between nodes")
     where.add_argument("--inter-gbit", type=positive, default=90.0, metavar="GBIT/S", help="shared by a node's ranks")
     where.add_argument(
-        "--collectives", type=listed(Path), metavar="FILE,...", help="instead: links of a node that were measured"
+        "--collectives",
+        type=listed(nonempty_path),
+        metavar="FILE,...",
+        help="instead: links of a node that were measured",
     )
     where.add_argument("--contention", type=part, default=0.0, metavar="X", help="of its speed backward then loses")
     where.add_argument(
-        "--crowding", type=number(1), default=1.0, metavar="X", help="step time in a full node, over alone"
+        "--crowding", type=number(1, 1e18), default=1.0, metavar="X", help="step time in a full node, over alone"
     )
     where.add_argument("--node-input", type=positive, default=math.inf, metavar="N", help="samples/s of a node")
     where.add_argument("--storage-input", type=positive, default=math.inf, metavar="N", help="samples/s for all nodes")
     how = parser.add_argument_group("how gradients meet")
-    how.add_argument("--algorithm", choices=[*ALGORITHMS, BEST], default=BEST)
+    how.add_argument("--algorithm", type=one_of(*ALGORITHMS, BEST), default=BEST, metavar="NAME")
     how.add_argument("--fusion-mib", type=some, default=128.0, metavar="MIB", help="fusion threshold, or bucket")
     how.add_argument("--cycle-ms", type=some, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME")
     how.add_argument("--buckets", action="store_true", help="buckets of --fusion-mib as in DDP")
     how.add_argument("--request-us", type=some, default=0.0, metavar="US", help="of rank 0, a rank and gradient")
-    how.add_argument("--compression", choices=["none", "fp16"], default="none")
+    how.add_argument("--compression", type=one_of("none", "fp16"), default="none", metavar="NAME")
     parser.add_argument(
-        "--ranks", type=listed(at_least(1)), default=(1, 2, 4, 8, 64, 512, 4096, 10_000, 100_000), metavar="N,..."
+        "--ranks", type=listed(whole(1, EVER)), default=(1, 2, 4, 8, 64, 512, 4096, 10_000, 100_000), metavar="N,..."
     )
     goal = parser.add_argument_group("time to accuracy")
-    goal.add_argument("--samples", type=at_least(1), metavar="N", help="in an epoch")
+    goal.add_argument("--samples", type=whole(1, 10**15), metavar="N", help="in an epoch")
     goal.add_argument("--epochs", type=positive, default=90.0, metavar="X", help="that it takes, small batches")
     goal.add_argument("--critical-batch", type=positive, default=math.inf, metavar="N", help="that takes twice as many")
     kept = "keep the forecast, or the errors, as JSON"
     parser.add_argument("--output", type=results.output_file, metavar="FILE", help=kept)
     parser.add_argument("--validate", action="store_true", help="forecast published tables, and print the errors")
-    parser.add_argument("--measured", type=Path, metavar="DIR", help="with --validate: own results, too")
+    parser.add_argument("--measured", type=nonempty_path, metavar="DIR", help="with --validate: own results, too")
     parser.add_argument("--loss-of-parameters", type=positive, metavar="N", help="print L(N) of a language model")
     return parser
 
@@ -180,7 +170,10 @@ def _network(name: str) -> Network:
     if name in known:
         return known[name]
     if not name.endswith((".yaml", ".yml")):
-        raise UserError(f"expected --network to be one of {', '.join(known)} or a YAML file of layers, received {name}")
+        raise UserError(
+            f"expected --network to be one of {', '.join(known)} or a YAML file of layers, received {shown(name)}; "
+            "name one"
+        )
     return read_network(Path(name))
 
 

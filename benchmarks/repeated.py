@@ -13,7 +13,6 @@ where no share differs by more than 5 % and no ranking contradicts the other, 1 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from allstep.benchmarks.comparison.ranking import is_faster, place_of, rankings
 from allstep.benchmarks.comparison.samples import resolution, share_of_limit
 from allstep.common.ending import run_rank
 from allstep.common.errors import UserError
+from allstep.common.flags import Parser, nonempty_path
 
 BOUND = 0.05
 
@@ -71,8 +71,8 @@ def _share(cell: dict) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directories", nargs=2, type=Path, metavar="DIR")
+    parser = Parser("python -m allstep.benchmarks.repeated", __doc__)
+    parser.add_argument("directories", nargs=2, type=nonempty_path, metavar="DIR")
     flags = parser.parse_args()
     first, second = map(_cells, flags.directories)
     found, before, after = repetitions(first, second), rankings(first), rankings(second)

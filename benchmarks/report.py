@@ -20,8 +20,8 @@ from pathlib import Path
 from allstep.benchmarks.reporting import compare_sections, other_sections
 from allstep.benchmarks.reporting.document import Section
 from allstep.benchmarks.reporting.sources import Sources, read
-from allstep.common.cli import Parser
 from allstep.common.errors import UserError
+from allstep.common.flags import Parser, nonempty_path
 
 _TEMPLATES = Path(__file__).parent / "reporting" / "templates"
 
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         UserError: there is nothing to report, or no place to write to.
     """
-    parser = Parser("report", __doc__)
-    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR")
+    parser = Parser("allstep report", __doc__)
+    parser.add_argument("directories", nargs="+", type=nonempty_path, metavar="DIR")
     parser.add_argument("--title", default="allstep: measurements", metavar="TEXT")
     flags = parser.parse_args(arguments)
     sources = read(flags.directories)

@@ -10,7 +10,6 @@ at least 10 million indices a second in at most 1 MiB.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import re
 import sys
@@ -22,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.common.ending import run_rank
+from allstep.common.flags import EVER, Parser, whole
 from allstep.common.sharding import rank_slice, sample_order
 
 LEAST_INDICES_PER_SECOND, MOST_BYTES = 10_000_000, 2**20
@@ -108,9 +109,9 @@ def line(name: str, num_samples: int, cost: Cost | None) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-samples", type=int, nargs="+", default=[10**7, 10**8, 10**9])
-    parser.add_argument("--world-size", type=int, default=1)
+    parser = Parser("python -m allstep.benchmarks.sharding", __doc__)
+    parser.add_argument("--num-samples", type=whole(1, 2**40), nargs="+", default=[10**7, 10**8, 10**9])
+    parser.add_argument("--world-size", type=whole(1, EVER), default=1)
     arguments = parser.parse_args()
     print("      samples  order               first in ms  million indices/s  peak in MiB")
     ours: dict[int, Cost] = {}
@@ -124,4 +125,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_rank(lambda: sys.exit(main()))

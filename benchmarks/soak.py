@@ -43,7 +43,7 @@ from allstep.benchmarks.resumed import (
     wait_for_good_end,
 )
 from allstep.benchmarks.training import Training, last_step
-from allstep.common.cli import Parser, at_least, listed
+from allstep.common.flags import EVER, Parser, listed, local_ranks, one_of, whole
 
 MOST_A_RUN = 4
 START_UP_SHARE = 0.15
@@ -55,14 +55,16 @@ STEP_SECONDS = 0.05
 
 def main(arguments: Sequence[str]) -> None:
     """Disturb and resume until kills and faults are used up; end with status 1 where anything was violated."""
-    parser = Parser("soak", __doc__)
-    parser.add_argument("--kills", type=at_least(0), default=50, metavar="N")
-    parser.add_argument("--faults", type=at_least(0), default=40, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of all random choices but the exact moment")
+    parser = Parser("allstep soak", __doc__)
+    parser.add_argument("--kills", type=whole(0, EVER), default=50, metavar="N")
+    parser.add_argument("--faults", type=whole(0, EVER), default=40, metavar="N")
     parser.add_argument(
-        "--frameworks", type=listed(str, parity.FRAMEWORKS), default=parity.FRAMEWORKS, metavar="NAME,..."
+        "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="of all choices but the exact moment"
     )
-    parser.add_argument("--ranks", type=listed(at_least(1)), default=(1, 2, 3), metavar="N,...", help="of the kills")
+    parser.add_argument(
+        "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
+    )
+    parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
     flags = parser.parse_args(arguments)
 
     soak = Soak()

@@ -17,7 +17,6 @@ reached, 1 where one is missed.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -28,6 +27,8 @@ from pathlib import Path
 from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.handwritten import bare
 from allstep.benchmarks.measure import Figure, interleaved, median_ratio, print_table, save, seconds_until
+from allstep.common.ending import run_rank
+from allstep.common.flags import MOST_ROUNDS, Parser, nonempty_path, whole
 from allstep.common.hosts import Host, parse_list, to_list
 
 FRAMEWORKS = ("pytorch", "tensorflow")
@@ -68,7 +69,14 @@ def measurements(launch: Launch, framework: str, directory: Path) -> dict[str, C
     def trainer() -> float:
         output = new_path()
         metrics = output / "metrics.jsonl"
-        one_step = ("--dataset", "synthetic", "--synthetic-samples", sum(host.slots for host in launch.hosts))
+        one_step = (
+            "--dataset",
+            "synthetic",
+            "--synthetic-samples",
+            sum(host.slots for host in launch.hosts),
+            "--batch-size",
+            1,
+        )
         program = ("python", "-m", f"allstep.{framework}.train", *one_step, "--epochs", 1, "--log-every", 1)
         command = launch.command(*program, "--output-dir", output)
         return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())
@@ -102,15 +110,15 @@ def figures(framework: str, seconds: dict[str, list[float]]) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("python -m allstep.benchmarks.startup", __doc__)
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
     parser.add_argument(
         "-H", dest="hosts", type=parse_list, default="server1:4,server2:4", help="hosts and their ranks"
     )
     parser.add_argument("--controller", choices=("mpi", "gloo"), default="mpi", help="of horovodrun")
-    parser.add_argument("--rounds", type=int, default=3, help="launches of each kind")
+    parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3, help="launches of each kind")
     parser.add_argument(
-        "--unmodified", type=Path, metavar="PYTHON", help="of an environment with an unmodified Horovod"
+        "--unmodified", type=nonempty_path, metavar="PYTHON", help="of an environment with an unmodified Horovod"
     )
     parser.add_argument("--output", type=output_file, default="runs/startup.json", help="where raw samples are kept")
     flags = parser.parse_args(argv)
@@ -127,4 +135,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_rank(lambda: sys.exit(main()))

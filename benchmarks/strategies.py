@@ -19,7 +19,8 @@ from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.handwritten.data import trainer_flags
 from allstep.benchmarks.launching import FRAMEWORKS, STARTS, start, strategies, train_command
 from allstep.benchmarks.measure import Figure, interleaved, median_ratio, print_table, printed_rates, run, save
-from allstep.common.cli import Parser, at_least, listed
+from allstep.common.ending import run_rank
+from allstep.common.flags import MOST_ROUNDS, Parser, listed, one_of, whole
 from allstep.common.rendezvous import free_ports
 
 BATCH_SIZE = 64
@@ -32,10 +33,10 @@ RIVALS = {"pytorch": ("ddp", ">= 1.0"), "tensorflow": ("multi-worker-mirrored", 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print the table and return the exit status."""
-    parser = Parser("strategies", __doc__)
-    parser.add_argument("--frameworks", type=listed(str, FRAMEWORKS), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--strategies", type=listed(str, strategies()), default=strategies(), metavar="NAME,...")
-    parser.add_argument("--rounds", type=at_least(1), default=3, metavar="N")
+    parser = Parser("python -m allstep.benchmarks.strategies", __doc__)
+    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
+    parser.add_argument("--strategies", type=listed(one_of(*strategies())), default=strategies(), metavar="NAME,...")
+    parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3, metavar="N")
     parser.add_argument("--output", type=output_file, default="runs/strategies.json", help="where samples are kept")
     flags = parser.parse_args(arguments)
     rows: list[Figure] = []
@@ -142,4 +143,4 @@ def handwritten(framework: str, strategy: str, output: Path) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_rank(lambda: sys.exit(main(sys.argv[1:])))

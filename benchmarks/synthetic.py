@@ -21,26 +21,27 @@ import numpy as np
 
 from allstep.benchmarks.comparison import rank, turns
 from allstep.benchmarks.comparison.estimate import estimate
-from allstep.common.cli import Parser, at_least
 from allstep.common.config import TrainConfig
 from allstep.common.datasets import Dataset
+from allstep.common.datasets.synthetic import MAX_SAMPLES
 from allstep.common.ending import run_rank
+from allstep.common.flags import Parser, whole
 from allstep.common.launcher import Placement
 from allstep.common.loader import Batch
 from allstep.common.sharding import Position, rank_slice
 from allstep.common.worker import Worker
 
-DEFAULTS = ("--dataset", "synthetic", "--model", "resnet50")
+# As many samples as there are, so that the batches of any number of ranks have enough.
+DEFAULTS = ("--dataset", "synthetic", "--synthetic-samples", str(MAX_SAMPLES), "--model", "resnet50")
 IMAGENET = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
 
 
 def main() -> None:
-    parser = Parser("synthetic", __doc__)
-    parser.prog = "python -m allstep.benchmarks.synthetic"
+    parser = Parser("python -m allstep.benchmarks.synthetic", __doc__)
     rank.add_flags(parser)
-    parser.add_argument("--num-warmup-batches", type=at_least(1), default=10, metavar="N", help="not timed")
-    parser.add_argument("--num-batches-per-iter", type=at_least(1), default=10, metavar="N", help="timed together")
-    parser.add_argument("--num-iters", type=at_least(1), default=10, metavar="N", help="samples")
+    parser.add_argument("--num-warmup-batches", type=whole(1, 10**6), default=10, metavar="N", help="not timed")
+    parser.add_argument("--num-batches-per-iter", type=whole(1, 10**6), default=10, metavar="N", help="timed together")
+    parser.add_argument("--num-iters", type=whole(1, 10**6), default=10, metavar="N", help="samples")
     flags, of_trainer = parser.parse_known_args(sys.argv[1:])
     rank.run_trainer(flags.framework, [*DEFAULTS, *IMAGENET, *of_trainer], functools.partial(measure, flags=flags))
 

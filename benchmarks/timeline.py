@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from allstep.common.cli import Parser
 from allstep.common.errors import UserError
+from allstep.common.flags import Parser, nonempty_path
 
 Interval = tuple[float, float]
 
@@ -60,8 +60,8 @@ class Summary:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the summary of a timeline."""
-    parser = Parser("timeline", __doc__)
-    parser.add_argument("file", type=Path, metavar="FILE", help="that --timeline named")
+    parser = Parser("allstep timeline", __doc__)
+    parser.add_argument("file", type=nonempty_path, metavar="FILE", help="that --timeline named")
     parser.add_argument("--json", action="store_true", help="print JSON")
     flags = parser.parse_args(arguments)
     found = summary(read_ways(flags.file))

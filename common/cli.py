@@ -6,15 +6,14 @@ allstep parity --optimizers momentum,adam
 
 from __future__ import annotations
 
-import argparse
+import difflib
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from allstep.common.ending import run_rank
-from allstep.common.errors import UserError
+from allstep.common.errors import UserError, shown
 
 
 @dataclass(frozen=True)
@@ -63,41 +62,6 @@ COMMANDS = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are the user's mistakes as the rest of allstep reports them."""
-
-    def __init__(self, command: str, description: str) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(f"allstep {command}", description=description, formatter_class=formatter, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} ({self.prog} --help lists all flags)")
-
-
-def listed(kind: Callable[[str], object], choices: Sequence[str] = ()) -> Callable[[str], tuple]:
-    """A flag's type: one or more values with commas between them, of `choices` where those are given."""
-
-    def parse(text: str) -> tuple:
-        values = text.split(",")
-        for value in values:
-            if choices and value not in choices:
-                raise argparse.ArgumentTypeError(f"expected some of {','.join(choices)}, received {value!r}")
-        return tuple(kind(value) for value in values)
-
-    return parse
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """A flag's type: a whole number from `least` on."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, received {text!r}")
-        return int(text)
-
-    return parse
-
-
 def main() -> None:
     """Run the command that the command line names."""
     run_rank(lambda: call(sys.argv[1:]))
@@ -114,7 +78,9 @@ def call(arguments: Sequence[str]) -> None:
         return
     name, *rest = arguments
     if name not in COMMANDS:
-        raise UserError(f"expected one of the commands {', '.join(COMMANDS)}, received {name!r}; see allstep --help")
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        advice = f"did you mean {near[0]}?" if near else "see allstep --help"
+        raise UserError(f"expected one of the commands {', '.join(COMMANDS)}, received {shown(name)}; {advice}")
     importlib.import_module(COMMANDS[name].module).main(rest)
 
 
@@ -130,3 +96,7 @@ def _help() -> str:
             "To train: python pytorch/train.py or python tensorflow/train.py, with --help for their flags.",
         ]
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 """What a training run may be told: one frozen dataclass a group of flags.
 
 Every field is a flag of the same name (`base_lr` is `--base-lr`) and a key of the YAML file given by `--config`
-(`command_line.py` reads both). The two trainers take exactly the same flags.
+(`command_line.py` reads both). The two trainers take exactly the same flags. A number's type says how large it may be
+(`flags.py`); what depends on other flags or on the data is in `validation.py`.
 """
 
 from __future__ import annotations
@@ -9,57 +10,64 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from allstep.common.datasets.config import DataConfig, without_secrets
+from allstep.common.flags import EVER, WEEK, batch_ramp, local_ranks, number, whole
 
 DEFAULT_BATCH_SIZE = 32
+
+# Of a rank, and of all: what is larger is refused with less memory than it would take to find out.
+_BATCH, _GLOBAL_BATCH = whole(1, 2**20), whole(1, 2**30)
+_EPOCHS = 10**6
+# Learning rates are float32: what is far above is infinite when it is scaled; what is far below moves no weight.
+_RATE_MOST = 1e30
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """How long, in which portions and with which learning rate to train."""
 
-    epochs: int = 10
+    epochs: Annotated[int, whole(1, _EPOCHS)] = 10
     """Number of passes over the training samples."""
 
-    batch_size: int | None = None
+    batch_size: Annotated[int | None, _BATCH] = None
     """Samples per rank and step; 32 where neither this nor --global-batch-size is given."""
 
-    global_batch_size: int | None = None
+    global_batch_size: Annotated[int | None, _GLOBAL_BATCH] = None
     """Samples per step over all ranks. Give this to have the same training curve on any number of ranks."""
 
-    base_lr: float = 0.01
+    base_lr: Annotated[float, number(0, _RATE_MOST, above=True, smallest=0)] = 0.01
     """Learning rate for a global batch of 32 samples; --lr-scaling carries it over to larger ones."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Growth of the learning rate with the global batch (Goyal et al. 2017; Krizhevsky 2014)."""
 
-    warmup_epochs: float = 0.0
+    warmup_epochs: Annotated[float, number(0, _EPOCHS)] = 0.0
     """Epochs in which the learning rate rises from its unscaled value, step by step."""
 
     lr_decay: Literal["constant", "step", "cosine", "poly", "linear"] = "constant"
     """What follows the warm-up."""
 
-    lr_milestones: tuple[float, ...] = ()
+    lr_milestones: Annotated[tuple[float, ...], number(0, _EPOCHS)] = ()
     """step: epochs after which the learning rate falls; without any, at 30, 60 and 80 of 90 parts of the run."""
 
-    lr_step_factor: float = 0.1
+    lr_step_factor: Annotated[float, number(0, 1, above=True)] = 0.1
     """step: what the learning rate is multiplied by at each milestone."""
 
-    lr_power: float = 2.0
+    lr_power: Annotated[float, number(0, 1000, above=True)] = 2.0
     """poly: exponent of the remaining part of the run."""
 
-    final_lr: float = 0.0
+    final_lr: Annotated[float, number(0, _RATE_MOST)] = 0.0
     """cosine, poly, linear: the learning rate at the end of the run."""
 
-    batch_ramp: tuple[str, ...] = ()
+    batch_ramp: Annotated[tuple[str, ...], batch_ramp] = ()
     """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, a global batch is so many times as large (Smith et al. 2018)."""
 
     drop_last: bool = False
     """Leave out the last samples of an epoch's order where they do not fill a global batch."""
 
-    early_stop_patience: int = 0
+    early_stop_patience: Annotated[int, whole(0, EVER)] = 0
     """Stop when the validation loss has not fallen for N epochs; 0 never stops early."""
 
 
@@ -70,10 +78,10 @@ class OptimizerConfig:
     optimizer: Literal["sgd", "nesterov", "adam", "adamw"] = "sgd"
     """sgd and nesterov take --momentum; weight decay is decoupled from the gradient in adamw alone."""
 
-    momentum: float = 0.9
+    momentum: Annotated[float, number(0, 1, below=True)] = 0.9
     """Momentum of sgd and nesterov."""
 
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, number(0, 1e6)] = 0.0
     """Weight decay factor."""
 
     @property
@@ -102,16 +110,16 @@ class StrategyConfig:
     timeline: Path | None = None
     """horovod: file for Horovod's timeline of every gradient's way; `allstep timeline FILE` sums it up."""
 
-    accumulate_steps: int = 1
+    accumulate_steps: Annotated[int, whole(1, 2**20)] = 1
     """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
 
     sync_batch_norm: bool = False
     """pytorch: batch norm over the global batch instead of each rank's slice."""
 
-    num_gpus: int | None = None
+    num_gpus: Annotated[int | None, local_ranks()] = None
     """pytorch ddp, fsdp: without a launcher, start N processes on this host; data-parallel: use N devices."""
 
-    bucket_size: float | None = None
+    bucket_size: Annotated[float | None, number(0, 2**20)] = None
     """pytorch ddp: megabytes of gradients that are reduced together; by default 25, and 1 for those that come first.
     A number holds for all: a network that fits into one bucket then reduces nothing beside its backward pass."""
 
@@ -124,14 +132,14 @@ class StrategyConfig:
     comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
     """pytorch ddp: how gradients are compressed (powersgd: Vogels et al. 2019)."""
 
-    stages: int = 2
+    stages: Annotated[int, whole(1, 16)] = 2
     """pytorch model-parallel: parts into which the network is cut, one process each."""
 
-    micro_batches: int = 4
+    micro_batches: Annotated[int, whole(1, 2**20)] = 4
     """pytorch model-parallel: portions of a batch that are under way in the stages at once; fewer where its size has no
     such divisor."""
 
-    num_devices: int | None = None
+    num_devices: Annotated[int | None, local_ranks()] = None
     """tensorflow mirrored, central-storage: devices to use; CPUs are divided into as many where there are no GPUs."""
 
     communication: Literal["auto", "ring", "nccl"] = "auto"
@@ -145,16 +153,16 @@ class OutputConfig:
     output_dir: Path | None = None
     """Folder for config.yaml, metrics.jsonl and checkpoints/; created where it does not exist."""
 
-    log_every: int = 0
+    log_every: Annotated[int, whole(0, EVER)] = 0
     """Write loss and learning rate of every N-th step to metrics.jsonl; 0 writes epochs only."""
 
     tensorboard: bool = False
     """Write TensorBoard's event files to the output directory, too."""
 
-    checkpoint_every: int = 0
+    checkpoint_every: Annotated[int, whole(0, EVER)] = 0
     """Save a checkpoint after every N-th step besides those after each epoch; 0 saves after epochs only."""
 
-    keep_checkpoints: int = 3
+    keep_checkpoints: Annotated[int, whole(1, EVER)] = 3
     """Number of the last checkpoints to keep; the best one by validation accuracy is kept besides."""
 
     resume: str | None = None
@@ -168,11 +176,11 @@ class OutputConfig:
 class FaultConfig:
     """When a run that does not go on is ended."""
 
-    stall_timeout: float = 10.0
+    stall_timeout: Annotated[float, number(0, WEEK)] = 10.0
     """Seconds without progress after which a rank that the others wait for ends the job, with a report of who waits
     and where the missing rank is; 0 never ends it. The first step and checkpoints may take longer."""
 
-    fault_timeout: float = 30.0
+    fault_timeout: Annotated[float, number(3, WEEK)] = 30.0
     """Seconds within which the job ends when a host cannot be reached any more."""
 
 

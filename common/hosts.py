@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
 
-from allstep.common.cli import Parser
 from allstep.common.errors import UserError
+from allstep.common.flags import Parser
 from allstep.common.lines import quoted
 from allstep.common.slurm import compress, expand_nodelist, tasks_per_node
 from allstep.common.variables import MOST_PER_HOST
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         UserError: what the arguments or the environment give are no hosts.
     """
-    parser = Parser("hosts", __doc__)
+    parser = Parser("allstep hosts", __doc__)
     parser.add_argument("hostfile", nargs="?", type=Path, metavar="FILE", help="a hostfile")
     parser.add_argument("-H", dest="hosts", metavar="LIST", help="hosts as in server1:4,server2:4")
     parser.add_argument("--to", choices=tuple(FORMS), metavar="FORM", help=f"print in one of {', '.join(FORMS)}")

@@ -15,16 +15,16 @@ import numpy as np
 from allstep.common import checkpoint, datasets, engine, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.collectives import Collectives
-from allstep.common.config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig
+from allstep.common.config import OutputConfig, TrainConfig
 from allstep.common.datasets import Dataset
 from allstep.common.ending import note_failure, who
-from allstep.common.errors import Fault, UserError
+from allstep.common.errors import Fault
 from allstep.common.launcher import Placement
 from allstep.common.lines import print_line
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
 from allstep.common.reporting.base import output_dir_errors, write_whole
-from allstep.common.schedule import Schedule
+from allstep.common.schedule import Schedule, make_schedule
 from allstep.common.validation import validate_for_data
 from allstep.common.watch import Limits, Pulse, watching
 from allstep.common.worker import Worker
@@ -115,7 +115,9 @@ def _train(
         if config.output.output_dir and place.rank == 0:
             output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
         state = _load_state(worker, dataset, config, place)
-        schedule = make_schedule(config, len(dataset.train), worker.collectives.world_size, state)
+        schedule = make_schedule(
+            config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
+        )
         progress = saving.resume(worker, state) if state else Progress()
         checkpoints = None
         if output:
@@ -158,49 +160,12 @@ def _train(
         )
 
 
-def make_schedule(config: TrainConfig, num_samples: int, world_size: int, state: TrainState | None = None) -> Schedule:
-    """The learning rate and batch size over the run.
-
-    A resumed run keeps the checkpoint's global batch where the user gives none: on another number of ranks it goes
-    on with the same training.
-
-    Raises:
-        UserError: a flag of the schedule is wrong.
-    """
+def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState | None) -> int:
+    """Of the flags; a run that is resumed without any goes on with its own, on another number of ranks as well."""
     flags = config.schedule
-    batch_size = config.global_batch_size(world_size)
     if state and flags.batch_size is None and flags.global_batch_size is None:
-        batch_size = state.schedule["global_batch_size"]
-    ramp = tuple(map(_ramp, flags.batch_ramp))
-    largest = batch_size * max([1, *(factor for _, factor in ramp)])
-    if flags.drop_last and largest > num_samples:
-        raise UserError(
-            f"expected a global batch size of at most {num_samples}, all samples, with --drop-last, received "
-            f"{largest}; lower --global-batch-size or --batch-ramp, or leave --drop-last out"
-        )
-    return Schedule(
-        base_lr=flags.base_lr,
-        samples_per_epoch=num_samples,
-        num_epochs=flags.epochs,
-        global_batch_size=batch_size,
-        reference_batch_size=DEFAULT_BATCH_SIZE,
-        scaling=flags.lr_scaling,
-        warmup_epochs=flags.warmup_epochs,
-        decay=flags.lr_decay,
-        milestones=flags.lr_milestones or None,
-        step_factor=flags.lr_step_factor,
-        power=flags.lr_power,
-        final_lr=flags.final_lr,
-        batch_ramp=ramp,
-    )
-
-
-def _ramp(text: str) -> tuple[float, int]:
-    epoch, _, factor = text.partition(":")
-    try:
-        return float(epoch), int(factor)
-    except ValueError:
-        raise UserError(f"expected --batch-ramp as EPOCH:FACTOR, as in 5:2, received {text}") from None
+        return state.schedule["global_batch_size"]
+    return config.global_batch_size(world_size)
 
 
 def warn(message: str) -> None:

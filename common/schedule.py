@@ -21,6 +21,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from allstep.common.config import DEFAULT_BATCH_SIZE, TrainConfig
 from allstep.common.errors import UserError
 
 Scaling = Literal["none", "linear", "sqrt"]
@@ -68,22 +69,79 @@ class Schedule:
     """Pairs (epoch, factor): from that epoch on, the global batch is factor * `global_batch_size`."""
 
     def __post_init__(self) -> None:
-        for name in ("samples_per_epoch", "num_epochs", "global_batch_size", "reference_batch_size"):
-            _expect(getattr(self, name) >= 1, f"{name} of at least 1", getattr(self, name))
-        _expect(self.scaling in get_args(Scaling), f"scaling to be one of {get_args(Scaling)}", self.scaling)
-        _expect(self.decay in get_args(Decay), f"decay to be one of {get_args(Decay)}", self.decay)
-        _expect(0 < self.base_lr < math.inf, "base_lr above 0 and finite", self.base_lr)
-        run = f"0 to num_epochs, {self.num_epochs}"
-        _expect(0 <= self.warmup_epochs <= self.num_epochs, f"warmup_epochs from {run}", self.warmup_epochs)
-        _expect(_ascending(_milestones(self)), "milestones to be ascending epochs from 0 on", self.milestones)
-        _expect(0 < self.step_factor <= 1, "step_factor above 0 and at most 1", self.step_factor)
-        _expect(0 < self.power < math.inf, "power above 0 and finite", self.power)
+        for name, flag in _COUNTS.items():
+            _expect(getattr(self, name) >= 1, f"{flag} to be at least 1", getattr(self, name), "raise it")
+        _expect(self.scaling in get_args(Scaling), f"--lr-scaling to be one of {get_args(Scaling)}", self.scaling)
+        _expect(self.decay in get_args(Decay), f"--lr-decay to be one of {get_args(Decay)}", self.decay)
+        _expect(0 < self.base_lr < math.inf, "--base-lr to be above 0 and finite", self.base_lr)
+        _expect(
+            0 <= self.warmup_epochs <= self.num_epochs,
+            f"--warmup-epochs to be 0 to {self.num_epochs}, the number of --epochs",
+            self.warmup_epochs,
+        )
+        _expect(
+            _ascending(_milestones(self)), "--lr-milestones to be epochs from 0 on that ascend", self.milestones or ()
+        )
+        _expect(0 < self.step_factor <= 1, "--lr-step-factor to be above 0 and at most 1", self.step_factor)
+        _expect(0 < self.power < math.inf, "--lr-power to be above 0 and finite", self.power)
         full = _full_lr(self, self.global_batch_size)
-        _expect(0 <= self.final_lr <= full, f"final_lr from 0 to the full rate, {full:g}", self.final_lr)
-        ramp_epochs = tuple(epoch for epoch, _ in self.batch_ramp)
-        _expect(_ascending(ramp_epochs), "batch_ramp to have ascending epochs from 0 on", self.batch_ramp)
+        _expect(0 <= self.final_lr <= full, f"--final-lr to be 0 to {full:g}, the full learning rate", self.final_lr)
+        ramp = tuple(f"{epoch:g}:{factor}" for epoch, factor in self.batch_ramp)
+        _expect(
+            _ascending(tuple(epoch for epoch, _ in self.batch_ramp)), "--batch-ramp to have epochs that ascend", ramp
+        )
         whole = all(isinstance(factor, int) and factor >= 1 for _, factor in self.batch_ramp)
-        _expect(whole, "batch_ramp to have whole factors of at least 1", self.batch_ramp)
+        _expect(whole, "--batch-ramp to have whole factors of at least 1", ramp)
+
+
+_COUNTS = {
+    "samples_per_epoch": "the number of training samples",
+    "num_epochs": "--epochs",
+    "global_batch_size": "--global-batch-size",
+    "reference_batch_size": "the reference batch size",
+}
+
+
+def make_schedule(
+    config: TrainConfig, num_samples: int, global_batch_size: int, *, final_lr: float | None = None
+) -> Schedule:
+    """The schedule of a run by its flags.
+
+    Args:
+        global_batch_size: of the flags, or of the checkpoint that is resumed.
+        final_lr: in place of the flag's.
+
+    Raises:
+        UserError: a flag of the schedule is wrong.
+    """
+    flags = config.schedule
+    ramp = tuple(map(_ramp, flags.batch_ramp))
+    largest = global_batch_size * max([1, *(factor for _, factor in ramp)])
+    if largest > num_samples:
+        raise UserError(
+            f"expected a global batch of at most all {num_samples} training samples, received {largest}; lower "
+            "--batch-size, --global-batch-size, --accumulate-steps or --batch-ramp, or start fewer ranks"
+        )
+    return Schedule(
+        base_lr=flags.base_lr,
+        samples_per_epoch=num_samples,
+        num_epochs=flags.epochs,
+        global_batch_size=global_batch_size,
+        reference_batch_size=DEFAULT_BATCH_SIZE,
+        scaling=flags.lr_scaling,
+        warmup_epochs=flags.warmup_epochs,
+        decay=flags.lr_decay,
+        milestones=flags.lr_milestones or None,
+        step_factor=flags.lr_step_factor,
+        power=flags.lr_power,
+        final_lr=flags.final_lr if final_lr is None else final_lr,
+        batch_ramp=ramp,
+    )
+
+
+def _ramp(text: str) -> tuple[float, int]:
+    epoch, _, factor = text.partition(":")
+    return float(epoch), int(factor)
 
 
 def learning_rate(schedule: Schedule, samples_seen: int) -> float:
@@ -153,6 +211,7 @@ def _ascending(epochs: tuple[float, ...]) -> bool:
     return all(epoch >= 0 for epoch in epochs) and all(one < next_one for one, next_one in pairwise(epochs))
 
 
-def _expect(holds: bool, expected: str, received: object) -> None:
+def _expect(holds: bool, expected: str, received: object, advice: str = "correct it") -> None:
     if not holds:
-        raise UserError(f"expected {expected}, received {received}")
+        plain = " ".join(map(str, received)) if isinstance(received, tuple) else received
+        raise UserError(f"expected {expected}, received {plain}; {advice}")

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from allstep.common.errors import UserError
+from allstep.common.validation import check_image_size
 
 
 def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -45,10 +45,7 @@ def _mlp(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
 def _cnn(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """The convolutional network of the MNIST examples, without dropout; 1.2 million parameters at 28 x 28 x 1."""
     height, width, channels = image_shape
-    if min(height, width) < 6:
-        raise UserError(
-            f"expected images of 6 x 6 pixels or more for --model cnn, received {height} x {width}; use mlp"
-        )
+    check_image_size("cnn", height, width)
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(channels, 32, 3),

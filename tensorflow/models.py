@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.errors import UserError
+from allstep.common.validation import check_image_size
 from allstep.tensorflow.resnet import BatchNorm, resnet
 
 # Keras' names; weights are float32 in either case.
@@ -52,10 +52,7 @@ def _mlp(image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
 def _cnn(image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     """The convolutional network of the MNIST examples, without dropout; 1.2 million parameters at 28 x 28 x 1."""
     height, width, _ = image_shape
-    if min(height, width) < 6:
-        raise UserError(
-            f"expected images of 6 x 6 pixels or more for --model cnn, received {height} x {width}; use mlp"
-        )
+    check_image_size("cnn", height, width)
     return keras.Sequential(
         [
             layers.Input(image_shape),

@@ -10,7 +10,6 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.launching import FRAMEWORKS
 from allstep.common import run
 from allstep.common.collectives import Collectives
+from allstep.common.flags import nonempty_path
 from allstep.common.worker import Worker
 
 
@@ -25,7 +25,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of a measured rank; all others are the trainer's."""
     parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     parser.add_argument("--output", type=output_file, metavar="FILE", help="write what was measured as JSON")
-    parser.add_argument("--turns", type=Path, metavar="SOCKET", help="wait there for turns, as compare gives them")
+    parser.add_argument(
+        "--turns", type=nonempty_path, metavar="SOCKET", help="wait there for turns, as compare gives them"
+    )
 
 
 def run_trainer(framework: str, arguments: Sequence[str], train: Callable[..., None]) -> None:
@@ -52,4 +54,5 @@ def write(flags: argparse.Namespace, rank: int, worker: Worker, measured: dict) 
     memory = by_rank([worker.peak_memory_bytes()], worker.collectives)
     if flags.output and rank == 0:
         measured = {**measured, "peak_memory_bytes_by_rank": memory.ravel().tolist()}
+        flags.output.parent.mkdir(parents=True, exist_ok=True)
         flags.output.write_text(json.dumps(measured, allow_nan=False))

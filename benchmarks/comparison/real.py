@@ -5,7 +5,6 @@ horovodrun -np 2 python -m allstep.benchmarks.comparison.real --framework pytorc
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from allstep.common import run
 from allstep.common.config import TrainConfig
 from allstep.common.datasets import Dataset
 from allstep.common.ending import run_rank
+from allstep.common.flags import Parser
 from allstep.common.launcher import Placement
 from allstep.common.reporting.base import Reporter
 from allstep.common.worker import Worker
@@ -34,7 +34,7 @@ class Recorder(Reporter):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("real", description=__doc__, allow_abbrev=False)
+    parser = Parser("python -m allstep.benchmarks.comparison.real", __doc__)
     rank.add_flags(parser)
     flags, of_trainer = parser.parse_known_args(sys.argv[1:])
     recorder, train = Recorder(), run.train

@@ -4,16 +4,16 @@ all, and read again by who goes on with it."""
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.common.errors import UserError
+from allstep.common.errors import UserError, shown
+from allstep.common.flags import nonempty_path
+from allstep.common.writable import try_file
 
 FORMAT = "allstep-compare"
 BENCHMARK = "allstep-benchmark"
@@ -51,19 +51,15 @@ def write_output(path: Path, content: dict, kind: str) -> None:
 
 
 def output_file(text: str) -> Path:
-    """A flag's type: a file for results that can be written, which is tried before anything is measured for it.
-
-    Its folder is made. What is there and no file is refused, for `write` would replace /dev/null.
-    """
-    path = Path(text)
+    """A flag's type: a file for results that can be written, which is tried before anything is measured for it."""
+    path = nonempty_path(text)
     try:
-        if path.exists() and not path.is_file():
-            raise FileExistsError(errno.EEXIST, "something else than a file is there")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent):
-            return path
+        try_file(path)
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"expected a file to write, received {text}: {error.strerror}") from None
+        raise argparse.ArgumentTypeError(
+            f"to be a file that can be written, received {shown(text)}: {error.strerror}; name another"
+        ) from None
+    return path
 
 
 def read(path: Path, *keys: str) -> dict | None:

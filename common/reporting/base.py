@@ -49,8 +49,8 @@ def output_dir_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} could not be written: {error.strerror}; the checkpoints are unharmed: make room, then "
-            "--resume latest"
+            f"expected to write {path}, received the error: {error.strerror}; the checkpoints are unharmed: make room, "
+            "then --resume latest"
         ) from None
 
 

@@ -27,6 +27,8 @@ _CLASSES = {
     "single": ("single", "Single"),
 }
 STRATEGIES = tuple(_CLASSES)
+MOST_STAGES = {"mlp": 3, "cnn": 4, "resnet18": 7, "resnet50": 7}
+"""Layers with weights of each network, as it can be cut."""
 
 # The flags of StrategyConfig that PyTorch has, and the strategies that look at them.
 _FLAGS = {
@@ -61,6 +63,11 @@ def check(config: TrainConfig, place: Placement) -> None:
         check_one_process(name, place, instead="horovod or ddp")
     if name == "horovod":
         check_launcher_of_horovod(place, instead="ddp")
+    if name == "model-parallel" and flags.stages > MOST_STAGES[config.model]:
+        raise UserError(
+            f"expected --stages to be at most {MOST_STAGES[config.model]}, the layers with weights of --model "
+            f"{config.model}, received {flags.stages}; give fewer stages"
+        )
     if name == "model-parallel" and place.launcher and flags.stages != place.world_size:
         raise UserError(
             f"expected as many processes as --stages, {flags.stages}, received {place.world_size} from "

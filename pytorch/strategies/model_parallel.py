@@ -21,7 +21,6 @@ from safetensors.numpy import load, save
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from allstep.common.errors import UserError
 from allstep.common.sharding import rank_slice
 from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives, broadcast_from_rank_0
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
@@ -64,11 +63,6 @@ class ModelParallel(ProcessGroup):
     def _cut(self, network: torch.nn.Module) -> tuple[int, int]:
         """This stage's layers [begin, end): each stage has as many layers with weights as any other, or one less."""
         weighted = [index for index, layer in enumerate(network) if any(True for _ in layer.parameters())]
-        if self.flags.stages > len(weighted):
-            raise UserError(
-                f"expected --stages to be at most {len(weighted)}, the layers with weights of this network, "
-                f"received {self.flags.stages}; give fewer stages"
-            )
         first, after = rank_slice(0, len(weighted), rank=self._stage_number, world_size=self.flags.stages)
         begin = weighted[first] if first else 0
         return begin, weighted[after] if after < len(weighted) else len(network)

@@ -139,7 +139,9 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(tm
     else:
         output.touch()
         output = output / "collectives.json"
-    with pytest.raises(UserError, match=f"expected a file to write, received {output}") as caught:
+    with pytest.raises(
+        UserError, match=f"expected --output to be a file that can be written, received {output}"
+    ) as caught:
         collectives.main(["--output", str(output)])
     assert "\n" not in str(caught.value)
 

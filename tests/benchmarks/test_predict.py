@@ -304,8 +304,8 @@ def test_results_of_another_version_or_half_written(tmp_path, content, expected)
     [
         ([], "--step-ms"),
         (["--step-ms", "-1"], "above 0"),
-        (["--step-ms", "nan"], "above 0"),
-        (["--step-ms", "inf"], "above 0"),
+        (["--step-ms", "nan"], "a number"),
+        (["--step-ms", "inf"], "at most"),
         (["--step-ms", "1", "--backward-share", "2"], "at most 1"),
         (["--step-ms", "1", "--network", "nosuch"], "resnet50"),
         (["--step-ms", "1", "--ranks", "0"], "at least 1"),

@@ -79,7 +79,7 @@ def test_a_mistake_is_one_line():
 def test_a_mistake_in_a_flag_of_ours_is_one_line_of_one_rank(flag, value):
     result = run("horovodrun", "-np", "2", *MODULE, flag, value)
     [line] = [line for line in result.stderr.splitlines() if "allstep: error: " in line]
-    assert f"argument {flag}" in line and value in line and "usage" not in result.output
+    assert f"expected {flag}" in line and value in line and "usage" not in result.output
 
 
 def test_help_names_our_flags_and_imports_no_framework():

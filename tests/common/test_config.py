@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from allstep.common.command_line import parse
+from allstep.common.command_line import flags_of, parse
 from allstep.common.config import TrainConfig
+from allstep.common.datasets import DataConfig, load
 from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE
 from allstep.common.validation import validate_for_data
@@ -89,12 +92,12 @@ def test_the_resolved_file_gives_the_same_run(flags, tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("- epochs", "received list"),
+        ("- epochs", "received a list"),
         ("epochs: [1, 2", "readable YAML"),
         ("\x00", "readable YAML"),
-        ("", "received NoneType"),
+        ("", "received nothing"),
         ("epochs: soon", "soon"),
-        ("epoch: 3", "--epoch"),
+        ("epoch: 3", "did you mean epochs?"),
     ],
 )
 def test_a_wrong_file_is_one_line(content, expected, tmp_path):
@@ -107,8 +110,96 @@ def test_a_wrong_file_is_one_line(content, expected, tmp_path):
 
 @pytest.mark.parametrize("argv", [("--config",), ("--config", "/nonexistent"), ("--config", "/"), ("--config=",)])
 def test_no_file(argv):
-    with pytest.raises(UserError, match="expected a .*YAML file"):
+    with pytest.raises(UserError, match="^expected .*--config.*, received "):
         parsed(*argv)
+
+
+NAMES = st.sampled_from([flag.name for flag in flags_of(TrainConfig)])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.dates() | st.binary(max_size=5) | st.text()
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(SCALARS, inner), max_leaves=5)
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def a_run_or_one_line(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+        parsed("--config", str(path))
+    except UserError as error:
+        assert str(error).isprintable() and "expected " in str(error) and ", received " in str(error)
+
+
+@FUZZ
+@given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_text_is_a_run_or_one_line(content, tmp_path):
+    a_run_or_one_line(tmp_path / "run.yaml", content)
+
+
+@FUZZ
+@given(text=st.text(st.sampled_from("[]{}:-?,&*!|>'\"#%@`\n\t ~<=epochs123."), max_size=200))
+def test_any_text_of_yamls_signs_is_a_run_or_one_line(text, tmp_path):
+    a_run_or_one_line(tmp_path / "run.yaml", f"epochs: 3\n{text}".encode())
+
+
+@FUZZ
+@given(content=st.dictionaries(NAMES | SCALARS, VALUES, max_size=4))
+def test_any_structure_is_a_run_or_one_line(content, tmp_path):
+    a_run_or_one_line(tmp_path / "run.yaml", yaml.dump(content).encode())
+
+
+@FUZZ
+@given(st.lists(NAMES.map("--{}".format) | st.text() | st.integers().map(str) | st.floats().map(str), max_size=5))
+def test_any_command_line_is_a_run_or_one_line(argv):
+    try:
+        parsed(*(word for word in argv if word not in ("-h", "--help", "--output-dir", "--timeline")))
+    except UserError as error:
+        assert str(error).isprintable() and "expected " in str(error) and ", received " in str(error)
+
+
+def test_a_value_in_a_file_is_no_flag(tmp_path):
+    """Nor what YAML makes of it: 010 is ten, 5:2 no time of day, and no is a word."""
+    assert (
+        parsed("--config", file_with(tmp_path, resume="--help", output_dir="--tensorboard")).output.resume == "--help"
+    )
+    (tmp_path / "run.yaml").write_text("epochs: 010\nbatch_ramp: [5:2, 8:4]\nresume: no\ndrop_last: yes\n")
+    config = parsed("--config", str(tmp_path / "run.yaml"))
+    assert (config.schedule.epochs, config.schedule.batch_ramp) == (10, ("5:2", "8:4"))
+    assert (config.output.resume, config.schedule.drop_last) == ("no", True)
+
+
+def test_flags_may_be_spelt_as_keys():
+    assert parsed("--base_lr", "0.5", "--data_dir=/a_b").schedule.base_lr == 0.5
+    assert str(parsed("--data_dir=/a_b").data.data_dir) == "/a_b"
+
+
+def test_negative_and_special_numbers_are_values():
+    for word in ("-1e3", "-.5", "-inf", "-nan"):
+        with pytest.raises(UserError, match=f"--base-lr to be .*, received {word};"):
+            parsed("--base-lr", word)
+
+
+def test_each_flag_has_its_help(capsys):
+    """Oracle: the fields of the configuration; the strategies are the framework's."""
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    told = capsys.readouterr().out
+    assert all(f"--{flag.name}" in told for flag in flags_of(TrainConfig))
+    assert "--strategy {horovod,single}" in told and "{None}" not in told
+
+
+def test_help_where_the_default_folder_has_a_percent_sign(monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/100%d")
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    assert "/100%d" in capsys.readouterr().out
+
+
+def test_a_user_without_a_home_is_one_line(monkeypatch):
+    """Oracle: Python's own answer for a user whom no entry in /etc/passwd knows."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+    with pytest.raises(UserError, match="^expected HOME or XDG_CACHE_HOME .*, received neither; "):
+        parsed()
 
 
 def test_help_comes_from_rank_0_alone(capsys):
@@ -123,6 +214,12 @@ def test_global_batch():
     assert parsed().global_batch_size(4) == 32 * 4
     assert parsed("--batch-size", "5").global_batch_size(4) == 20
     assert parsed("--global-batch-size", "5").global_batch_size(4) == 5
+
+
+def test_samples_that_are_known_ahead_are_those_of_the_data():
+    parsed("--global-batch-size", str(len(load(DataConfig()).train)))
+    with pytest.raises(UserError, match="at most all 1437 training samples, received 1438"):
+        parsed("--global-batch-size", str(len(load(DataConfig()).train) + 1))
 
 
 def test_ranks_without_samples_are_refused():

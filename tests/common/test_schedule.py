@@ -208,6 +208,15 @@ def test_an_epoch_tells_the_rate_of_its_last_step(tmp_path):
     assert len(rates["step"]) == 6 and rates["epoch"] == rates["step"][2::3]
 
 
+FLAGS = {
+    "samples_per_epoch": "number of training samples",
+    "reference_batch_size": "reference batch size",
+    "num_epochs": "--epochs",
+    **{name: f"--lr-{name.replace('_', '-')}" for name in ("scaling", "decay", "milestones", "step_factor", "power")},
+}
+"""Names of flags and of what is none, where they are others than those of the schedule."""
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -239,9 +248,10 @@ def test_an_epoch_tells_the_rate_of_its_last_step(tmp_path):
     ],
     ids=str,
 )
-def test_mistakes_are_one_line_that_names_the_value(wrong):
+def test_mistakes_are_one_line_that_names_the_flag(wrong):
     [name] = wrong
-    with pytest.raises(UserError, match=rf"^expected .*{name}.*, received ") as caught:
+    flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+    with pytest.raises(UserError, match=rf"^expected .*{flag}.*, received .*; ") as caught:
         schedule(**wrong)
     assert "\n" not in str(caught.value)
 

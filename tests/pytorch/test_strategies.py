@@ -27,7 +27,8 @@ from ranks import events as read_events
 from allstep.common.command_line import parse
 from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE, placement
-from allstep.pytorch.strategies import STRATEGIES, check, num_ranks_to_spawn
+from allstep.pytorch.models import build_model
+from allstep.pytorch.strategies import MOST_STAGES, STRATEGIES, check, num_ranks_to_spawn
 
 # 2 epochs of 26 steps. Slices are uneven, and the last batch of training and that of validation have a single sample.
 FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 226, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 9,
@@ -157,7 +158,6 @@ def test_signals_reach_the_ranks(number, status):
 REFUSED = {
     "data-parallel under 2 ranks": ((*MPIRUN, 2), ("data-parallel",), "one process for --strategy data-parallel"),
     "stages and ranks differ": ((*MPIRUN, 2), ("model-parallel", "--stages", "3"), "--stages, 3, received 2"),
-    "more stages than layers": ((), ("model-parallel", "--stages", "5"), "--stages to be at most 4"),
     "more devices than there are": ((), ("data-parallel", "--num-gpus", "99"), "--num-gpus to be at most"),
     "ranks by two means": ((*MPIRUN, 2), ("ddp", "--num-gpus", "2"), "--num-gpus without a launcher"),
     "adasum of 3": ((*MPIRUN, 3), ("horovod", "--op", "adasum"), "a power of two of ranks"),
@@ -195,6 +195,13 @@ def test_horovod_under_torchrun_is_refused():
 def test_a_flag_of_another_strategy_is_refused(flags, expected):
     with pytest.raises(UserError, match=re.escape(expected)):
         check(parse(STRATEGIES, ALONE, ["--strategy", *flags]), ALONE)
+
+
+@pytest.mark.parametrize("model", MOST_STAGES)
+def test_most_stages(model):
+    """Oracle: the network's own layers."""
+    layers = build_model(model, (32, 32, 3), num_classes=10)
+    assert MOST_STAGES[model] == sum(any(True for _ in layer.parameters()) for layer in layers)
 
 
 def test_ranks_to_spawn():

@@ -1,0 +1,149 @@
+"""Wrong arguments of the commands of `allstep` and of the benchmarks. Oracle: the contract in `mistake`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from mistake import ALLSTEP, Mistake, check
+
+HUGE = "1" + 30 * "0"
+CORES = "to be at most 16, as they share the"
+if len(os.sched_getaffinity(0)) > 16:
+    CORES = "as they share the"
+
+# The command: what its line says was expected and received.
+COMMANDS = {
+    # no such command
+    "compere": ("one of the commands compare, hosts", "compere; did you mean compare?"),
+    "''": ("one of the commands", "''"),
+    "--verbose": ("one of the commands", "--verbose"),
+    # no such flag
+    "parity --step 3": ("a flag of allstep parity", "--step; did you mean --steps?"),
+    "parity now": ("flags and their values", "now"),
+    "soak --kill 3": ("a flag of allstep soak", "--kill"),
+    "predict --batch 3": ("a flag of allstep predict", "--batch"),
+    "hosts --slots 3": ("a flag of allstep hosts", "--slots"),
+    "collectives --tune=3": ("--tune alone", "it with the value 3"),
+    # no value
+    "collectives --ranks": ("a value after --ranks", "none"),
+    "report": ("DIR", "nothing"),
+    "timeline": ("FILE", "nothing"),
+    "hosts -H": ("a value after -H", "none"),
+    # ranks of this machine
+    "collectives --ranks 1000000": (CORES, "1000000"),
+    "collectives --ranks 1": ("--ranks to be at least 2", "1"),
+    "collectives --ranks two": ("--ranks to be a whole number", "two"),
+    f"collectives --ranks {HUGE}": (CORES, HUGE),
+    "compare --ranks 1,1000000": ("--ranks to be at most 10000", "1000000"),
+    "compare --oversubscribe --ranks 1,999": ("with --oversubscribe on this machine", "999"),
+    "compare --ranks 1,,2": ("--ranks to be a whole number", "''"),
+    "compare --ranks 0": ("--ranks to be at least 1", "0"),
+    "compare --threads-per-rank 1000000": (CORES, "1000000"),
+    "parity --ranks 1,1000000": (CORES, "1000000"),
+    "soak --ranks 1000000": (CORES, "1000000"),
+    # counts
+    "collectives --sizes 0": ("--sizes to be at least 1", "0"),
+    "collectives --sizes 1e6": ("--sizes to be a whole number", "1e6"),
+    f"collectives --sizes {HUGE}": ("--sizes to be at most", HUGE),
+    "collectives --sizes 1000000000000": ("messages for the", "1000000000000"),
+    "collectives --rounds 0": ("--rounds to be at least 1", "0"),
+    f"collectives --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
+    f"collectives --time-limit {HUGE}": ("--time-limit to be at most", HUGE),
+    "collectives --step-ms 0": ("--step-ms to be at least 1", "0"),
+    "compare --repetitions 4": ("--repetitions to be at least 5", "4"),
+    f"compare --repetitions {HUGE}": ("--repetitions to be at most 1000", HUGE),
+    "compare --batch-sizes 0": ("--batch-sizes to be at least 1", "0"),
+    f"compare --batch-sizes {HUGE}": ("--batch-sizes to be at most", HUGE),
+    "compare --epochs 1": ("--epochs to be at least 2", "1"),
+    f"compare --epochs {HUGE}": ("--epochs to be at most", HUGE),
+    f"compare --num-iters {HUGE}": ("--num-iters to be at most", HUGE),
+    f"compare --num-batches-per-iter {HUGE}": ("--num-batches-per-iter to be at most", HUGE),
+    f"compare --num-warmup-batches {HUGE}": ("--num-warmup-batches to be at most", HUGE),
+    f"compare --gate-steps {HUGE}": ("--gate-steps to be at most", HUGE),
+    "compare --time-limit 0": ("--time-limit to be at least 1", "0"),
+    f"parity --steps {HUGE}": ("--steps to be at most", HUGE),
+    "parity --every 0": ("--every to be at least 1", "0"),
+    "parity --seed -1": ("--seed to be at least 0", "-1"),
+    "soak --kills -1": ("--kills to be at least 0", "-1"),
+    f"soak --faults {HUGE}": ("--faults to be at most", HUGE),
+    "soak --seed 0.5": ("--seed to be a whole number", "0.5"),
+    f"predict --step-ms 1 --ranks {HUGE}": ("--ranks to be at most", HUGE),
+    "predict --step-ms 1 --ranks 0": ("--ranks to be at least 1", "0"),
+    f"predict --step-ms 1 --parameters {HUGE}": ("--parameters to be at most", HUGE),
+    f"predict --step-ms 1 --batch-size {HUGE}": ("--batch-size to be at most", HUGE),
+    f"predict --step-ms 1 --ranks-per-node {HUGE}": ("--ranks-per-node to be at most", HUGE),
+    f"predict --step-ms 1 --samples {HUGE}": ("--samples to be at most", HUGE),
+    # numbers
+    "compare --base-lr nan": ("--base-lr to be a number", "nan"),
+    "compare --base-lr 0": ("--base-lr to be above 0", "0"),
+    "compare --target-accuracy 97": ("--target-accuracy to be at most 1", "97"),
+    "compare --target-accuracy nan": ("--target-accuracy to be a number", "nan"),
+    "predict --step-ms nan": ("--step-ms to be a number", "nan"),
+    "predict --step-ms inf": ("--step-ms to be at most", "inf"),
+    "predict --step-ms -1": ("--step-ms to be above 0", "-1"),
+    "predict --step-ms 1e-300": ("--step-ms to be 0 or at least", "1e-300"),
+    "predict --step-ms 1 --cycle-ms 1e-300": ("--cycle-ms to be 0 or at least", "1e-300"),
+    "predict --step-ms 1 --jitter -inf": ("--jitter to be at least 0", "-inf"),
+    "predict --step-ms 1 --backward-share 2": ("--backward-share to be at most 1", "2"),
+    "predict --loss-of-parameters nan": ("--loss-of-parameters to be a number", "nan"),
+    # names
+    "collectives --backends nccl": ("--backends to be one of memcpy, mpi4py", "nccl"),
+    "collectives --collectives sum": ("--collectives to be one of all-reduce", "sum"),
+    "collectives --network nosuch": ("--network to be one of", "nosuch"),
+    "compare --strategies horovod,dpp": ("--strategies to be one of", "dpp; did you mean ddp?"),
+    "compare --frameworks jax": ("--frameworks to be one of pytorch, tensorflow", "jax"),
+    "compare --models vgg": ("--models to be one of", "vgg"),
+    "compare --precisions fp8": ("--precisions to be one of", "fp8"),
+    "compare --workloads weak": ("--workloads to be one of", "weak"),
+    "compare --dataset imagenet": ("--dataset to be one of digits", "imagenet"),
+    "parity --optimizers sgd,lion": ("--optimizers to be one of", "lion"),
+    "parity --ranks 1 --frameworks pytorch --strategies single": ("at least two runs to compare", "1"),
+    "soak --frameworks ''": ("--frameworks to be one of", "''"),
+    "predict --step-ms 1 --algorithm star": ("--algorithm to be one of ring", "star"),
+    "predict --step-ms 1 --compression fp8": ("--compression to be one of none, fp16", "fp8"),
+    "predict --step-ms 1 --network nosuch": ("--network to be one of", "nosuch"),
+    "predict": ("the step time of one rank", "none"),
+    "predict --validate --measured .": ("--collectives with --measured", "none"),
+    "hosts --to torchrun": ("--to to be one of", "torchrun"),
+    # paths
+    "compare --output-dir ''": ("--output-dir to be a path", "''"),
+    "compare --data-dir ''": ("--data-dir to be a text", "''"),
+    "collectives --output ''": ("--output to be a path", "''"),
+    "collectives --output /proc/x.json": ("--output to be a file that can be written", "/proc/x.json"),
+    "collectives --output new/x.json --rounds 0": ("--rounds to be at least 1", "0"),
+    "collectives --output .": ("--output to be a file that can be written", "."),
+    "predict --step-ms 1 --output /proc/x.json": ("--output to be a file that can be written", "/proc/x.json"),
+    "predict --run ''": ("--run to be a path", "''"),
+    "predict --step-ms 1 --collectives ''": ("--collectives to be a path", "''"),
+    "report ''": ("DIR to be a path", "''"),
+    "timeline ''": ("FILE to be a path", "''"),
+}
+
+BENCHMARKS = {
+    "input_pipeline --rounds 0": ("--rounds to be at least 1", "0"),
+    f"strategies --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
+    "strategies --strategies dpp": ("--strategies to be one of", "dpp"),
+    "startup --rounds many": ("--rounds to be a whole number", "many"),
+    "startup --controller nccl": ("--controller to be one of", "nccl"),
+    "startup --unmodified ''": ("--unmodified to be a path", "''"),
+    "overhead --quik": ("a flag of", "--quik; did you mean --quick?"),
+    "sharding --num-samples 0": ("--num-samples to be at least 1", "0"),
+    f"sharding --world-size {HUGE}": ("--world-size to be at most", HUGE),
+    "repeated one": ("DIR", "nothing"),
+    "synthetic --num-iters 0": ("--num-iters to be at least 1", "0"),
+    "synthetic --framework jax": ("--framework to be one of", "jax"),
+    "synthetic --epoch 3": ("a flag of", "--epoch; did you mean --epochs?"),
+    "comparison.real --framework jax": ("--framework to be one of", "jax"),
+}
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_commands(arguments, tmp_path):
+    check(Mistake(f"{ALLSTEP} {arguments}", *COMMANDS[arguments]), tmp_path)
+
+
+@pytest.mark.parametrize("arguments", BENCHMARKS)
+def test_benchmarks(arguments, tmp_path):
+    check(Mistake(f"{sys.executable} -m allstep.benchmarks.{arguments}", *BENCHMARKS[arguments]), tmp_path)
