@@ -4,6 +4,11 @@
 class UserError(Exception):
     """The input was wrong. The message is one line: what was expected, what was received, what to do."""
 
+    def __str__(self) -> str:
+        # It may quote a name with line breaks, or with codes that would move a terminal's cursor.
+        shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
+        return "".join(shown)
+
 
 class Fault(Exception):
     """The run cannot go on although the input was right. The message names the rank, the step and the cause."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.common import checkpoint, datasets, engine, saving
+from allstep.common import datasets, engine, resuming, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig
 from allstep.common.datasets import Dataset
@@ -210,17 +210,15 @@ def warn(message: str) -> None:
 def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:
     """The state to resume, on every rank, or None; weights of --init-from go straight into the worker."""
     output = config.output
-    source = output.resume or output.init_from
-    if source is None:
+    if not (output.resume or output.init_from):
         return None
     state = None
-    if place.rank == 0:
-        state = checkpoint.load(*saving.resume_path(str(source), output.output_dir), warn=warn)
+    if place.rank == 0:  # and checks all of it: what the others receive is right
+        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn)
     state = saving.broadcast_state(state, worker.collectives)
     if output.resume:
-        saving.check_same_data(config.flat(), state, len(dataset.train))
         return state
-    saving.load_weights(worker, state)
+    worker.import_state(state.arrays, step=0)
     return None
 
 
