@@ -8,6 +8,8 @@ same ones.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from allstep.common.datasets.base import Dataset
@@ -22,6 +24,12 @@ MAX_SAMPLES = 2**40
 PATTERN_COUNTER = 2**63
 """Counters of the patterns, above those of any sample."""
 MAX_VALIDATION_SAMPLES = 10_000
+MAX_VALUES = 2**24
+"""Numbers in an image: 4096 x 4096 grey pixels. A batch of 32 takes 2 GiB in float32."""
+MAX_CLASSES = 2**16
+"""Three times as many as the largest ImageNet has."""
+MAX_PATTERNS = 2**21
+"""Patterns of one channel each: to compute them takes 1 GiB."""
 READ_AHEAD_BYTES = 2**15
 """An image this large takes tens of microseconds to compute; small ones cost less than handing them over."""
 
@@ -42,11 +50,19 @@ def load(config: DataConfig) -> Dataset:
         config.synthetic_classes,
     )
     if not 1 <= num_samples <= MAX_SAMPLES:
-        raise UserError(f"--synthetic-samples must be 1 to 2^40, got {num_samples}")
-    if num_classes < 2:
-        raise UserError(f"--synthetic-classes must be at least 2, got {num_classes}")
-    if min(shape) < 1:
-        raise UserError(f"--synthetic-shape must be height, width and channels of at least 1, got {shape}")
+        raise UserError(f"expected --synthetic-samples from 1 to 2^40, received {num_samples}")
+    if min(shape) < 1 or math.prod(shape) > MAX_VALUES:
+        raise UserError(
+            "expected --synthetic-shape as height, width and channels of at least 1, which make an image of at most "
+            f"{MAX_VALUES} numbers, received {' '.join(map(str, shape))}"
+        )
+    if not 2 <= num_classes <= MAX_CLASSES:
+        raise UserError(f"expected --synthetic-classes from 2 to {MAX_CLASSES}, received {num_classes}")
+    if num_classes * shape[2] > MAX_PATTERNS:
+        raise UserError(
+            f"expected --synthetic-classes times the channels of --synthetic-shape to be at most {MAX_PATTERNS}, "
+            f"received {num_classes} times {shape[2]}"
+        )
 
     patterns = class_patterns(num_classes, shape[2])
     # A pixel of which nothing is known is white with the mean probability of its channel.
