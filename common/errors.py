@@ -5,13 +5,16 @@ class UserError(Exception):
     """The input was wrong. The message is one line: what was expected, what was received, what to do."""
 
     def __str__(self) -> str:
-        # It may quote a name with line breaks, or with codes that would move a terminal's cursor.
-        shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
-        return "".join(shown)
+        return printable(super().__str__())
 
 
 class Fault(Exception):
     """The run cannot go on although the input was right. The message names the rank, the step and the cause."""
+
+
+def printable(text: str) -> str:
+    """A text that may quote names with line breaks, or with codes that a terminal obeys: in one line, without any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def summary(error: BaseException) -> str:

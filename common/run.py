@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from allstep.common.ending import note_failure, who
 from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
 from allstep.common.lines import print_line
+from allstep.common.memory import available_memory
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
 from allstep.common.reporting.base import output_dir_errors, write_whole
@@ -115,6 +117,7 @@ def _train(
             output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
         state = _load_state(worker, dataset, config, place)
         schedule = make_schedule(config, len(dataset.train), worker.collectives.world_size, state)
+        _check_batch_memory(schedule, dataset, place)
         progress = saving.resume(worker, state) if state else Progress()
         checkpoints = None
         if output:
@@ -192,6 +195,19 @@ def make_schedule(config: TrainConfig, num_samples: int, world_size: int, state:
         final_lr=flags.final_lr,
         batch_ramp=ramp,
     )
+
+
+def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) -> None:
+    """Refuse batches whose pixels alone, a byte each, do not fit into this host's memory: reading them would fail."""
+    largest = schedule.global_batch_size * max([1, *(factor for _, factor in schedule.batch_ramp)])
+    num_samples = -(-min(largest, len(dataset.train)) // place.world_size)
+    num_bytes = num_samples * math.prod(dataset.image_shape) * place.local_size
+    if num_bytes > (left := available_memory()):
+        raise UserError(
+            f"expected batches that fit into this host's memory, of which {left} bytes are left, received "
+            f"{num_samples} images of {math.prod(dataset.image_shape)} bytes for each of {place.local_size} ranks; "
+            "lower --global-batch-size or --batch-size"
+        )
 
 
 def _ramp(text: str) -> tuple[float, int]:

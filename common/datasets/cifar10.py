@@ -13,7 +13,7 @@ import numpy as np
 
 from allstep.common.datasets.base import Dataset
 from allstep.common.datasets.config import DataConfig
-from allstep.common.datasets.download import RemoteFile, expected_sums, fetch
+from allstep.common.datasets.download import RemoteFile, expected_sums, fetch, tell_whose_sums
 from allstep.common.datasets.unpacked import Bounded, archive_errors, check_content_size, open_splits, unpack_once
 from allstep.common.errors import UserError
 from allstep.common.regular_file import regular
@@ -42,6 +42,7 @@ def prepare(config: DataConfig) -> None:
     directory = config.data_dir / "cifar10"
     sums = fetch(FILES, directory, mirrors=[config.mirror] if config.mirror else MIRRORS)
     unpack_once(directory, sums, lambda: unpack(directory / ARCHIVE))
+    tell_whose_sums(directory)
 
 
 def load(config: DataConfig) -> Dataset:

@@ -87,6 +87,12 @@ def expected_sums(files: Sequence[RemoteFile], directory: Path) -> dict[str, str
     return {file.name: own[file.name] for file in files}
 
 
+def tell_whose_sums(directory: Path) -> None:
+    """One line on standard error where the user's own checksums counted."""
+    if (directory / SUMS_NAME).exists():
+        print_line(f"{directory / SUMS_NAME} counts instead of the published checksums", sys.stderr)
+
+
 def _is_there(file: RemoteFile, path: Path) -> bool:
     # What has another size may have any: it is not read to its end.
     return path.exists() and path.stat().st_size == file.num_bytes and has_sum(path, file.sha256)
@@ -104,7 +110,6 @@ def _check_own_files(sums: dict[str, str], directory: Path) -> None:
                 f"expected {path} to have the SHA-256 that {SUMS_NAME} beside it lists, received another one; replace "
                 "either"
             )
-    print_line(f"{directory / SUMS_NAME} counts instead of the published checksums", sys.stderr)
 
 
 class _AnswerError(Exception):

@@ -37,6 +37,20 @@ MAX_FILE_BYTES = 2**28
 """Of an image: three bytes for each pixel that Pillow allows."""
 
 
+def check(config: DataConfig) -> None:
+    """Checks the flags about images.
+
+    Raises:
+        UserError: a number is out of range.
+    """
+    for name, value, most in (
+        ("--image-size", config.image_size, MAX_IMAGE_SIZE),
+        ("--decode-threads", config.decode_threads, MAX_DECODE_THREADS),
+    ):
+        if not 1 <= value <= most:
+            raise UserError(f"expected {name} from 1 to {most}, received {value}")
+
+
 def prepare(config: DataConfig) -> None:
     """Looks at the folders as `load` does, so that a mistake is reported by one rank alone."""
     load(config)
@@ -56,12 +70,7 @@ def load(config: DataConfig) -> Dataset:
             "expected Pillow for --dataset image-folder, received no such package; install it, or choose another data "
             "set"
         ) from error
-    for name, value, most in (
-        ("--image-size", config.image_size, MAX_IMAGE_SIZE),
-        ("--decode-threads", config.decode_threads, MAX_DECODE_THREADS),
-    ):
-        if not 1 <= value <= most:
-            raise UserError(f"expected {name} from 1 to {most}, received {value}")
+    check(config)
     # What has so many pixels that Pillow doubts it counts as unreadable; its warning would not name the file.
     warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
 
@@ -232,12 +241,14 @@ def decode(path: Path) -> Image.Image:
 
 
 def _decode(stream: BinaryIO) -> Image.Image:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(stream, formats=("JPEG", "PNG"))
         if image.mode.startswith(("I", "F")):
             raise UnreadableImage(f"mode {image.mode} has more than 8 bits a channel")
         return image.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise UnreadableImage("it is neither JPEG nor PNG") from error
     except Exception as error:  # Pillow's own: damaged files make it raise OSError, SyntaxError, ValueError, ...
         raise UnreadableImage(error) from error

@@ -16,7 +16,7 @@ import numpy as np
 
 from allstep.common.datasets.base import Dataset
 from allstep.common.datasets.config import DataConfig
-from allstep.common.datasets.download import RemoteFile, expected_sums, fetch
+from allstep.common.datasets.download import RemoteFile, expected_sums, fetch, tell_whose_sums
 from allstep.common.datasets.unpacked import archive_errors, check_content_size, open_splits, unpack_once
 from allstep.common.errors import UserError
 from allstep.common.regular_file import regular
@@ -74,6 +74,7 @@ def prepare(config: DataConfig) -> None:
     mirrors = [config.mirror] if config.mirror else MIRRORS[config.dataset]
     sums = fetch(FILES[config.dataset], directory, mirrors=mirrors)
     unpack_once(directory, sums, lambda: unpack(directory))
+    tell_whose_sums(directory)
 
 
 def load(config: DataConfig) -> Dataset:

@@ -38,17 +38,13 @@ def prepare(config: DataConfig) -> None:
     """Nothing to prepare."""
 
 
-def load(config: DataConfig) -> Dataset:
-    """Describes the data set that the `synthetic_*` flags ask for.
+def check(config: DataConfig) -> None:
+    """Checks the `synthetic_*` flags.
 
     Raises:
         UserError: a number is out of range.
     """
-    shape, num_samples, num_classes = (
-        config.synthetic_shape,
-        config.synthetic_samples,
-        config.synthetic_classes,
-    )
+    shape, num_samples, num_classes = config.synthetic_shape, config.synthetic_samples, config.synthetic_classes
     if not 1 <= num_samples <= MAX_SAMPLES:
         raise UserError(f"expected --synthetic-samples from 1 to 2^40, received {num_samples}")
     if min(shape) < 1 or math.prod(shape) > MAX_VALUES:
@@ -64,7 +60,16 @@ def load(config: DataConfig) -> Dataset:
             f"received {num_classes} times {shape[2]}"
         )
 
-    patterns = class_patterns(num_classes, shape[2])
+
+def load(config: DataConfig) -> Dataset:
+    """Describes the data set that the `synthetic_*` flags ask for.
+
+    Raises:
+        UserError: see `check`.
+    """
+    check(config)
+    shape, num_samples = config.synthetic_shape, config.synthetic_samples
+    patterns = class_patterns(config.synthetic_classes, shape[2])
     # A pixel of which nothing is known is white with the mean probability of its channel.
     mean = patterns.mean(axis=(0, 1, 2)) / 256
     std = np.sqrt(mean * (1 - mean))
@@ -74,7 +79,7 @@ def load(config: DataConfig) -> Dataset:
         train=SyntheticSplit(num_samples, first=0, shape=shape, patterns=patterns),
         validation=SyntheticSplit(num_validation, first=MAX_SAMPLES, shape=shape, patterns=patterns),
         image_shape=shape,
-        num_classes=num_classes,
+        num_classes=config.synthetic_classes,
         mean=tuple(mean.tolist()),
         std=tuple(std.tolist()),
     )

@@ -97,7 +97,7 @@ def _mapped(path: Path, dtype: type, item_shape: tuple[int, ...]) -> np.ndarray:
 
 
 MAX_CONTENT_BYTES = 600_000_000
-"""Of what is unpacked from one file: CIFAR-10 has 184 MB, and EMNIST's largest part, which has the form of MNIST, 547."""
+"""Of what is unpacked from one file: CIFAR-10 has 184 MB, and EMNIST's largest part, in the form of MNIST, 547 MB."""
 
 
 def check_content_size(path: Path, num_bytes: int) -> None:

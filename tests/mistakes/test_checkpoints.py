@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from checkpoint_states import forge, forge_file, refuse_warning
+from hostile_files import endless, sparse
 from mistake import PYTORCH, TENSORFLOW, Mistake, check
 from ranks import run
 
@@ -104,12 +105,10 @@ def with_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], Non
     return prepare
 
 
-def sparse(path: Path) -> None:
-    """40 GB of zeros that take no room, with a right size in the manifest."""
-    path.touch()
-    os.truncate(path, 40 * 10**9)
+def sparse_and_listed(path: Path) -> None:
+    sparse(path)
     files = json.loads(path.with_name("manifest.json").read_text())["files"]
-    files[path.name]["size"] = 40 * 10**9
+    files[path.name]["size"] = path.stat().st_size
     forge(path.parent, files=files)
 
 
@@ -195,8 +194,8 @@ FILES = {
     "manifest a FIFO": file("a regular file", "a FIFO", "manifest.json", os.mkfifo),
     "weights a FIFO": file("a regular file", "a FIFO", "model.safetensors", os.mkfifo),
     "slots a FIFO": file("a regular file", "a FIFO", "optimizer.safetensors", os.mkfifo),
-    "weights endless": file("a regular file", "a char", "model.safetensors", lambda path: path.symlink_to("/dev/zero")),
-    "weights of 40 GB": file("the memory that is left", "80000000000", "model.safetensors", sparse),
+    "weights endless": file("a regular file", "a char", "model.safetensors", endless),
+    "weights of 40 GB": file("the memory that is left", "80000000000", "model.safetensors", sparse_and_listed),
     "manifest of 2 MB": file("at most 1048576 bytes", "2000000", "manifest.json", text(" " * 2_000_000)),
     "manifest a folder": file("a regular file", "a directory", "manifest.json", Path.mkdir),
     "manifest cut": file("JSON", "brackets that do not pair", "manifest.json", text('{"format_version": 1')),

@@ -12,7 +12,7 @@ import pytest
 
 from allstep.common.datasets import DataConfig, load, prepare
 from allstep.common.datasets.config import without_secrets
-from allstep.common.datasets.download import RemoteFile, fetch
+from allstep.common.datasets.download import RemoteFile, fetch, tell_whose_sums
 from allstep.common.errors import UserError
 
 BODY = bytes(range(256)) * 400
@@ -311,6 +311,7 @@ def test_own_files_count_when_vouched_for(server, tmp_path, vouch, capsys):
     vouch(tmp_path)
     sums = fetch([FILE], tmp_path, mirrors=[server.url])
     assert sums == {NAME: hashlib.sha256(b"own").hexdigest()}
+    tell_whose_sums(tmp_path)
     assert "counts instead of the published checksums" in capsys.readouterr().err
     assert server.requests == []
 

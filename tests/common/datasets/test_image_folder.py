@@ -2,12 +2,11 @@
 
 import io
 import os
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile_files import endless, png_of, sparse
 from PIL import Image
 
 from allstep.common.datasets import DataConfig, image_folder, load, prepare
@@ -223,20 +222,13 @@ def test_flags_out_of_range(folder, flags):
         open_folder(folder, **flags)
 
 
-def png_of(width: int, height: int) -> bytes:
-    """The beginning of a PNG file that declares so many pixels, and has a right checksum."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    pixels = b"IDAT" + zlib.compress(bytes(2**20))
-    return start + struct.pack(">I", len(pixels) - 4) + pixels + struct.pack(">I", zlib.crc32(pixels))
-
-
 HOSTILE = {
     "a FIFO": (os.mkfifo, "expected a regular file, received a FIFO"),
-    "endless": (lambda path: path.symlink_to("/dev/zero"), "expected a regular file, received a character device"),
+    "endless": (endless, "expected a regular file, received a character device"),
     "many pixels": (lambda path: path.write_bytes(png_of(10_000, 10_000)), "exceeds limit"),
     "more pixels": (lambda path: path.write_bytes(png_of(2**31 - 1, 2**31 - 1)), "exceeds limit"),
-    "40 GB": (lambda path: (path.touch(), os.truncate(path, 40 * 10**9)), "it has 40000000000 bytes, more than"),
+    "40 GB": (sparse, "it has 40000000000 bytes, more than"),
+    "text": (lambda path: path.write_text("meow"), "neither JPEG nor PNG"),
     "cut": (lambda path: path.write_bytes(png_of(1000, 1000)), "truncated"),
     "16 bits": (lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path), "more than 8 bits a channel"),
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile_files import idx, zeros_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,11 +25,6 @@ from allstep.common.errors import UserError
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
-
-
-def idx(array: np.ndarray, *, magic: bytes | None = None) -> bytes:
-    header = magic or bytes([0, 0, 8, array.ndim])
-    return gzip.compress(header + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes(), mtime=0)
 
 
 GENERATOR = np.random.default_rng(0)
@@ -264,9 +260,9 @@ def of_size(num_images: int) -> bytes:
 
 
 BOMBS = {
-    "goes on after its images": gzip.compress(gzip.decompress(FILES[TRAIN_IMAGES]) + bytes(2**26)),
+    "goes on after its images": zeros_after(gzip.decompress(FILES[TRAIN_IMAGES]), 2**26),
     "says more than there can be": of_size(2**32 - 1),
-    "goes on in another part": FILES[TRAIN_IMAGES] + gzip.compress(bytes(2**26)),
+    "goes on in another part": FILES[TRAIN_IMAGES] + zeros_after(b"", 2**26),
 }
 
 
