@@ -11,7 +11,6 @@ overlaps with backward.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 from collections import defaultdict
@@ -133,11 +132,13 @@ def _ways(events: Iterable[dict]) -> dict[str, list[Way]]:
 def _events(path: Path) -> list[dict]:
     """The timeline's events; those until the break where the run was killed."""
     data = read_regular(path, most=_LARGEST_FILE)
-    whole_events = (data, data[: data.rfind(b"}") + 1] + b"]", data[: data.rfind(b"},") + 1] + b"]")
-    for candidate in whole_events[:-1]:
-        with contextlib.suppress(NotJson):
+    first: NotJson | None = None
+    for candidate in (data, data[: data.rfind(b"}") + 1] + b"]", data[: data.rfind(b"},") + 1] + b"]"):
+        try:
             return _list(candidate)
-    return _list(whole_events[-1])
+        except NotJson as error:
+            first = first or error
+    raise first
 
 
 def _list(data: bytes) -> list[dict]:
