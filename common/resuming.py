@@ -20,7 +20,6 @@ from allstep.common.datasets.config import DatasetName
 from allstep.common.errors import UserError
 from allstep.common.schedule import Decay, Scaling, Schedule
 from allstep.common.schema import (
-    LARGEST_WHOLE,
     Mismatch,
     Shape,
     list_of,
@@ -32,6 +31,7 @@ from allstep.common.schema import (
 )
 
 T = TypeVar("T")
+_SEED = whole(-(2**64), 2**64)
 _MOST_SECONDS = 1e10  # three hundred years
 _MOST_EPOCHS_A_STEP = 100
 
@@ -181,7 +181,7 @@ def _check_config(value: Any, where: str) -> None:
 
 _CONFIG = _has(
     dataset=one_of(*get_args(DatasetName)),
-    seed=whole(-LARGEST_WHOLE),
+    seed=_SEED,
     model=one_of(*get_args(get_type_hints(TrainConfig)["model"])),
     optimizer=one_of(*get_args(get_type_hints(OptimizerConfig)["optimizer"])),
 )
@@ -206,7 +206,7 @@ _SCHEDULE = record(
     final_lr=number(0),
     batch_ramp=list_of(_pair),
 )
-_STATE = record(rng=record(seed=whole(-LARGEST_WHOLE)), schedule=_SCHEDULE, config=_check_config)
+_STATE = record(rng=record(seed=_SEED), schedule=_SCHEDULE, config=_check_config)
 _RUNNING = record(
     loss_sum=number(),
     learning_rate=number(0),

@@ -34,9 +34,8 @@ def main() -> None:
     stay_on_host(place)
 
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
-    from allstep.common import datasets, resuming
+    from allstep.common import resuming
 
-    datasets.check(config.data)
     if place.rank == 0:
         resuming.check_early(config)
 

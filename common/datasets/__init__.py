@@ -1,4 +1,4 @@
-"""Data sets: `check` the flags, `prepare` once a host, `load` on every rank, then read uint8 images by sample index."""
+"""Data sets: `prepare` once a host, `load` on every rank, then read uint8 images by sample index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from allstep.common.datasets.base import Dataset, Split
 from allstep.common.datasets.config import DataConfig
 from allstep.common.datasets.files import data_dir_errors
 
-__all__ = ["DataConfig", "Dataset", "Split", "check", "load", "prepare"]
+__all__ = ["DataConfig", "Dataset", "Split", "load", "prepare"]
 
 _MODULES = {
     "digits": "digits",
@@ -19,16 +19,6 @@ _MODULES = {
     "image-folder": "image_folder",
     "synthetic": "synthetic",
 }
-
-
-def check(config: DataConfig) -> None:
-    """Checks the flags of a data set, before anything is read.
-
-    Raises:
-        UserError: a number is out of range.
-    """
-    if hasattr(module := _module(config), "check"):
-        module.check(config)
 
 
 def prepare(config: DataConfig) -> None:

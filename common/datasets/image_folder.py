@@ -30,25 +30,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 # Of ImageNet's training images, as usually given.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-MAX_IMAGE_SIZE = 4096
-"""Pixels of a side; a batch of 32 such images takes 6 GiB in float32."""
-MAX_DECODE_THREADS = 1024
 MAX_FILE_BYTES = 2**28
 """Of an image: three bytes for each pixel that Pillow allows."""
-
-
-def check(config: DataConfig) -> None:
-    """Checks the flags about images.
-
-    Raises:
-        UserError: a number is out of range.
-    """
-    for name, value, most in (
-        ("--image-size", config.image_size, MAX_IMAGE_SIZE),
-        ("--decode-threads", config.decode_threads, MAX_DECODE_THREADS),
-    ):
-        if not 1 <= value <= most:
-            raise UserError(f"expected {name} from 1 to {most}, received {value}")
 
 
 def prepare(config: DataConfig) -> None:
@@ -70,7 +53,9 @@ def load(config: DataConfig) -> Dataset:
             "expected Pillow for --dataset image-folder, received no such package; install it, or choose another data "
             "set"
         ) from error
-    check(config)
+    for name, value in (("--image-size", config.image_size), ("--decode-threads", config.decode_threads)):
+        if value < 1:
+            raise UserError(f"expected {name} to be at least 1, received {value}")
     # What has so many pixels that Pillow doubts it counts as unreadable; its warning would not name the file.
     warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
 

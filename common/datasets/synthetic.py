@@ -16,6 +16,7 @@ from allstep.common.datasets.base import Dataset
 from allstep.common.datasets.config import DataConfig
 from allstep.common.datasets.hashing import hash64
 from allstep.common.errors import UserError
+from allstep.common.memory import available_memory
 
 GRID = 4
 """Cells of a pattern in each direction: coarse, so that networks that pool still see it."""
@@ -24,12 +25,8 @@ MAX_SAMPLES = 2**40
 PATTERN_COUNTER = 2**63
 """Counters of the patterns, above those of any sample."""
 MAX_VALIDATION_SAMPLES = 10_000
-MAX_VALUES = 2**24
-"""Numbers in an image: 4096 x 4096 grey pixels. A batch of 32 takes 2 GiB in float32."""
-MAX_CLASSES = 2**16
-"""Three times as many as the largest ImageNet has."""
-MAX_PATTERNS = 2**21
-"""Patterns of one channel each: to compute them takes 1 GiB."""
+BYTES_PER_NUMBER = 16
+"""Of an image or a pattern, while it is made: hashes of 64 bits, and a copy."""
 READ_AHEAD_BYTES = 2**15
 """An image this large takes tens of microseconds to compute; small ones cost less than handing them over."""
 
@@ -38,38 +35,29 @@ def prepare(config: DataConfig) -> None:
     """Nothing to prepare."""
 
 
-def check(config: DataConfig) -> None:
-    """Checks the `synthetic_*` flags.
-
-    Raises:
-        UserError: a number is out of range.
-    """
-    shape, num_samples, num_classes = config.synthetic_shape, config.synthetic_samples, config.synthetic_classes
-    if not 1 <= num_samples <= MAX_SAMPLES:
-        raise UserError(f"expected --synthetic-samples from 1 to 2^40, received {num_samples}")
-    if min(shape) < 1 or math.prod(shape) > MAX_VALUES:
-        raise UserError(
-            "expected --synthetic-shape as height, width and channels of at least 1, which make an image of at most "
-            f"{MAX_VALUES} numbers, received {' '.join(map(str, shape))}"
-        )
-    if not 2 <= num_classes <= MAX_CLASSES:
-        raise UserError(f"expected --synthetic-classes from 2 to {MAX_CLASSES}, received {num_classes}")
-    if num_classes * shape[2] > MAX_PATTERNS:
-        raise UserError(
-            f"expected --synthetic-classes times the channels of --synthetic-shape to be at most {MAX_PATTERNS}, "
-            f"received {num_classes} times {shape[2]}"
-        )
-
-
 def load(config: DataConfig) -> Dataset:
     """Describes the data set that the `synthetic_*` flags ask for.
 
     Raises:
-        UserError: see `check`.
+        UserError: a number is out of range, or an image or the classes' patterns do not fit into memory.
     """
-    check(config)
-    shape, num_samples = config.synthetic_shape, config.synthetic_samples
-    patterns = class_patterns(config.synthetic_classes, shape[2])
+    shape, num_samples, num_classes = config.synthetic_shape, config.synthetic_samples, config.synthetic_classes
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise UserError(f"expected --synthetic-samples from 1 to 2^40, received {num_samples}")
+    if num_classes < 2:
+        raise UserError(f"expected --synthetic-classes to be at least 2, received {num_classes}")
+    if min(shape) < 1:
+        raise UserError(
+            f"expected --synthetic-shape as height, width and channels of at least 1, received {_shown(shape)}"
+        )
+    num_bytes = BYTES_PER_NUMBER * (math.prod(shape) + GRID**2 * num_classes * shape[2])
+    if num_bytes > (left := available_memory()):
+        raise UserError(
+            f"expected --synthetic-shape and --synthetic-classes to fit into {left} bytes, the memory that is left, "
+            f"received {_shown(shape)} and {num_classes}, which take {num_bytes}"
+        )
+
+    patterns = class_patterns(num_classes, shape[2])
     # A pixel of which nothing is known is white with the mean probability of its channel.
     mean = patterns.mean(axis=(0, 1, 2)) / 256
     std = np.sqrt(mean * (1 - mean))
@@ -79,10 +67,14 @@ def load(config: DataConfig) -> Dataset:
         train=SyntheticSplit(num_samples, first=0, shape=shape, patterns=patterns),
         validation=SyntheticSplit(num_validation, first=MAX_SAMPLES, shape=shape, patterns=patterns),
         image_shape=shape,
-        num_classes=config.synthetic_classes,
+        num_classes=num_classes,
         mean=tuple(mean.tolist()),
         std=tuple(std.tolist()),
     )
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " ".join(map(str, shape))
 
 
 def class_patterns(num_classes: int, channels: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Files of data sets that are damaged, hostile or none, and data sets larger than anything.
+"""Files of data sets that are damaged, hostile or none. Flags about data: test_flags.py.
 
 Oracle: the contract of mistakes, in `mistake.check`. What each parser does with any bytes: tests/common/datasets.
 """
@@ -26,7 +26,6 @@ FLAGS = "--model mlp --epochs 1 --data-dir {here}"
 MNIST = f"{PYTORCH} {FLAGS} --dataset mnist --mirror http://127.0.0.1:9"
 CIFAR = f"{PYTORCH} {FLAGS} --dataset cifar10 --mirror http://127.0.0.1:9"
 FOLDER = f"{PYTORCH} {FLAGS} --dataset image-folder --image-size 16"
-SYNTHETIC = f"{PYTORCH} --model mlp --epochs 1 --dataset synthetic"
 
 
 def vouch(directory: Path) -> None:
@@ -170,27 +169,6 @@ MISTAKES = {
     "no folders": Mistake(FOLDER, "to hold train/ and val/", "none", prepare=lambda here: (here / "x").touch()),
     "another class": Mistake(
         FOLDER, "JPEG or PNG files in", "none", prepare=images("val/bird", lambda path: path.mkdir())
-    ),
-    "images of no size": Mistake(f"{FOLDER} --image-size 0", "--image-size from 1 to 4096", "0"),
-    "images of any size": Mistake(f"{FOLDER} --image-size 1000000", "--image-size from 1 to 4096", "1000000"),
-    "many threads": Mistake(f"{FOLDER} --decode-threads 1000000", "--decode-threads from 1 to 1024", "1000000"),
-    # synthetic
-    "a shape of terabytes": Mistake(
-        f"{SYNTHETIC} --synthetic-shape 1000000 1000000 3", "at most 16777216 numbers", "1000000 1000000 3"
-    ),
-    "a shape of nothing": Mistake(f"{SYNTHETIC} --synthetic-shape 0 28 1", "of at least 1", "0 28 1"),
-    "10^12 classes": Mistake(
-        f"{SYNTHETIC} --synthetic-classes 1000000000000", "--synthetic-classes from 2 to 65536", "1000000000000"
-    ),
-    "one class": Mistake(f"{SYNTHETIC} --synthetic-classes 1", "--synthetic-classes from 2 to 65536", "1"),
-    "classes times channels": Mistake(
-        f"{SYNTHETIC} --synthetic-classes 65536 --synthetic-shape 8 8 1000", "to be at most", "65536 times 1000"
-    ),
-    "10^30 samples": Mistake(f"{SYNTHETIC} --synthetic-samples {10**30}", "--synthetic-samples from 1 to 2^40", "10"),
-    "a batch of terabytes": Mistake(
-        f"{SYNTHETIC} --synthetic-samples 10000000000 --batch-size 10000000000",
-        "batches that fit into this host's memory",
-        "10000000000 images of 784 bytes",
     ),
 }
 

@@ -83,7 +83,7 @@ def test_any_shape(shape):
         {"synthetic_shape": (10**6, 10**6, 3)},
         {"synthetic_shape": (10**30, 1, 1)},
         {"synthetic_classes": 10**12},
-        {"synthetic_classes": 2**16, "synthetic_shape": (1, 1, 2**6)},
+        {"synthetic_classes": 2**20, "synthetic_shape": (1, 1, 2**16)},
     ],
 )
 def test_a_number_out_of_range_is_the_users_mistake(flags):
