@@ -21,9 +21,11 @@ from pathlib import Path
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.ranking import is_faster, place_of, rankings
 from allstep.benchmarks.comparison.samples import resolution, share_of_limit
+from allstep.benchmarks.comparison.shapes import shares_cell
 from allstep.common.ending import run_rank
 from allstep.common.errors import UserError
 from allstep.common.flags import Parser, nonempty_path
+from allstep.common.schema import list_of, record
 
 BOUND = 0.05
 
@@ -89,7 +91,8 @@ def main() -> None:
 
 
 def _cells(directory: Path) -> list[dict]:
-    return results.read_input(directory / results.SUMMARY, results.FORMAT)["cells"]
+    shape = record(cells=list_of(shares_cell))
+    return results.read_input(directory / results.SUMMARY, results.FORMAT, shape)["cells"]
 
 
 def _verdict(holds: bool) -> str:

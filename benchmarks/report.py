@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from allstep.benchmarks.reporting import compare_sections, other_sections
 from allstep.benchmarks.reporting.document import Section
 from allstep.benchmarks.reporting.sources import Sources, read
-from allstep.common.errors import UserError
+from allstep.common.errors import UserError, printable
 from allstep.common.flags import Parser, nonempty_path
 
 _TEMPLATES = Path(__file__).parent / "reporting" / "templates"
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     sources = read(flags.directories)
     sections = build(sources)
     for problem in sources.problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(f"left out: {printable(problem)}", file=sys.stderr)
     if not sections:
         raise UserError(
             f"expected results of allstep compare, collectives, predict or a training run, received none in "
@@ -48,7 +48,9 @@ def main(arguments: Sequence[str]) -> None:
     for name in ("report.html", "report.md"):
         path = flags.directories[0] / name
         try:
-            path.write_text(render(name, flags.title, sections, sources.problems), encoding="utf-8")
+            # What came from JSON may have halves of characters, which UTF-8 has not.
+            written = render(name, flags.title, sections, sources.problems)
+            path.write_text(written, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise UserError(
                 f"expected to write {path}, received: {error}; name a directory that may be written first"
@@ -57,27 +59,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def build(sources: Sources) -> list[Section]:
-    """The sections of a report; a source that lacks what its section needs becomes a problem instead."""
-    parts: list[tuple[Path, Callable[[], list[Section]]]] = []
-    for path, content in sources.compares:
-        parts.append((path, lambda content=content: compare_sections.sections(content)))
-    for path, content in sources.collectives:
-        parts.append((path, lambda content=content: [other_sections.collectives(content)]))
-    for path, content in sources.forecasts:
-        parts.append((path, lambda content=content: [other_sections.forecast(content)]))
-    for path, content in sources.validations:
-        parts.append((path, lambda content=content: [other_sections.validation(content)]))
-    for path, content in sources.benchmarks:
-        parts.append((path, lambda path=path, content=content: [other_sections.benchmark(path, content)]))
-    if sources.runs:
-        parts.append((sources.runs[0][0], lambda: [other_sections.runs(sources.runs)]))
+    """The sections of a report."""
     sections: list[Section] = []
-    for path, make in parts:
-        try:
-            sections += make()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            reason = f"lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
-            sources.problems.append(f"{path}: not as expected: {' '.join(reason.split())}")
+    for _, content in sources.compares:
+        sections += compare_sections.sections(content)
+    sections += [other_sections.collectives(content) for _, content in sources.collectives]
+    sections += [other_sections.forecast(content) for _, content in sources.forecasts]
+    sections += [other_sections.validation(content) for _, content in sources.validations]
+    sections += [other_sections.benchmark(path, content) for path, content in sources.benchmarks]
+    if sources.runs:
+        sections.append(other_sections.runs(sources.runs))
     return sections
 
 

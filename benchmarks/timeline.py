@@ -18,13 +18,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from allstep.common import strict_json
 from allstep.common.errors import UserError
 from allstep.common.flags import Parser, nonempty_path
+from allstep.common.regular_file import read_regular
+from allstep.common.schema import Mismatch, list_of, mapping, nullable, number, record, text, whole
+from allstep.common.strict_json import NotJson
 
 Interval = tuple[float, float]
 
 STAGES = ("negotiation", "queue", "copy", "reduction")
 _KIND = "ALLREDUCE"
+_LARGEST_FILE = 256 * 2**20  # bytes; an hour of training a small network, whose events take some GB in memory
+_MOST_EVENTS = 10**7
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,16 @@ def read_ways(path: Path) -> dict[str, list[Way]]:
         UserError: the file is no timeline, or has no all-reduce.
     """
     try:
-        ways = _ways(_events(path))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"an event lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        events = _events(path)
+        for number, event in enumerate(events):
+            _check_event(event, f"event {number}")
+    except OSError as error:
+        raise UserError(f"expected a readable timeline, received {path}: {error.strerror}") from None
+    except (NotJson, Mismatch) as error:
         raise UserError(
-            f"expected a Horovod timeline, received {path}, in which {what}; write one with --timeline"
+            f"expected a Horovod timeline, received {path}, in which: {error}; write one with --timeline"
         ) from None
+    ways = _ways(events)
     if not ways:
         raise UserError(f"expected a Horovod timeline with all-reduces, received {path} without any")
     return ways
@@ -119,21 +129,37 @@ def _ways(events: Iterable[dict]) -> dict[str, list[Way]]:
     return ways
 
 
-def _events(path: Path) -> Iterable[dict]:
+def _events(path: Path) -> list[dict]:
     """The timeline's events; those until the break where the run was killed."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"expected a readable timeline, received {path}: {error}") from None
-    for candidate in (text, text[: text.rfind("}") + 1] + "]", text[: text.rfind("},") + 1] + "]"):
+    data = read_regular(path, most=_LARGEST_FILE)
+    first: NotJson | None = None
+    for candidate in (data, data[: data.rfind(b"}") + 1] + b"]", data[: data.rfind(b"},") + 1] + b"]"):
         try:
-            content = json.loads(candidate)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(content, list) and all(isinstance(event, dict) for event in content):
-            return content
-        break
-    raise UserError(f"expected a Horovod timeline, received {path}, which is none; write one with --timeline")
+            return _list(candidate)
+        except NotJson as error:
+            first = first or error
+    raise first
+
+
+def _list(data: bytes) -> list[dict]:
+    content = strict_json.loads(data)
+    list_of(mapping, most=_MOST_EVENTS)(content, "it")
+    return content
+
+
+_PID = nullable(whole(-(2**31)))
+_TIMED = record(pid=_PID, name=text, ts=number())
+_PHASES = {"B": _TIMED, "E": record(pid=_PID, ts=number())}
+
+
+def _check_event(event: dict, where: str) -> None:
+    """Checks that an event has what is read of it."""
+    phase = event.get("ph")
+    nullable(text)(phase, f"{where}.ph")
+    if phase == "M":
+        record({"args": record({"name": text})}, pid=_PID)(event, where)
+    elif phase in _PHASES:
+        _PHASES[phase](event, where)
 
 
 def _stage(activity: str) -> str | None:

@@ -6,9 +6,17 @@ _LONGEST_SHOWN = 200
 class UserError(Exception):
     """The input was wrong. The message is one line: what was expected, what was received, what to do."""
 
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
 
 class Fault(Exception):
     """The run cannot go on although the input was right. The message names the rank, the step and the cause."""
+
+
+def printable(text: str) -> str:
+    """A text that may quote names with line breaks, or with codes that a terminal obeys: in one line, without any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def summary(error: BaseException) -> str:

@@ -1,8 +1,12 @@
-"""The C library's allocator, told to keep the large blocks that training frees and asks for again in every step."""
+"""Memory: what is left of it, and the C library's allocator, told to keep the large blocks that each step asks for."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 # glibc's malloc.h. It accepts no higher threshold for blocks that are mapped one by one.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -22,3 +26,29 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def available_memory() -> int:
+    """Bytes that this process can take without swapping, and without being killed for it.
+
+    What the host has left (MemAvailable of proc(5)), or less where a container or a batch system limits it (memory.max
+    of a control group, version 2; its cache of files counts as left, for it gives way).
+    """
+    left = int(re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
+    own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    return min([left, *left_in_control_groups(_CONTROL_GROUPS, own[1] if own else "")])
+
+
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+
+def left_in_control_groups(root: Path, group: str) -> Iterator[int]:
+    """Bytes that are left of each limit that holds for `group`: its own and those of the groups around it."""
+    for directory in (root / group, *(root / group).parents):
+        with contextlib.suppress(OSError, ValueError):  # there is none here, or its limit is the word "max"
+            most = int((directory / "memory.max").read_text())
+            used = int((directory / "memory.current").read_text())
+            cache = re.search(r"^inactive_file (\d+)$", (directory / "memory.stat").read_text(), re.MULTILINE)
+            yield max(0, most - used + int(cache[1] if cache else 0))
+        if directory == root:
+            return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -12,15 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.common import checkpoint, datasets, engine, saving
+from allstep.common import datasets, engine, resuming, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.collectives import Collectives
 from allstep.common.config import OutputConfig, TrainConfig
 from allstep.common.datasets import Dataset
 from allstep.common.ending import note_failure, who
-from allstep.common.errors import Fault
+from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import Placement
 from allstep.common.lines import print_line
+from allstep.common.memory import available_memory
 from allstep.common.progress import Progress
 from allstep.common.reporting import Reporter, open_reporter
 from allstep.common.reporting.base import output_dir_errors, write_whole
@@ -118,6 +120,7 @@ def _train(
         schedule = make_schedule(
             config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
         )
+        _check_batch_memory(schedule, dataset, place)
         progress = saving.resume(worker, state) if state else Progress()
         checkpoints = None
         if output:
@@ -168,6 +171,19 @@ def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState |
     return config.global_batch_size(world_size)
 
 
+def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) -> None:
+    """Refuse batches whose pixels alone, a byte each, do not fit into this host's memory: reading them would fail."""
+    largest = schedule.global_batch_size * max([1, *(factor for _, factor in schedule.batch_ramp)])
+    num_samples = -(-min(largest, len(dataset.train)) // place.world_size)
+    num_bytes = num_samples * math.prod(dataset.image_shape) * place.local_size
+    if num_bytes > (left := available_memory()):
+        raise UserError(
+            f"expected batches that fit into this host's memory, of which {left} bytes are left, received "
+            f"{num_samples} images of {math.prod(dataset.image_shape)} bytes for each of {place.local_size} ranks; "
+            "lower --global-batch-size or --batch-size"
+        )
+
+
 def warn(message: str) -> None:
     """One line on standard error about something that the run can live with."""
     print_line(f"allstep: warning: {message}", sys.stderr)
@@ -176,17 +192,15 @@ def warn(message: str) -> None:
 def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:
     """The state to resume, on every rank, or None; weights of --init-from go straight into the worker."""
     output = config.output
-    source = output.resume or output.init_from
-    if source is None:
+    if not (output.resume or output.init_from):
         return None
     state = None
-    if place.rank == 0:
-        state = checkpoint.load(*saving.resume_path(str(source), output.output_dir), warn=warn)
+    if place.rank == 0:  # and checks all of it: what the others receive is right
+        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn)
     state = saving.broadcast_state(state, worker.collectives)
     if output.resume:
-        saving.check_same_data(config.flat(), state, len(dataset.train))
         return state
-    saving.load_weights(worker, state)
+    worker.import_state(state.arrays, step=0)
     return None
 
 

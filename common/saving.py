@@ -9,14 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
-from allstep.common.checkpoint import Checkpoints, TrainState, check_compatible
+from allstep.common.checkpoint import Checkpoints, TrainState
 from allstep.common.checkpoint import Progress as SavedProgress
 from allstep.common.collectives import Collectives
-from allstep.common.errors import UserError
 from allstep.common.progress import Progress
 from allstep.common.schedule import Schedule
 from allstep.common.sharding import Position
@@ -86,12 +84,7 @@ _RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_valida
 
 
 def resume(worker: Worker, state: TrainState) -> Progress:
-    """Put a saved state into the worker of every rank, and say where the run stands.
-
-    Raises:
-        UserError: the checkpoint is of another model or optimizer.
-    """
-    check_compatible(worker.state_shapes(), state.arrays)
+    """Put a saved state, which `resuming` has checked, into the worker of every rank; say where the run stands."""
     worker.import_state(state.arrays, state.progress.step)
     saved = state.progress
     return Progress(
@@ -99,49 +92,8 @@ def resume(worker: Worker, state: TrainState) -> Progress:
         step=saved.step,
         # The sum over all ranks was saved; whoever resumes, rank 0 carries it on.
         loss_sum=saved.running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
-        **{name: saved.running[name] for name in _RUNNING if name in saved.running},
+        **{name: saved.running[name] for name in _RUNNING},
     )
-
-
-def check_same_data(config: Mapping, state: TrainState, num_samples: int) -> None:
-    """A position means something in the same order of the same samples only, and slots in the same optimizer.
-
-    Learning rate, momentum and weight decay are the user's to change on the way.
-
-    Raises:
-        UserError: the data set, its size, its images, the seed, the model or the optimizer is another one.
-    """
-    for name in ("dataset", *_SHAPES.get(config["dataset"], ()), "seed", "model", "optimizer"):
-        if config[name] != state.config[name]:
-            raise UserError(
-                f"expected --{name} {_as_flag(state.config[name])}, with which the checkpoint was written, received "
-                f"{_as_flag(config[name])}; give the same flags to --resume, or --init-from for the weights alone"
-            )
-    if num_samples != state.schedule["samples_per_epoch"]:
-        raise UserError(
-            f"expected {state.schedule['samples_per_epoch']} training samples as the checkpoint has, received "
-            f"{num_samples}; resume with the same data, or use --init-from for the weights alone"
-        )
-
-
-# The flags of a data set that say what its images and classes are.
-_SHAPES = {"synthetic": ("synthetic-shape", "synthetic-classes"), "image-folder": ("image-size",)}
-
-
-def _as_flag(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def load_weights(worker: Worker, state: TrainState) -> None:
-    """Start from a checkpoint's weights alone, written by either framework.
-
-    Raises:
-        UserError: it is of another model.
-    """
-    weights = {name: array for name, array in state.arrays.items() if name.startswith("model/")}
-    expected = {name: shape for name, shape in worker.state_shapes().items() if name.startswith("model/")}
-    check_compatible(expected, weights)
-    worker.import_state(weights, step=0)
 
 
 def broadcast_state(state: TrainState | None, collectives: Collectives) -> TrainState:
@@ -165,14 +117,3 @@ def broadcast_state(state: TrainState | None, collectives: Collectives) -> Train
     return TrainState(
         **{**plain, "progress": SavedProgress(**plain["progress"]), "arrays": collectives.broadcast_arrays(arrays)}
     )
-
-
-def resume_path(which: str, output_dir: Path | None) -> tuple[str, Path]:
-    """What --resume means: `latest` and `best` are looked for in the output directory.
-
-    Raises:
-        UserError: there is no output directory to look in.
-    """
-    if which in ("latest", "best") and output_dir is None:
-        raise UserError(f"expected --output-dir with --resume {which}, received none; name the run's output directory")
-    return which, (output_dir or Path()) / "checkpoints"

@@ -35,7 +35,12 @@ def main() -> None:
     place = locate(place)
     stay_on_host(place)
 
-    # Imported only now: --help and mistakes in the flags are answered without waiting for the framework.
+    # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
+    from allstep.common import resuming
+
+    if place.rank == 0:
+        resuming.check_early(config)
+
     from allstep.common import run
     from allstep.common.weights import initial_weights
     from allstep.pytorch.models import build_model, export_weights, import_weights

@@ -31,7 +31,12 @@ def main() -> None:
     place = locate(place)
     stay_on_host(place)
 
-    # Imported only now: --help and mistakes in the flags are answered without waiting for the framework.
+    # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
+    from allstep.common import resuming
+
+    if place.rank == 0:
+        resuming.check_early(config)
+
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from pathlib import Path
 
@@ -55,6 +57,23 @@ def save(output: Path, *steps: int, keep: int = 3, metrics: dict[int, float] | N
             checkpoints.save(state_of(step), metric=(metrics or {}).get(step))
         checkpoints.close()
     return output / "checkpoints"
+
+
+def forge(checkpoint: Path, **changes: object) -> None:
+    """Changes the manifest and makes its checksum right again, as an attacker can."""
+    content = json.loads((checkpoint / "manifest.json").read_text()) | changes
+    del content["checksum"]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    content["checksum"] = hashlib.sha256(text.encode()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(content))
+
+
+def forge_file(checkpoint: Path, name: str, data: bytes) -> None:
+    """Puts `data` in place of a file with arrays, and makes all checksums right."""
+    (checkpoint / name).write_bytes(data)
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    forge(checkpoint, files=files)
 
 
 def names(directory: Path) -> list[str]:

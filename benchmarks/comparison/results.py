@@ -10,15 +10,21 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from allstep.common import strict_json
 from allstep.common.errors import UserError, shown
 from allstep.common.flags import nonempty_path
+from allstep.common.regular_file import read_regular
+from allstep.common.schema import Mismatch, Shape, brief
+from allstep.common.strict_json import NotJson
 from allstep.common.writable import try_file
 
 FORMAT = "allstep-compare"
 BENCHMARK = "allstep-benchmark"
 VERSIONS = {FORMAT: 2, BENCHMARK: 1, "allstep-collectives": 2, "allstep-predict": 1, "allstep-validation": 1}
 SUMMARY = "compare.json"
+_LARGEST_FILE = 16 * 2**20  # what a long comparison leaves is a tenth of it
 
 
 def command(name: str, arguments: Sequence[str]) -> str:
@@ -72,10 +78,10 @@ def read(path: Path, *keys: str) -> dict | None:
         UserError: it is of another program or of another version of this one.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, NotJson) as error:
         warn(f"{path} cannot be read ({error}); it is measured again")
         return None
     content = _checked(content, path, FORMAT, "give another --output-dir")
@@ -85,23 +91,42 @@ def read(path: Path, *keys: str) -> dict | None:
     return content
 
 
-def read_input(path: Path, kind: str) -> dict:
+def read_input(path: Path, kind: str, shape: Shape) -> dict:
     """A result file that a user named.
 
+    Args:
+        shape: what the caller relies on.
+
     Raises:
-        UserError: it is missing, half-written, of another kind or of another version.
+        UserError: it is missing, half-written, of another kind, of another version or of another shape.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = load(path)
+    except (OSError, NotJson) as error:
         raise UserError(f"expected a readable {kind} file, received {path}: {error}") from None
-    return _checked(content, path, kind, "measure anew, or read it with the allstep that wrote it")
+    content = _checked(content, path, kind, "measure anew, or read it with the allstep that wrote it")
+    try:
+        shape(content, "result")
+    except Mismatch as error:
+        raise UserError(f"{path} is no {kind} file: {error}; measure anew") from None
+    return content
+
+
+def load(path: Path) -> Any:
+    """The JSON in a file that somebody else may have written.
+
+    Raises:
+        OSError: it is no regular file, is larger than any result, or cannot be read.
+        NotJson: it is none.
+    """
+    return strict_json.loads(read_regular(path, most=_LARGEST_FILE))
 
 
 def _checked(content: object, path: Path, kind: str, advice: str) -> dict:
     found = (content.get("format"), content.get("version")) if isinstance(content, dict) else None
     if found != (kind, VERSIONS[kind]):
-        received = f"{found[0]} {found[1]}" if found else type(content).__name__
+        known = found and isinstance(found[0], str) and found[0] in VERSIONS and isinstance(found[1], int)
+        received = f"{found[0]} {found[1]}" if known else brief(found) if found else type(content).__name__
         raise UserError(f"expected {kind} {VERSIONS[kind]} in {path}, received {received}; {advice}")
     return content
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -12,13 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from allstep.benchmarks.comparison import results
+from allstep.benchmarks.comparison.shapes import (
+    BLOCKS,
+    FORECAST_CELLS,
+    MEASURED_LINK,
+    MEASURED_TIMES,
+    forecast_cell,
+)
 from allstep.benchmarks.prediction.forecast import Machine, Workload, forecast
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.benchmarks.prediction.simulation import MIB, Fusion
 from allstep.benchmarks.prediction.stragglers import jitter_of, slowdown
 from allstep.benchmarks.prediction.validation import Checked
+from allstep.common import strict_json
 from allstep.common.errors import UserError
+from allstep.common.regular_file import read_regular
+from allstep.common.schema import Mismatch, brief, list_of, number, record, text, whole
 from allstep.common.strategies import FUSION_THRESHOLD_ON_CPU
 
 CPU_CONTENTION = 1.0
@@ -37,6 +46,10 @@ NOTES = (
     "were independent. An all-reduce takes what allstep collectives measured on as many ranks for that many bytes, and "
     "computing stands still meanwhile. Nothing is estimated from the rows themselves.",
 )
+
+_LARGEST_LOG = 64 * 2**20
+_START = record(world_size=whole(1), global_batch_size=whole(1), parameter_count=whole(1))
+_EPOCH = record(images_per_second=number(1e-30))
 
 
 @dataclass(frozen=True)
@@ -75,17 +88,19 @@ def read_run(directory: Path) -> MeasuredRun:
     """
     path = directory / "metrics.jsonl"
     try:
-        events = [json.loads(line) for line in path.read_text().splitlines()]
-        start = next(event for event in events if event["event"] == "start")
-        rates = [float(event["images_per_second"]) for event in events if event["event"] == "epoch"]
-        world_size, batch_size, parameters = (
-            int(start[name]) for name in ("world_size", "global_batch_size", "parameter_count")
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise UserError(
-            f"expected a training run's metrics.jsonl, received {path}: {type(error).__name__} {error}"
-        ) from None
-    if world_size != 1 or not rates or min(rates) <= 0:
+        lines = read_regular(path, most=_LARGEST_LOG).splitlines()
+        events = [strict_json.loads(line) for line in lines]
+        list_of(record(event=text))(events, "events")
+        starts, epochs = ([event for event in events if event["event"] == name] for name in ("start", "epoch"))
+        list_of(_START, least=1)(starts, "the start event")
+        list_of(_EPOCH)(epochs, "epoch events")
+    except (OSError, strict_json.NotJson, Mismatch) as error:
+        raise UserError(f"expected a training run's metrics.jsonl, received {path}: {error}") from None
+    world_size, batch_size, parameters = (
+        starts[0][name] for name in ("world_size", "global_batch_size", "parameter_count")
+    )
+    rates = [epoch["images_per_second"] for epoch in epochs]
+    if world_size != 1 or not rates:
         raise UserError(
             f"expected a run of one rank and of an epoch at least, received {world_size} ranks and {len(rates)} epochs "
             f"in {path}; train one by `python pytorch/train.py --output-dir DIR`"
@@ -103,7 +118,7 @@ def read_link(path: Path, backend: str = "mpi4py") -> Link:
     Raises:
         UserError: the file is none of them, or lacks all-reduces of the backend.
     """
-    content = results.read_input(path, "allstep-collectives")
+    content = results.read_input(path, "allstep-collectives", MEASURED_LINK)
     rows = _all_reduces(content, backend, path)
     num_turns = 2 * (content["ranks"] - 1)
     return Link(rows[0]["seconds"]["average"] / num_turns, rows[-1]["bus_bandwidth"])
@@ -121,19 +136,16 @@ def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]
     Raises:
         UserError: the directory has no whole compare result, or `collectives` lacks a number of ranks or a backend.
     """
-    try:
-        return _check_compare(directory, collectives)
-    except (OSError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        reason = " ".join(f"{type(error).__name__} {error}".split())
-        raise UserError(
-            f"expected what allstep compare and collectives wrote, received in {directory}: {reason}"
-        ) from None
-
-
-def _check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]:
-    content = results.read_input(directory / "compare.json", "allstep-compare")
-    links = {(found := results.read_input(path, "allstep-collectives"))["ranks"]: (found, path) for path in collectives}
+    content = results.read_input(directory / results.SUMMARY, results.FORMAT, FORECAST_CELLS)
+    links = {
+        (found := results.read_input(path, "allstep-collectives", MEASURED_TIMES))["ranks"]: (found, path)
+        for path in collectives
+    }
     cells = [cell for cell in content["cells"] if cell["workload"] == "synthetic-weak" and cell["comparable"]]
+    try:
+        list_of(forecast_cell)(cells, "comparable cells")
+    except Mismatch as error:
+        raise UserError(f"expected what allstep compare wrote, received {directory}, in which: {error}") from None
     by_place = {_place(cell): cell for cell in cells}
     num_steps = content["settings"]["num_batches_per_iter"]
     networks, checked = known_networks(), []
@@ -196,9 +208,25 @@ def _place(cell: dict[str, Any], strategy: str | None = None, ranks: int | None 
 
 def _jitter_of_blocks(directory: Path, cell: dict[str, Any]) -> float:
     """Deviation of the time of a block of steps within a launch, the median over launches; 0 where there is but one."""
-    launches = [json.loads((directory / name).read_text()).get("blocks") or [] for name in cell["samples"]]
+    launches = [_blocks(directory, name) for name in cell["samples"]]
     seconds = [[1 / block["images_per_second"] for block in blocks] for blocks in launches if len(blocks) > 1]
     return statistics.median(map(jitter_of, seconds)) if seconds else 0.0
+
+
+def _blocks(directory: Path, name: str) -> list[dict[str, Any]]:
+    """The blocks of a sample, whose name a comparison gives: in its own directory, and nowhere else.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        if not (directory / name).resolve().is_relative_to(directory.resolve()):
+            raise Mismatch(f"expected a sample in {directory}, received {brief(name)}")
+        sample = results.load(directory / name)
+        BLOCKS(sample, "sample")
+    except (OSError, strict_json.NotJson, Mismatch) as error:
+        raise UserError(f"expected a sample of allstep compare, received {directory / name}: {error}") from None
+    return sample.get("blocks") or []
 
 
 def _of_one_process(cell: dict[str, Any]) -> float:

@@ -5,17 +5,20 @@ A file that cannot be read, or is of another version, becomes a problem in one l
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allstep.benchmarks.comparison.results import BENCHMARK, VERSIONS
+from allstep.benchmarks.comparison import results
+from allstep.benchmarks.comparison.shapes import END, EPOCH, REPORTED, START
+from allstep.common import strict_json
+from allstep.common.regular_file import read_regular
+from allstep.common.schema import Mismatch, list_of, one_of, record, text
+from allstep.common.strict_json import NotJson
 
-_LARGEST_FILE = 64 * 2**20
-_LARGEST_NUMBER = 1e30  # what is drawn and printed is far below
+_LARGEST_LOG = 64 * 2**20  # bytes of metrics.jsonl: a line for each of half a million steps
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _SECRETS = (
     (re.compile(r"(//)[^/\s@]+@"), r"\1(hidden)@"),
@@ -74,86 +77,50 @@ def read(directories: Iterable[Path]) -> Sources:
 
 def _guarded(found: Sources, path: Path, reader: Callable[[Sources, Path], None]) -> None:
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise ValueError(f"larger than {_LARGEST_FILE // 2**20} MiB")
         reader(found, path)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = str(error)
-        found.problems.append(f"{path}: not readable as a result: {' '.join(reason.split())}")
+    except OSError as error:
+        found.problems.append(f"{path}: not readable as a result: {error.strerror}")
+    except (NotJson, Mismatch) as error:
+        found.problems.append(f"{path}: not readable as a result: {error}")
 
 
 def _read_json(found: Sources, path: Path) -> None:
-    content = without_secrets(json.loads(path.read_text(encoding="utf-8")))
+    content = without_secrets(results.load(path))
     if not isinstance(content, dict):
         return
     kind = content.get("format")
-    if isinstance(kind, str) and kind in VERSIONS:
-        if content.get("version") != VERSIONS[kind]:
-            received = content.get("version")
-            raise ValueError(f"{kind} of version {received}, and this allstep reads version {VERSIONS[kind]}")
+    if isinstance(kind, str) and kind in results.VERSIONS:
+        one_of(results.VERSIONS[kind])(content.get("version"), f"the version of {kind}")
+        REPORTED[kind](content, "result")
         lists = {
             "allstep-compare": found.compares,
             "allstep-collectives": found.collectives,
             "allstep-predict": found.forecasts,
             "allstep-validation": found.validations,
-            BENCHMARK: found.benchmarks,
+            results.BENCHMARK: found.benchmarks,
         }
-        if kind == BENCHMARK:
-            _require(content, "figures", "samples")
-            if not isinstance(content["figures"], list):
-                raise ValueError("has no list of figures")
-            for figure in content["figures"]:
-                _require(figure, "what", "target", "reached")
-                _require_numbers(figure, "ours", "reference", "ratio")
         lists[kind].append((path, content))
 
 
 def _read_run(found: Sources, path: Path) -> None:
     events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_regular(path, most=_LARGEST_LOG).splitlines():
         try:
-            events.append(without_secrets(json.loads(line)))
-        except ValueError:
+            events.append(without_secrets(strict_json.loads(line)))
+        except NotJson:
             found.problems.append(f"{path}: a line is half-written and was left out")
-    if not all(isinstance(event, dict) for event in events):
-        raise ValueError("a line that is no event")
-    starts, epochs, ends = (
-        [event for event in events if event.get("event") == name] for name in ("start", "epoch", "end")
-    )
+    list_of(record(event=text))(events, "events")
+    starts, epochs, ends = ([event for event in events if event["event"] == name] for name in ("start", "epoch", "end"))
     if not starts:
-        raise ValueError("no start event")
-    _require(starts[-1], "framework", "strategy")
-    _require_numbers(starts[-1], "world_size", "global_batch_size")
+        raise Mismatch("expected a start event, received none")
+    START(starts[-1], "start")
     for epoch in epochs:
-        _require_numbers(epoch, "epoch", "train_loss", "validation_accuracy", "cumulative_seconds")
-        _allow_numbers(epoch, "images_per_second")
+        EPOCH(epoch, "epoch")
     for end in ends:
-        _allow_numbers(end, "peak_memory_bytes")
+        END(end, "end")
     config = path.with_name("config.yaml")
     run = Run(starts[-1], epochs, ends[-1] if ends else None, config if config.exists() else None)
     found.runs.append((path.parent, run))
-
-
-def _require(mapping: dict[str, Any], *names: str) -> None:
-    if not isinstance(mapping, dict):
-        raise ValueError(f"expected {', '.join(names)}, received {type(mapping).__name__}")
-    if missing := [name for name in names if name not in mapping]:
-        raise ValueError(f"lacks {', '.join(missing)}")
-
-
-def _require_numbers(mapping: dict[str, Any], *names: str) -> None:
-    _require(mapping, *names)
-    if wrong := [name for name in names if not _is_number(mapping[name])]:
-        raise ValueError(f"has no number in {', '.join(wrong)}")
-
-
-def _allow_numbers(mapping: dict[str, Any], *names: str) -> None:
-    """What need not be there is a number where it is."""
-    _require_numbers(mapping, *(name for name in names if mapping.get(name) is not None))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and abs(value) < _LARGEST_NUMBER  # which nan is not
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

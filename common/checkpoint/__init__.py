@@ -16,7 +16,7 @@ best, and what happens when it is damaged), `writer` (the background thread, and
 
 from allstep.common.checkpoint.files import CorruptCheckpoint
 from allstep.common.checkpoint.lock import OutputDirectory
-from allstep.common.checkpoint.select import load
+from allstep.common.checkpoint.select import load, load_manifest
 from allstep.common.checkpoint.state import Progress, TrainState, check_compatible
 from allstep.common.checkpoint.writer import Checkpoints
 
@@ -28,4 +28,5 @@ __all__ = [
     "TrainState",
     "check_compatible",
     "load",
+    "load_manifest",
 ]

@@ -10,23 +10,33 @@ File names are fixed, so nothing in a manifest can point outside its directory; 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from allstep.common import strict_json
 from allstep.common.checkpoint import manifest as manifests
-from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat
+from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
 from allstep.common.checkpoint.state import GROUPS, TrainState
 from allstep.common.errors import UserError
+from allstep.common.regular_file import check_memory, read_regular, regular
+from allstep.common.schema import Mismatch, brief, closed, list_of, one_of, record, whole
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of what is being written or deleted
 REPLACED = ".old-"  # prefix of a whole checkpoint while a new one takes its name
 # What safetensors can give back to NumPy: bool, integers and floats, but for the long double.
 DTYPES = frozenset(np.dtype(code) for code in "?bBhHiIlLqQefd")
+# How a file's header calls them.
+_DTYPE_NAMES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64")
+# A real header has about a hundred bytes for each array.
+_MAX_HEADER_BYTES = 2**24
+_MAX_NAME_CHARACTERS = 1000
 
 
 class CorruptCheckpoint(UserError):
@@ -62,12 +72,11 @@ def check_finite(arrays: dict[str, np.ndarray]) -> None:
     Raises:
         UserError: an array holds nan or inf.
     """
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise UserError(
-                f"expected finite weights and slots to save, received nan or inf in {name}; the checkpoints before are "
-                "unharmed: lower --base-lr or lengthen --warmup-epochs"
-            )
+    if name := _first_not_finite(arrays):
+        raise UserError(
+            f"expected finite weights and slots to save, received nan or inf in {name}; the checkpoints before are "
+            "unharmed: lower --base-lr or lengthen --warmup-epochs"
+        )
 
 
 def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
@@ -110,18 +119,13 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        with path.open("rb") as file:
-            data = file.read(manifests.MAX_BYTES + 1)
-        if len(data) > manifests.MAX_BYTES:
-            raise ValueError(f"larger than {manifests.MAX_BYTES} bytes")
-        manifest = manifests.decode(data)
-        if manifest.files.keys() != {file_name(group) for group in GROUPS}:
-            raise ValueError("lists other files than a checkpoint has")
+        return manifests.decode(read_regular(path, most=manifests.MAX_BYTES))
     except NewerFormat as error:
         raise NewerFormat(f"checkpoint {directory} {error}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise _corrupt(path, error.strerror) from None
+    except (strict_json.NotJson, Mismatch) as error:
         raise _corrupt(path, error) from None
-    return manifest
 
 
 def read(directory: Path) -> TrainState:
@@ -131,27 +135,12 @@ def read(directory: Path) -> TrainState:
         NewerFormat: a later allstep wrote it.
         CorruptCheckpoint: it is damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     manifest = read_manifest(directory)
     arrays = {}
     for group in GROUPS:
         path = directory / file_name(group)
-        record = manifest.files[path.name]
-        try:
-            size = path.stat().st_size
-            if size != record.size:  # before reading: it may be any size
-                raise ValueError(f"expected {record.size} bytes, received {size}")
-            data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() != record.sha256:
-                raise ValueError("its content does not match its checksum")
-            tensors = load(data)
-        except KeyError as error:
-            raise _corrupt(path, f"dtype {error} is unknown to NumPy") from None
-        except (OSError, ValueError, SafetensorError) as error:
-            raise _corrupt(path, error) from None
-        arrays |= {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+        members = _read_arrays(path, manifest.files[path.name])
+        arrays |= {f"{group}/{name}": array for name, array in members.items()}
     return TrainState(
         framework=manifest.framework,
         arrays=arrays,
@@ -161,6 +150,60 @@ def read(directory: Path) -> TrainState:
         config=manifest.config,
         versions=manifest.versions,
     )
+
+
+def _read_arrays(path: Path, expected: FileRecord) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        with open(path, "rb", opener=regular) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size != expected.size:  # before reading: it may be any size
+                raise _corrupt(path, f"expected {expected.size} bytes, received {size}")
+            check_memory(path, 2 * size)  # its content, and the arrays made of it
+            data = stream.read(size)
+        if hashlib.sha256(data).hexdigest() != expected.sha256:
+            raise _corrupt(path, "its content does not match its checksum")
+        _check_header(data)
+        arrays = load(data)
+    except OSError as error:
+        raise _corrupt(path, error.strerror) from None
+    except (strict_json.NotJson, Mismatch, SafetensorError) as error:
+        raise _corrupt(path, error) from None
+    if name := _first_not_finite(arrays):  # which are not written: see `check_finite`
+        raise _corrupt(path, f"expected finite numbers, received nan or inf in {brief(name)}")
+    return arrays
+
+
+def _check_header(data: bytes) -> None:
+    """Checks what safetensors leaves open: sizes of the header, and types and names that it gives to NumPy.
+
+    Raises:
+        NotJson, Mismatch: the header is not as `write` makes it.
+    """
+    size = int.from_bytes(data[:8], "little")
+    whole(2, min(_MAX_HEADER_BYTES, max(2, len(data) - 8)))(size, "the header's size in bytes")
+    header = strict_json.loads(data[8 : 8 + size])
+    if not isinstance(header, dict):
+        raise Mismatch(f"expected an object as header, received {brief(header)}")
+    for name, entry in header.items():
+        if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
+            raise Mismatch(
+                f"expected printable names of at most {_MAX_NAME_CHARACTERS} characters, received {brief(name)}"
+            )
+        _check_entry(entry, brief(name))
+
+
+def _check_shape(value: Any, where: str) -> None:
+    list_of(whole(), most=32)(value, where)
+    # NumPy multiplies the other sides of an array without numbers, too.
+    whole()(8 * math.prod(side or 1 for side in value), f"the bytes of {where}")
+
+
+_OFFSETS = list_of(whole(), least=2, most=2)
+_KEYS = ("dtype", "shape", "data_offsets")
+_check_entry = closed(record(dtype=one_of(*_DTYPE_NAMES), shape=_check_shape, data_offsets=_OFFSETS), *_KEYS)
 
 
 def remove(directory: Path) -> None:
@@ -183,11 +226,6 @@ def clean_up(parent: Path) -> None:
             shutil.rmtree(path)
         else:
             path.rename(whole)
-
-
-def file_name(group: str) -> str:
-    """The file of a checkpoint that holds the arrays of `group`."""
-    return f"{group}.safetensors"
 
 
 def make_durable_directory(path: Path) -> None:
@@ -235,7 +273,9 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _corrupt(path: Path, reason: Exception | str) -> CorruptCheckpoint:
-    if isinstance(reason, OSError):
-        reason = reason.strerror
+def _first_not_finite(arrays: dict[str, np.ndarray]) -> str | None:
+    return next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
+
+
+def _corrupt(path: Path, reason: object) -> CorruptCheckpoint:
     return CorruptCheckpoint(f"checkpoint file {path} is damaged: {reason}")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from allstep.common.errors import UserError
+from allstep.common.regular_file import regular
 
 # What flock answers where the file system has none: NFS without a lock daemon, Lustre without -o flock, ...
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
@@ -30,7 +31,8 @@ class OutputDirectory:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            # A link would have somebody else's file emptied below.
+            self._descriptor = regular(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             raise _unwritable(self.path, error) from None
         try:

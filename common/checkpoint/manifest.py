@@ -5,14 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from typing import Any
 
-from allstep.common.checkpoint.state import Progress
+from allstep.common import strict_json
+from allstep.common.checkpoint.state import FRAMEWORKS, GROUPS, Progress
 from allstep.common.errors import UserError
+from allstep.common.schema import (
+    Mismatch,
+    brief,
+    closed,
+    mapping,
+    mapping_of,
+    nullable,
+    one_of,
+    record,
+    text,
+    whole,
+)
 
 FORMAT_VERSION = 1
-MAX_BYTES = 16 * 2**20  # a real one has tens of kilobytes; a damaged or hostile one must not fill the memory
+MAX_BYTES = 2**20  # a real one has a few kilobytes; a damaged or hostile one must not fill the memory
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ def copied(manifest: Manifest) -> Manifest:
     """
     # Without checksum, indentation and dataclasses' own copies, on which training would wait several times as long.
     content = _finite({**vars(manifest), "progress": vars(manifest.progress)})
-    return _manifest_of(json.loads(json.dumps(content), object_hook=_restore_non_finite))
+    return _manifest_of(_restored(json.loads(json.dumps(content))))
 
 
 def decode(data: bytes) -> Manifest:
@@ -75,43 +90,75 @@ def decode(data: bytes) -> Manifest:
 
     Raises:
         NewerFormat: the format version is above ours.
-        ValueError, RecursionError: anything else is wrong; the message says what.
+        NotJson, Mismatch: anything else is wrong; the message says what.
     """
-    content = json.loads(data, object_hook=_restore_non_finite)
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
+    content = _restored(strict_json.loads(data))
     # Before the checksum: a later format may compute it in another way.
-    version = content.get("format_version")
-    if not isinstance(version, int):
-        raise ValueError("no format version")
-    if version > FORMAT_VERSION:
+    record(format_version=whole(1))(content, "manifest")
+    if content["format_version"] > FORMAT_VERSION:
+        version = content["format_version"]
         raise NewerFormat(f"has format {version}, this allstep reads up to {FORMAT_VERSION}: update allstep")
     if content.pop("checksum", None) != _checksum(content):
-        raise ValueError("its content does not match its checksum")
+        raise Mismatch("its content does not match its checksum")
     del content["format_version"]
+    # The checksum guards against accidents only: whoever forged it right must still get a clear line.
+    _check(content, "manifest")
     return _manifest_of(content)
 
 
-def _manifest_of(content: dict[str, Any]) -> Manifest:
-    # The checksum guards against accidents only: whoever forged it right must still get a clear line.
-    kinds = {"int": int, "str": str, "float | None": (float, type(None))}
-    if set(content) != {item.name for item in fields(Manifest)}:
-        raise ValueError("its entries are not those of format 1")
-    for item in fields(Manifest):
-        if not isinstance(content[item.name], kinds.get(item.type, dict)):
-            raise ValueError(f"{item.name} is no {item.type}")
+def file_name(group: str) -> str:
+    """The file of a checkpoint that holds the arrays of `group`."""
+    return f"{group}.safetensors"
+
+
+def _check_time(value: Any, where: str) -> None:
+    text(value, where)
     try:
-        content["progress"] = Progress(**content["progress"])
-        content["files"] = {name: FileRecord(**record) for name, record in content["files"].items()}
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-    progress = content["progress"]
-    counts = [progress.epoch, progress.offset, progress.step, progress.samples_seen]
-    if not all(isinstance(count, int) and count >= 0 for count in counts):
-        raise ValueError("progress holds something that is no count")
-    if not isinstance(progress.running, dict):
-        raise ValueError("progress holds no running numbers")
-    return Manifest(**content)
+        datetime.fromisoformat(value)
+    except ValueError:
+        raise Mismatch(f"expected {where} to be a time as ISO 8601 has it, received {brief(value)}") from None
+
+
+def _check_metric(value: Any, where: str) -> None:
+    if not isinstance(value, float):  # nan and infinities are kept, and never best
+        raise Mismatch(f"expected {where} to be a float or null, received {brief(value)}")
+
+
+def _check_sha256(value: Any, where: str) -> None:
+    text(value, where)
+    if not re.fullmatch("[0-9a-f]{64}", value):
+        raise Mismatch(f"expected {where} to be 64 hexadecimal digits, received {brief(value)}")
+
+
+def _check_running(value: Any, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Mismatch(f"expected {where} to be a number, received {brief(value)}")
+
+
+_COUNTS = {name: whole() for name in ("epoch", "offset", "step", "samples_seen")}
+_FILE = closed(record(size=whole(), sha256=_check_sha256), "size", "sha256")
+_FILES = {file_name(group): _FILE for group in GROUPS}
+_check = closed(
+    record(
+        sequence=whole(),
+        created=_check_time,
+        metric=nullable(_check_metric),
+        framework=one_of(*FRAMEWORKS),
+        progress=closed(record(**_COUNTS, running=mapping_of(_check_running)), *_COUNTS, "running"),
+        # What these must hold is for the run to say that goes on: see `allstep.common.resuming`.
+        rng=mapping,
+        schedule=mapping,
+        config=mapping,
+        versions=mapping_of(text),
+        files=closed(record(**_FILES), *_FILES),
+    ),
+    *(item.name for item in fields(Manifest)),
+)
+
+
+def _manifest_of(content: dict[str, Any]) -> Manifest:
+    files = {name: FileRecord(**entry) for name, entry in content["files"].items()}
+    return Manifest(**{**content, "progress": Progress(**content["progress"]), "files": files})
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -132,7 +179,10 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _restore_non_finite(value: dict[str, Any]) -> Any:
-    if value.keys() == {"non_finite"} and isinstance(value["non_finite"], str):
-        return float(value["non_finite"])
-    return value
+def _restored(value: Any) -> Any:
+    """What `_finite` was made of; of a pair that it never makes, the same."""
+    if isinstance(value, dict):
+        if value.keys() == {"non_finite"} and value["non_finite"] in ("nan", "inf", "-inf"):
+            return float(value["non_finite"])
+        return {key: _restored(item) for key, item in value.items()}
+    return [_restored(item) for item in value] if isinstance(value, list) else value

@@ -6,11 +6,14 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from allstep.common.checkpoint import files
 from allstep.common.checkpoint.manifest import Manifest, NewerFormat
 from allstep.common.checkpoint.state import TrainState
 from allstep.common.errors import UserError
+
+T = TypeVar("T")
 
 
 def load(which: str | os.PathLike, parent: str | os.PathLike, *, warn: Callable[[str], None]) -> TrainState:
@@ -24,21 +27,35 @@ def load(which: str | os.PathLike, parent: str | os.PathLike, *, warn: Callable[
         CorruptCheckpoint: the checkpoint named is damaged (says which file).
         UserError: there is none, all are damaged, or a later allstep wrote it.
     """
+    return _first_good(which, Path(parent), files.read, warn)
+
+
+def load_manifest(which: str | os.PathLike, parent: str | os.PathLike) -> Manifest:
+    """The manifest of the checkpoint that `load` would load, if its arrays are not damaged; it warns of nothing.
+
+    Raises:
+        UserError: see `load`.
+    """
+    return _first_good(which, Path(parent), files.read_manifest, lambda _: None)
+
+
+def _first_good(which: str | os.PathLike, parent: Path, read: Callable[[Path], T], warn: Callable[[str], None]) -> T:
+    """What `read` makes of the first checkpoint that `which` means and that it can read."""
     if which in ("latest", "best"):
-        return _load_first_good(Path(parent), best=which == "best", warn=warn)
+        return _first_of(parent, read, warn, best=which == "best")
     path = Path(which)
     if path.is_dir():
         if re.fullmatch(r"step-\d+", path.name) or (path / files.MANIFEST).exists():
-            return _read_named(path)
+            return _read_named(path, read)
         for candidate in (path, path / "checkpoints"):
             if checkpoint_directories(candidate):
-                return _load_first_good(candidate, best=False, warn=warn)
+                return _first_of(candidate, read, warn, best=False)
     raise UserError(f"expected latest, best or the path of a checkpoint, received {path}: none is there")
 
 
-def _read_named(path: Path) -> TrainState:
+def _read_named(path: Path, read: Callable[[Path], T]) -> T:
     try:
-        return files.read(path)
+        return read(path)
     except files.CorruptCheckpoint as error:
         raise files.CorruptCheckpoint(
             f"{error}; name another one, or the directory above, whose latest undamaged one is taken"
@@ -75,7 +92,7 @@ def best_of(checkpoints: list[tuple[Path, Manifest]]) -> list[tuple[Path, Manife
     return sorted(measured, key=lambda item: (-item[1].metric, item[1].sequence))
 
 
-def _load_first_good(parent: Path, *, best: bool, warn: Callable[[str], None]) -> TrainState:
+def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], None], *, best: bool) -> T:
     readable, errors = scan(parent)
     for error in errors:
         # Not damaged: going back to an older one would silently throw away its training.
@@ -83,13 +100,17 @@ def _load_first_good(parent: Path, *, best: bool, warn: Callable[[str], None]) -
             raise error
         warn(f"{error}; it is skipped")
     if not readable and not errors:
-        raise UserError(f"expected a checkpoint in {parent}, found none: start without --resume")
+        raise UserError(f"expected a checkpoint in {parent}, received none; start without --resume")
     candidates = best_of(readable) if best else readable[::-1]
     if best and readable and not candidates:
-        raise UserError(f"no checkpoint in {parent} has a validation accuracy: resume the latest instead")
+        raise UserError(
+            f"expected a checkpoint with a validation accuracy in {parent}, received none; resume the latest instead"
+        )
     for path, _ in candidates:
         try:
-            return files.read(path)
+            return read(path)
         except files.CorruptCheckpoint as error:
             warn(f"{error}; falling back to the {'next best' if best else 'one before'}")
-    raise UserError(f"expected an undamaged checkpoint in {parent}, found none: start without --resume")
+    raise UserError(
+        f"expected an undamaged checkpoint in {parent}, received damaged ones alone; start without --resume"
+    )

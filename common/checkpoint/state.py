@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from allstep.common.errors import UserError
+from allstep.common.schema import brief
 
 # Every array's name starts with one of these, and each has a file of its own in a checkpoint.
 GROUPS = ("model", "optimizer")
+FRAMEWORKS = ("pytorch", "tensorflow")
+# What workers export, whatever they compute in. Anything else would be cast on its way into a network.
+DTYPE = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,31 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
     `expected` maps each name to its shape.
 
     Raises:
-        UserError: names the first array, in the order of `expected`, that is missing or has another
-            shape; failing that, the first array that nobody expects.
+        UserError: names the first array, in the order of `expected`, that is missing, has another shape or type, or
+            holds what it cannot; failing that, the first array that nobody expects.
     """
     advice = "use the model and optimizer it was written for"
     for name, shape in expected.items():
         if name not in arrays:
             raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}")
-        if arrays[name].shape != tuple(shape):
-            received = arrays[name].shape
-            raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received {received}; {advice}")
+        array, misfit = arrays[name], f"checkpoint does not fit: expected {name}"
+        if array.shape != tuple(shape):
+            raise UserError(f"{misfit} {tuple(shape)}, received {array.shape}; {advice}")
+        if array.dtype != DTYPE:
+            raise UserError(
+                f"{misfit} in {DTYPE}, as trainers write it, received {array.dtype}; take another checkpoint"
+            )
+        if name.endswith(_NEVER_NEGATIVE) and (array < 0).any():
+            raise UserError(
+                f"expected {name} of the checkpoint to be 0 or more, as squares are, received {array.min():g}; it is "
+                "damaged: take another checkpoint"
+            )
     for name, array in arrays.items():
         if name not in expected:
-            raise UserError(f"checkpoint does not fit: {name} {array.shape} was not expected; {advice}")
+            raise UserError(
+                f"checkpoint does not fit: expected no {brief(name)}, received one of shape {array.shape}; {advice}"
+            )
+
+
+# Means of squares, whose root is taken.
+_NEVER_NEGATIVE = (".running_var", "/exp_avg_sq")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from allstep.common.checkpoint.lock import OutputDirectory
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.state import TrainState
 from allstep.common.errors import UserError
+from allstep.common.memory import available_memory
 
 # From here on, one thread does not fill the memory's bandwidth; below, two wait for each other longer than they save.
 SHARED_BYTES = 16 * 2**20
@@ -174,8 +174,3 @@ def expired(checkpoints: list[tuple[Path, Manifest]], *, keep: int) -> Iterable[
     `keep` and the best. Ones whose manifest cannot be read never come here: nobody knows what they are."""
     best = [path for path, _ in select.best_of(checkpoints)[:1]]
     return [path for path, _ in checkpoints[:-keep] if path not in best]
-
-
-def available_memory() -> int:
-    """Bytes that can be allocated without swapping (MemAvailable of proc(5))."""
-    return int(re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024

@@ -5,6 +5,7 @@ Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 200
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import numpy as np
 
 from allstep.common.datasets.base import Dataset
 from allstep.common.datasets.config import DataConfig
-from allstep.common.datasets.download import RemoteFile, expected_sums, fetch
-from allstep.common.datasets.unpacked import archive_errors, open_splits, unpack_once
+from allstep.common.datasets.download import RemoteFile, expected_sums, fetch, tell_whose_sums
+from allstep.common.datasets.unpacked import Bounded, archive_errors, check_content_size, open_splits, unpack_once
 from allstep.common.errors import UserError
+from allstep.common.regular_file import regular
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (32, 32, 3)
@@ -40,12 +42,15 @@ def prepare(config: DataConfig) -> None:
     directory = config.data_dir / "cifar10"
     sums = fetch(FILES, directory, mirrors=[config.mirror] if config.mirror else MIRRORS)
     unpack_once(directory, sums, lambda: unpack(directory / ARCHIVE))
+    tell_whose_sums(directory)
 
 
 def load(config: DataConfig) -> Dataset:
     """Opens what `prepare` has unpacked."""
     directory = config.data_dir / "cifar10"
-    train, validation = open_splits(directory, expected_sums(FILES, directory))
+    train, validation = open_splits(
+        directory, expected_sums(FILES, directory), image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES
+    )
     return Dataset(
         name="cifar10",
         train=train,
@@ -61,15 +66,24 @@ def load(config: DataConfig) -> Dataset:
 def unpack(archive: Path) -> dict[str, np.ndarray]:
     """Reads the archive into arrays; see `unpacked.ARRAY_NAMES`. Nothing is extracted to disk."""
     wanted = {name for names in MEMBERS.values() for name in names}
-    with archive_errors(archive), tarfile.open(archive, "r:gz") as tar:
+    contents: dict[str, bytes] = {}
+    with (
+        open(archive, "rb", opener=regular) as file,
+        archive_errors(archive),
+        gzip.open(file) as stream,
+        tarfile.open(fileobj=Bounded(archive, stream), mode="r|") as tar,
+    ):
         # In the archive's own order: going back would decompress it from the start.
-        contents = {m.name: tar.extractfile(m).read() for m in tar if m.isfile() and m.name in wanted}
+        for member in tar:
+            if member.isfile() and member.name in wanted:
+                check_content_size(archive, member.size)
+                contents[member.name] = tar.extractfile(member).read()
     if missing := wanted - contents.keys():
-        raise UserError(f"{archive} has no file {min(missing)}")
+        raise UserError(f"expected a file {min(missing)} in {archive}, received none")
 
     arrays = {}
     for split, names in MEMBERS.items():
-        parts = [_parse(contents[name], f"{archive}: {name}") for name in names]
+        parts = [_parse(contents[name], f"{archive}, {name}") for name in names]
         arrays[f"{split}_images"] = np.concatenate([images for images, _ in parts])
         arrays[f"{split}_labels"] = np.concatenate([labels for _, labels in parts])
     return arrays
@@ -78,10 +92,10 @@ def unpack(archive: Path) -> dict[str, np.ndarray]:
 def _parse(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of one file of records."""
     if not content or len(content) % RECORD_BYTES:
-        raise UserError(f"{name}: expected records of {RECORD_BYTES} bytes, got {len(content)} bytes")
+        raise UserError(f"expected records of {RECORD_BYTES} bytes in {name}, received {len(content)} bytes")
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD_BYTES)
     labels = records[:, 0].astype(np.int64)
     if labels.max() >= NUM_CLASSES:
-        raise UserError(f"{name}: expected labels 0 to {NUM_CLASSES - 1}, got {labels.max()}")
+        raise UserError(f"expected labels 0 to {NUM_CLASSES - 1} in {name}, received {labels.max()}")
     planes = records[:, 1:].reshape(-1, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

@@ -54,5 +54,8 @@ def _file() -> Path:
     """scikit-learn's own copy of the data, found without importing scikit-learn, which takes a second."""
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise UserError("--dataset digits needs scikit-learn: install it, or choose another data set")
+        raise UserError(
+            "expected scikit-learn for --dataset digits, received no such package; install it, or choose another data "
+            "set"
+        )
     return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"

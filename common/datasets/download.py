@@ -22,16 +22,20 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from allstep.common.datasets.config import without_secrets
 from allstep.common.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums, write_atomically
 from allstep.common.errors import UserError
 from allstep.common.lines import print_line
+from allstep.common.regular_file import regular
 
 TIMEOUT_SECONDS = 30.0
 MIN_BYTES_PER_SECOND = 10_000
 """A server that stays below this on average has stalled: the ranks that wait would wait for hours."""
 CHUNK_BYTES = 2**16
+MAX_OWN_BYTES = 2**30
+"""Of a file of the user's own; the largest one published has 170 MB."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def fetch(
     if (directory / SUMS_NAME).exists():
         _check_own_files(sums, directory)
         return sums
-    missing = [file for file in files if not has_sum(directory / file.name, file.sha256)]
+    missing = [file for file in files if not _is_there(file, directory / file.name)]
     if missing:
         directory.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(directory):
@@ -77,18 +81,35 @@ def expected_sums(files: Sequence[RemoteFile], directory: Path) -> dict[str, str
     own = read_sums(own_path)
     for file in files:
         if file.name not in own:
-            raise UserError(f"{own_path} has no line for {file.name}: write it anew with sha256sum")
+            raise UserError(
+                f"expected a line for {file.name} in {own_path}, received none; write it anew with sha256sum"
+            )
     return {file.name: own[file.name] for file in files}
+
+
+def tell_whose_sums(directory: Path) -> None:
+    """One line on standard error where the user's own checksums counted."""
+    if (directory / SUMS_NAME).exists():
+        print_line(f"{directory / SUMS_NAME} counts instead of the published checksums", sys.stderr)
+
+
+def _is_there(file: RemoteFile, path: Path) -> bool:
+    # What has another size may have any: it is not read to its end.
+    return path.exists() and path.stat().st_size == file.num_bytes and has_sum(path, file.sha256)
 
 
 def _check_own_files(sums: dict[str, str], directory: Path) -> None:
     for name, sha256 in sums.items():
         path = directory / name
         if not path.exists():
-            raise UserError(f"{path} is missing, although {SUMS_NAME} beside it lists it: put the file there")
+            raise UserError(f"expected {path}, which {SUMS_NAME} beside it lists, received none; put the file there")
+        if (size := path.stat().st_size) > MAX_OWN_BYTES:
+            raise UserError(f"expected {path} to have at most {MAX_OWN_BYTES} bytes, received {size}; replace it")
         if not has_sum(path, sha256):
-            raise UserError(f"{path} is not the file that {SUMS_NAME} beside it lists: replace either")
-    print_line(f"{directory / SUMS_NAME} counts instead of the published checksums", sys.stderr)
+            raise UserError(
+                f"expected {path} to have the SHA-256 that {SUMS_NAME} beside it lists, received another one; replace "
+                "either"
+            )
 
 
 class _AnswerError(Exception):
@@ -96,7 +117,7 @@ class _AnswerError(Exception):
 
 
 def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: float) -> None:
-    if has_sum(path, file.sha256):
+    if _is_there(file, path):
         return  # Another process has fetched it while this one waited.
     unvouched = f"does not have the published SHA-256, nor is there a {SUMS_NAME} that vouches for it,"
     state = unvouched if path.exists() else "is missing"
@@ -117,14 +138,21 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
         except _AnswerError as error:
             failures.append(f"{shown}: {error}")
     raise UserError(
-        f"{path} {state} and could not be downloaded ({'; '.join(failures)}): "
-        f"put {file.name} into {path.parent}, or give a --mirror that has it"
+        f"expected {path}, or a mirror that has it, received neither: it {state} and could not be downloaded "
+        f"({'; '.join(failures)}); put {file.name} into {path.parent}, or give a --mirror that has it"
     )
 
 
 def _url(mirror: str, name: str) -> str:
     folder, mark, query = mirror.partition("?")
     return f"{folder.rstrip('/')}/{name}{mark}{query}"
+
+
+def _open(url: str, timeout: float) -> BinaryIO:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "file":  # whose content urllib would wait for
+        return open(urllib.request.url2pathname(parts.path), "rb", opener=regular)
+    return urllib.request.urlopen(_request(url), timeout=timeout)
 
 
 def _request(url: str) -> urllib.request.Request:
@@ -143,7 +171,7 @@ def _chunks(url: str, num_bytes: int, timeout: float) -> Iterator[bytes]:
     deadline = time.monotonic() + timeout + num_bytes / MIN_BYTES_PER_SECOND
     received = 0
     try:
-        with urllib.request.urlopen(_request(url), timeout=timeout) as answer:
+        with _open(url, timeout) as answer:
             # read1 returns what has come, where read would wait for a whole chunk of a slow answer.
             while chunk := answer.read1(CHUNK_BYTES):
                 received += len(chunk)

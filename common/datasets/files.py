@@ -13,13 +13,16 @@ from typing import BinaryIO
 
 from allstep.common.checkpoint.lock import NO_LOCKS
 from allstep.common.errors import UserError
+from allstep.common.regular_file import read_regular, regular
 
 SUMS_NAME = "SHA256SUMS"
+_MAX_SUMS_BYTES = 2**20
 
 
 def read_sums(path: Path) -> dict[str, str]:
     """SHA-256 by file name, from a file as sha256sum writes it; lines of another form count for nothing."""
-    fields = [line.split(maxsplit=1) for line in path.read_text(errors="replace").splitlines()]
+    lines = read_regular(path, most=_MAX_SUMS_BYTES).decode(errors="replace").splitlines()
+    fields = [line.split(maxsplit=1) for line in lines]
     return {os.path.basename(pair[1].lstrip("*")): pair[0].lower() for pair in fields if len(pair) == 2}
 
 
@@ -31,7 +34,7 @@ def has_sum(path: Path, sha256: str) -> bool:
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
+    with open(path, "rb", opener=regular) as stream:
         while chunk := stream.read(2**20):
             digest.update(chunk)
     return digest.hexdigest()
@@ -45,7 +48,7 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.partial")
     try:
-        with open(temporary, "wb") as stream:
+        with open(temporary, "wb", opener=regular) as stream:
             yield stream
         os.replace(temporary, path)
     except BaseException:
@@ -60,7 +63,10 @@ def data_dir_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = error.filename or path
-        raise UserError(f"cannot use {where}: {error.strerror}; mend that or choose another --data-dir") from error
+        raise UserError(
+            f"expected a data directory that can be used, received {where}: {error.strerror}; mend that or choose "
+            "another --data-dir"
+        ) from error
 
 
 @contextmanager
@@ -70,7 +76,7 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
     Without it hosts with a common file system would download side by side, and replace files under the
     eyes of others that have just begun to read them. The lock goes when its holder ends, however it ends.
     """
-    with open(directory / ".lock", "w") as lock:
+    with open(directory / ".lock", "a", opener=regular) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:

@@ -7,11 +7,12 @@ passed over; symbolic links are followed. Images are decoded when they are read,
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from allstep.common.datasets.base import Dataset
 from allstep.common.datasets.config import DataConfig
 from allstep.common.datasets.hashing import uniform_draws
 from allstep.common.errors import UserError
+from allstep.common.regular_file import regular
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -28,6 +30,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 # Of ImageNet's training images, as usually given.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
+MAX_FILE_BYTES = 2**28
+"""Of an image: three bytes for each pixel that Pillow allows."""
 
 
 def prepare(config: DataConfig) -> None:
@@ -43,19 +47,26 @@ def load(config: DataConfig) -> Dataset:
             or train/ and val/ differ in their classes.
     """
     try:
-        import PIL.Image  # noqa: F401
+        import PIL.Image
     except ImportError as error:
-        raise UserError("--dataset image-folder needs Pillow: install it, or choose another data set") from error
-    if config.image_size < 1:
-        raise UserError(f"--image-size must be at least 1, got {config.image_size}")
-    if config.decode_threads < 1:
-        raise UserError(f"--decode-threads must be at least 1, got {config.decode_threads}")
+        raise UserError(
+            "expected Pillow for --dataset image-folder, received no such package; install it, or choose another data "
+            "set"
+        ) from error
+    for name, value in (("--image-size", config.image_size), ("--decode-threads", config.decode_threads)):
+        if value < 1:
+            raise UserError(f"expected {name} to be at least 1, received {value}")
+    # What has so many pixels that Pillow doubts it counts as unreadable; its warning would not name the file.
+    warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
 
     train, validation = (list_images(config.data_dir / name) for name in ("train", "val"))
     if unpaired := set(train.classes) ^ set(validation.classes):
         name = min(unpaired)
         here, there = ("train", "val") if name in train.classes else ("val", "train")
-        raise UserError(f"{config.data_dir / here} has a class {name}, {config.data_dir / there} does not")
+        raise UserError(
+            f"expected the same classes in train/ and val/, received {name} in {config.data_dir / here} and not in "
+            f"{config.data_dir / there}"
+        )
     pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
     return Dataset(
         name="image-folder",
@@ -96,16 +107,20 @@ def list_images(folder: Path) -> ImageList:
         UserError: there is no such folder, no class folder in it, or no image in one of those.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is missing: --data-dir must hold train/ and val/, with a folder of images a class")
+        raise UserError(
+            f"expected --data-dir to hold train/ and val/, with a folder of images a class, received none at {folder}"
+        )
     classes = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
     if not classes:
-        raise UserError(f"{folder} is empty: expected a folder of images for each class")
+        raise UserError(f"expected a folder of images for each class in {folder}, received none")
     names: list[bytes] = []
     num_images = []
     for name in classes:
         found = _image_names(folder / name)
         if not found:
-            raise UserError(f"{folder / name} has no JPEG or PNG file: add images, or remove the class")
+            raise UserError(
+                f"expected JPEG or PNG files in {folder / name}, received none; add images, or remove the class"
+            )
         names += found
         num_images.append(len(found))
     labels = np.repeat(np.arange(len(classes), dtype=np.int64), num_images)
@@ -181,20 +196,44 @@ class ImageFolderSplit:
             path = self.images.path(candidate)
             try:
                 return decode(path)
-            except Exception as error:  # Damaged files make Pillow raise OSError, SyntaxError, ValueError, ...
+            except UnreadableImage as error:
                 if not self.skip_unreadable:
                     raise UserError(
-                        f"{path} cannot be read as an image ({error}): replace it, or give --skip-unreadable"
+                        f"expected an image in {path}, received what cannot be read as one ({error}); replace it, or "
+                        "give --skip-unreadable"
                     ) from error
                 self._unreadable.add(candidate)
-        raise UserError(f"{path.parent} has no image that can be read")
+        raise UserError(f"expected an image that can be read in {path.parent}, received none")
+
+
+class UnreadableImage(Exception):
+    """The message says why."""
 
 
 def decode(path: Path) -> Image.Image:
-    """The image in a JPEG or PNG file as RGB; grey and CMYK are converted, transparency is dropped."""
-    from PIL import Image
+    """The image in a JPEG or PNG file as RGB; grey and CMYK are converted, transparency is dropped.
 
-    with Image.open(path, formats=("JPEG", "PNG")) as image:
+    Raises:
+        UnreadableImage: there is none in it, or one that is damaged, too large or of more than 8 bits a channel.
+    """
+    try:
+        with open(path, "rb", opener=regular) as stream:
+            if (size := os.fstat(stream.fileno()).st_size) > MAX_FILE_BYTES:
+                raise UnreadableImage(f"it has {size} bytes, more than {MAX_FILE_BYTES}")
+            return _decode(stream)
+    except OSError as error:
+        raise UnreadableImage(error.strerror or error) from error
+
+
+def _decode(stream: BinaryIO) -> Image.Image:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(stream, formats=("JPEG", "PNG"))
         if image.mode.startswith(("I", "F")):
-            raise ValueError(f"mode {image.mode} has more than 8 bits a channel")
+            raise UnreadableImage(f"mode {image.mode} has more than 8 bits a channel")
         return image.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise UnreadableImage("it is neither JPEG nor PNG") from error
+    except Exception as error:  # Pillow's own: damaged files make it raise OSError, SyntaxError, ValueError, ...
+        raise UnreadableImage(error) from error

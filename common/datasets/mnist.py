@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import math
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import numpy as np
 
 from allstep.common.datasets.base import Dataset
 from allstep.common.datasets.config import DataConfig
-from allstep.common.datasets.download import RemoteFile, expected_sums, fetch
-from allstep.common.datasets.unpacked import archive_errors, open_splits, unpack_once
+from allstep.common.datasets.download import RemoteFile, expected_sums, fetch, tell_whose_sums
+from allstep.common.datasets.unpacked import archive_errors, check_content_size, open_splits, unpack_once
 from allstep.common.errors import UserError
+from allstep.common.regular_file import regular
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28, 1)
@@ -72,12 +74,15 @@ def prepare(config: DataConfig) -> None:
     mirrors = [config.mirror] if config.mirror else MIRRORS[config.dataset]
     sums = fetch(FILES[config.dataset], directory, mirrors=mirrors)
     unpack_once(directory, sums, lambda: unpack(directory))
+    tell_whose_sums(directory)
 
 
 def load(config: DataConfig) -> Dataset:
     """Opens what `prepare` has unpacked."""
     directory = config.data_dir / config.dataset
-    train, validation = open_splits(directory, expected_sums(FILES[config.dataset], directory))
+    train, validation = open_splits(
+        directory, expected_sums(FILES[config.dataset], directory), image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES
+    )
     mean, std = MEAN_STD[config.dataset]
     return Dataset(
         name=config.dataset,
@@ -95,39 +100,50 @@ def unpack(directory: Path) -> dict[str, np.ndarray]:
     arrays = {}
     for split, (images_name, labels_name) in FILE_NAMES.items():
         images_path, labels_path = directory / images_name, directory / labels_name
-        images, labels = read_idx(images_path, num_dimensions=3), read_idx(labels_path, num_dimensions=1)
-        if images.shape[1:] != IMAGE_SHAPE[:2]:
-            height, width = images.shape[1:]
-            raise UserError(f"{images_path}: expected images of 28x28 pixels, got {height}x{width}")
+        images, labels = read_idx(images_path, item_shape=IMAGE_SHAPE[:2]), read_idx(labels_path, item_shape=())
         if len(images) != len(labels):
-            raise UserError(f"{images_path} has {len(images)} images, {labels_name} {len(labels)} labels")
+            raise UserError(
+                f"expected as many labels in {labels_path} as {images_path} has images, {len(images)}, received "
+                f"{len(labels)}"
+            )
         if len(labels) == 0:
-            raise UserError(f"{labels_path}: expected at least one label, got none")
+            raise UserError(f"expected at least one label in {labels_path}, received none")
         if labels.max() >= NUM_CLASSES:
-            raise UserError(f"{labels_path}: expected labels 0 to {NUM_CLASSES - 1}, got {labels.max()}")
+            raise UserError(f"expected labels 0 to {NUM_CLASSES - 1} in {labels_path}, received {labels.max()}")
         arrays[f"{split}_images"] = images[..., None]
         arrays[f"{split}_labels"] = labels.astype(np.int64)
     return arrays
 
 
-def read_idx(path: Path, *, num_dimensions: int) -> np.ndarray:
-    """The uint8 array in a gzipped IDX file.
+def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> np.ndarray:
+    """The uint8 array in a gzipped IDX file: so many items of this shape.
 
     Raises:
-        UserError: the file is not whole, or not an IDX file of uint8 with this number of dimensions.
+        UserError: the file is not whole, or not an IDX file of uint8 with such items.
+        OSError: it cannot be read, or its content is larger than the memory that is left.
     """
     # Two zero bytes, 0x08 for uint8, the number of dimensions; then each dimension as a big-endian uint32.
+    num_dimensions = 1 + len(item_shape)
     magic = 0x0800 + num_dimensions
     header_bytes = 4 + 4 * num_dimensions
-    with archive_errors(path), gzip.open(path) as stream:
+    with open(path, "rb", opener=regular) as file, archive_errors(path), gzip.open(file) as stream:
         header = stream.read(header_bytes)
         if len(header) < header_bytes:
-            raise EOFError(f"expected a header of {header_bytes} bytes, got {len(header)}")
+            raise EOFError(f"a header of {header_bytes} bytes has {len(header)}")
         found, *shape = np.frombuffer(header, dtype=">u4").tolist()
         if found != magic:
-            raise UserError(f"{path}: expected magic number 0x{magic:08x}, got 0x{found:08x}")
+            raise UserError(f"expected magic number 0x{magic:08x} in {path}, received 0x{found:08x}")
+        if tuple(shape[1:]) != item_shape:
+            raise UserError(f"expected images of {_pixels(item_shape)} pixels in {path}, received {_pixels(shape[1:])}")
+        num_bytes = math.prod(shape)
+        check_content_size(path, num_bytes)
         # To the end, where gzip keeps its own checksum.
-        content = stream.read()
-    if len(content) != math.prod(shape):
-        raise UserError(f"{path}: expected {math.prod(shape)} bytes for shape {shape}, got {len(content)}")
+        content = stream.read(num_bytes + 1)
+    if len(content) != num_bytes:
+        received = len(content) if len(content) < num_bytes else "more"
+        raise UserError(f"expected {num_bytes} bytes for shape {shape} in {path}, received {received}")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _pixels(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

@@ -8,12 +8,15 @@ same ones.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from allstep.common.datasets.base import Dataset
 from allstep.common.datasets.config import DataConfig
 from allstep.common.datasets.hashing import hash64
 from allstep.common.errors import UserError
+from allstep.common.memory import available_memory
 
 GRID = 4
 """Cells of a pattern in each direction: coarse, so that networks that pool still see it."""
@@ -22,6 +25,8 @@ MAX_SAMPLES = 2**40
 PATTERN_COUNTER = 2**63
 """Counters of the patterns, above those of any sample."""
 MAX_VALIDATION_SAMPLES = 10_000
+BYTES_PER_NUMBER = 16
+"""Of an image or a pattern, while it is made: hashes of 64 bits, and a copy."""
 READ_AHEAD_BYTES = 2**15
 """An image this large takes tens of microseconds to compute; small ones cost less than handing them over."""
 
@@ -34,19 +39,23 @@ def load(config: DataConfig) -> Dataset:
     """Describes the data set that the `synthetic_*` flags ask for.
 
     Raises:
-        UserError: a number is out of range.
+        UserError: a number is out of range, or an image or the classes' patterns do not fit into memory.
     """
-    shape, num_samples, num_classes = (
-        config.synthetic_shape,
-        config.synthetic_samples,
-        config.synthetic_classes,
-    )
+    shape, num_samples, num_classes = config.synthetic_shape, config.synthetic_samples, config.synthetic_classes
     if not 1 <= num_samples <= MAX_SAMPLES:
-        raise UserError(f"--synthetic-samples must be 1 to 2^40, got {num_samples}")
+        raise UserError(f"expected --synthetic-samples from 1 to 2^40, received {num_samples}")
     if num_classes < 2:
-        raise UserError(f"--synthetic-classes must be at least 2, got {num_classes}")
+        raise UserError(f"expected --synthetic-classes to be at least 2, received {num_classes}")
     if min(shape) < 1:
-        raise UserError(f"--synthetic-shape must be height, width and channels of at least 1, got {shape}")
+        raise UserError(
+            f"expected --synthetic-shape as height, width and channels of at least 1, received {_shown(shape)}"
+        )
+    num_bytes = BYTES_PER_NUMBER * (math.prod(shape) + GRID**2 * num_classes * shape[2])
+    if num_bytes > (left := available_memory()):
+        raise UserError(
+            f"expected --synthetic-shape and --synthetic-classes to fit into {left} bytes, the memory that is left, "
+            f"received {_shown(shape)} and {num_classes}, which take {num_bytes}"
+        )
 
     patterns = class_patterns(num_classes, shape[2])
     # A pixel of which nothing is known is white with the mean probability of its channel.
@@ -62,6 +71,10 @@ def load(config: DataConfig) -> Dataset:
         mean=tuple(mean.tolist()),
         std=tuple(std.tolist()),
     )
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " ".join(map(str, shape))
 
 
 def class_patterns(num_classes: int, channels: int) -> np.ndarray:

@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from allstep.common import strict_json
+from allstep.common.errors import UserError
+from allstep.common.regular_file import read_regular, regular
 from allstep.common.reporting.base import Reporter, output_dir_errors, write_whole
+from allstep.common.schema import Mismatch, number, record, text, whole
 
 
 class JsonLines(Reporter):
@@ -15,7 +19,7 @@ class JsonLines(Reporter):
     def __init__(self, path: Path) -> None:
         self._path = path
         with output_dir_errors(path):
-            self._file = path.open("a", buffering=1, encoding="utf-8")
+            self._file = open(path, "a", buffering=1, encoding="utf-8", opener=regular)  # noqa: SIM115
 
     def event(self, name: str, **fields: Any) -> None:
         with output_dir_errors(self._path):
@@ -30,16 +34,29 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
     """Cut metrics.jsonl back to a checkpoint, so that a resumed run tells nothing twice.
 
     What a killed run told after the checkpoint was saved goes; at step 0 everything goes.
+
+    Raises:
+        UserError: it is no run's, or cannot be read or written.
     """
     if not path.exists():
         return
+    with output_dir_errors(path):
+        lines = read_regular(path, most=_LARGEST_FILE).decode(errors="replace").splitlines()
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in lines:
         try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
+            event = strict_json.loads(line.encode())
+        except strict_json.NotJson:
             continue  # the line at which the run was killed
+        try:
+            _EVENT(event, "a line")
+        except Mismatch as error:
+            raise UserError(f"{path} is no run's: {error}; move it out of the output directory") from None
         told_after = event["event"] == "end" or event.get("step", 0) > step or event.get("epoch", 0) > epoch + 1
-        if step and not told_after and not (event["event"] == "epoch" and event["epoch"] > epoch):
+        if step and not told_after and not (event["event"] == "epoch" and event.get("epoch", 0) > epoch):
             kept.append(line + "\n")
     write_whole(path, "".join(kept))
+
+
+_EVENT = record({"step": whole(), "epoch": number(0)}, event=text)
+_LARGEST_FILE = 2**30  # bytes: a line for each of several million steps

@@ -178,6 +178,9 @@ class Member:
             leave(EXIT_FAULT, "")
         elif number == signal.SIGINT:
             self._leave_in_turn(EXIT_INTERRUPTED, "interrupted")
+        elif number in NOTICES and self._pulse.phase == "start":
+            # There is nothing to save yet, and whoever reads a checkpoint from a host that hangs never comes to it.
+            self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came before anything was trained")
         elif number in NOTICES and self._noticed_at is None:
             self._noticed_at = now
             self._channel.send(notice=signal.Signals(number).name)

@@ -22,6 +22,7 @@ from allstep.benchmarks.prediction.networks import known_networks, read_network,
 from allstep.benchmarks.prediction.simulation import Fusion, Gradient, simulate
 from allstep.benchmarks.prediction.stragglers import expected_largest
 from allstep.benchmarks.prediction.validation import PUBLISHED, check
+from allstep.common import schema
 from allstep.common.errors import UserError
 
 ALPHA, BETA = 1e-5, 1e9
@@ -241,11 +242,11 @@ def test_a_miss_is_said(tmp_path, capsys):
 def test_a_comparison_that_is_not_whole_is_told_in_one_line(tmp_path):
     flags = own_results(tmp_path, {**LIMITS, ("horovod", 2): 1860.0})
     (tmp_path / "independent.json").unlink()
-    with pytest.raises(UserError, match="FileNotFoundError.*independent.json") as caught:
+    with pytest.raises(UserError, match="expected a sample of allstep compare, received .*independent.json") as caught:
         predict.main(flags)
     assert "\n" not in str(caught.value)
     results.write(tmp_path / "compare.json", {"cells": [{"workload": "synthetic-weak"}]})
-    with pytest.raises(UserError, match="KeyError 'comparable'"):
+    with pytest.raises(UserError, match="expected result to have settings, received"):
         predict.main(flags)
 
 
@@ -296,7 +297,7 @@ def test_a_measured_run(tmp_path, capsys):
 def test_results_of_another_version_or_half_written(tmp_path, content, expected):
     (tmp_path / "compare.json").write_text(content)
     with pytest.raises(UserError, match=expected):
-        results.read_input(tmp_path / "compare.json", "allstep-compare")
+        results.read_input(tmp_path / "compare.json", "allstep-compare", schema.mapping)
 
 
 @pytest.mark.parametrize(

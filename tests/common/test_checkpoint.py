@@ -275,18 +275,29 @@ def test_failed_write_surfaces_at_the_next_save_and_at_close(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("expected", "message"),
+    ("name", "array", "message"),
     [
-        ({"model/a": (2, 3), "model/b": (5,)}, r"expected model/b \(5,\), received \(4,\)"),
-        ({"model/a": (2, 3), "model/c": (1,), "model/b": (5,)}, r"expected model/c \(1,\), received none"),
-        ({"model/a": (2, 3)}, r"model/b \(4,\) was not expected"),
+        ("model/b", np.zeros(4, np.float32), r"expected model/b \(5,\), received \(4,\)"),
+        ("model/c", np.zeros(5, np.float32), r"expected model/b \(5,\), received none"),
+        ("model/b", np.zeros(5, np.int64), "expected model/b in float32, as trainers write it, received int64"),
+        ("model/b", np.zeros(5, bool), "expected model/b in float32, as trainers write it, received bool"),
+        ("model/b", np.zeros(5), "expected model/b in float32, as trainers write it, received float64"),
+        ("model/b", np.zeros(5, ">f4"), "expected model/b in float32, as trainers write it, received >f4"),
+        ("optimizer/x\n", np.zeros(5, np.float32), r"expected no 'optimizer/x\\n', received one of shape \(5,\)"),
+        ("optimizer/b/exp_avg_sq", np.full(5, -1, np.float32), "expected optimizer/b/exp_avg_sq .* 0 or more.* -1"),
+        ("model/bn.running_var", np.full(5, -1, np.float32), "expected model/bn.running_var .* 0 or more.* -1"),
     ],
 )
-def test_first_mismatch_is_named(expected, message):
+def test_first_mismatch_is_named(name, array, message):
+    expected = {"model/a": (2, 3), "model/b": (5,), "optimizer/b/exp_avg_sq": (5,), "model/bn.running_var": (5,)}
+    arrays = {known: np.zeros(shape, np.float32) for known, shape in expected.items()}
+    if name == "model/c":
+        del arrays["model/b"]
     with pytest.raises(UserError, match=message) as error:
-        check_compatible(expected, {"model/a": np.zeros((2, 3)), "model/b": np.zeros(4)})
+        check_compatible(expected, arrays | {name: array})
     one_line(error)
 
 
 def test_no_mismatch():
-    check_compatible({"model/a": (2, 3), "model/b": ()}, {"model/b": np.array(1), "model/a": np.zeros((2, 3))})
+    arrays = {"model/b": np.array(1, np.float32), "model/a": np.zeros((2, 3), np.float32)}
+    check_compatible({"model/a": (2, 3), "model/b": ()}, arrays)

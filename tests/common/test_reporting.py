@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from allstep.common.config import OutputConfig, TrainConfig
+from allstep.common.errors import UserError
 from allstep.common.progress import Progress
 from allstep.common.reporting import open_reporter
 from allstep.common.reporting.console import epoch_line
-from allstep.common.reporting.jsonl import rewind
+from allstep.common.reporting.jsonl import JsonLines, rewind
 from allstep.common.sharding import Position
 
 EPOCH = {
@@ -104,6 +105,21 @@ def test_rewinding_to_a_finished_epoch_keeps_its_line(tmp_path):
     assert (told(tmp_path, "step"), told(tmp_path, "epoch")) == ([1, 2, 3, 4], [1])
 
 
+@pytest.mark.parametrize("line", ["7", "{}", '{"event": 1}', '{"event": "step", "step": "1"}', '{"event": []}'])
+def test_rewinding_what_is_no_runs(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match="metrics.jsonl is no run's: expected .* received .*; move it"):
+        rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
+    assert (tmp_path / "metrics.jsonl").read_text() == line + "\n"
+
+
+def test_a_fifo_is_neither_rewound_nor_written_to(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    for open_it in (lambda path: rewind(path, step=4, epoch=1), JsonLines):
+        with pytest.raises(UserError, match="expected a regular file, received a FIFO"):
+            open_it(tmp_path / "metrics.jsonl")
+
+
 def test_rewinding_nothing(tmp_path):
     rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
     assert not list(tmp_path.iterdir())
@@ -146,6 +162,7 @@ def read_scalars(output_dir: Path, **run: object) -> dict[str, dict[int, float]]
 TELL_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
+from allstep.common.errors import UserError
 from allstep.common.errors import UserError
 from allstep.common.progress import Progress
 from allstep.common.reporting.jsonl import JsonLines, rewind
@@ -205,6 +222,7 @@ def test_tensorboard_needs_no_framework(tmp_path):
 
 SHOW_PROGRESS = """
 from allstep.common.config import ScheduleConfig, TrainConfig
+from allstep.common.errors import UserError
 from allstep.common.progress import Progress
 from allstep.common.reporting import open_reporter
 import time

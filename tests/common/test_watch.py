@@ -276,6 +276,7 @@ def test_a_notice_stops_a_rank_alone():
     """Oracle: the next tick does not begin; signals are handled as before when the block has ended."""
     before = signal.getsignal(signal.SIGTERM)
     pulse = Pulse()
+    pulse.enter("input")  # before, there is nothing to save, and a notice ends the process at once
     with watching(None, ALONE, pulse, Limits(stall=10, silence=30)):
         assert pulse.begin_tick()
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from ranks import Result, events, full, last, launch, run
+from ranks import Result, environment, events, full, last, launch, run
 
 from allstep.benchmarks import parity, soak
 from allstep.common.checkpoint import load
@@ -186,6 +189,34 @@ def test_one_of_two_ranks_tells_that_there_is_nothing_to_resume(framework, tmp_p
     result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--output-dir", tmp_path, "--resume", "latest")
     assert result.returncode == 2 and result.output.count("allstep: error: ") == 1, result.output
     assert "start without --resume" in result.output and "Traceback" not in result.output
+
+
+HANGING = """
+import time
+from allstep.common import resuming
+from allstep.common.ending import run_rank
+from allstep.pytorch import train
+resuming.check_early = lambda config: None
+def load(*_):
+    print("reading", flush=True)
+    time.sleep(1000)
+resuming.load = load
+run_rank(train.main)
+"""
+
+
+def test_one_notice_ends_a_run_that_reads_a_checkpoint_forever(tmp_path):
+    """As from a file server that does not answer: nothing is trained, so nothing is to be saved."""
+    (tmp_path / "hanging.py").write_text(HANGING)
+    command = [sys.executable, tmp_path / "hanging.py", "--output-dir", tmp_path, "--resume", "latest"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=environment(), start_new_session=True) as process:
+        assert process.stdout.readline() == "reading\n"
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    [line] = errors.splitlines()
+    assert line.endswith("stopped at step 0: SIGTERM came before anything was trained")
 
 
 def test_a_second_run_cannot_write_there(tmp_path):

@@ -28,9 +28,9 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     told = [line for line in capsys.readouterr().err.splitlines() if "a line is half-written" not in line]
     assert len(told) == 6
     for words in (
-        "words.json: .*no number in ours",
-        "compare.json: .*version 99",
-        "hollow.json: not as expected: lacks 'ranks'",
+        r"words.json: .*expected result.figures\[0\].ours to be a number .*, received 'many'",
+        "compare.json: .*expected the version of allstep-compare to be 2, received 99",
+        "hollow.json: .*expected result to have ranks, received",
         "half.json",
         "empty: no results",
         "nosuch: no such",

@@ -1,13 +1,18 @@
 """cifar10: archives in the published layout written here, good and bad."""
 
+import contextlib
+import gzip
 import io
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile_files import zeros_after
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from allstep.common.datasets import DataConfig, cifar10, load, prepare
+from allstep.common.datasets import DataConfig, cifar10, load, prepare, unpacked
 from allstep.common.errors import UserError
 
 GENERATOR = np.random.default_rng(0)
@@ -63,10 +68,10 @@ def test_a_hostile_archive_writes_nothing_elsewhere(tmp_path, vouch):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "expected records of 3073 bytes, got 0 bytes"),
-        (CONTENTS["cifar-10-batches-bin/test_batch.bin"][:-1], "expected records of 3073 bytes, got 12291"),
-        (bytes([10]) + bytes(3072), "expected labels 0 to 9, got 10"),
-        (None, "has no file cifar-10-batches-bin/data_batch_3.bin"),
+        (b"", "expected records of 3073 bytes in .*, received 0 bytes"),
+        (CONTENTS["cifar-10-batches-bin/test_batch.bin"][:-1], "expected records of 3073 bytes in .*, received 12291"),
+        (bytes([10]) + bytes(3072), "expected labels 0 to 9 in .*, received 10"),
+        (None, "expected a file cifar-10-batches-bin/data_batch_3.bin in .*, received none"),
     ],
 )
 def test_a_bad_member_is_named(tmp_path, vouch, content, reason):
@@ -94,3 +99,60 @@ def test_the_table_is_the_published_one(server, tmp_path):
     assert cifar10.FILES[0].num_bytes == 170_052_171
     with pytest.raises(UserError, match="put cifar-10-binary.tar.gz into .*cifar10, or give a --mirror"):
         prepare(DataConfig(dataset="cifar10", data_dir=tmp_path, mirror=server.url))
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf()
+
+
+BOMBS = {
+    "a member of another name": zeros_after(member("x", 2**33 - 1), 2**24),
+    "a batch larger than any": zeros_after(member("cifar-10-batches-bin/data_batch_1.bin", 2**33 - 1), 2**21),
+    "a header that goes on": zeros_after(member("x", 2**33 - 1, tarfile.XHDTYPE), 2**24),
+    "a long name": zeros_after(member("x", 2**33 - 1, tarfile.GNUTYPE_LONGNAME), 2**24),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_bomb_ends_in_a_line(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(unpacked, "MAX_CONTENT_BYTES", 2**23)
+    path = tmp_path / "bomb.tar.gz"
+    path.write_bytes(BOMBS[kind])
+    with pytest.raises(UserError, match="expected at most 8388608 bytes of content in .*, received"):
+        cifar10.unpack(path)
+
+
+def tarred(contents: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, content in contents.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+TAR = tarred(CONTENTS)
+
+
+@st.composite
+def damaged_archives(draw) -> bytes:
+    """The archive with some bytes of its headers changed."""
+    data = bytearray(TAR)
+    for position, value in draw(st.lists(st.tuples(st.integers(0, 511), st.integers(0, 255)), max_size=4)):
+        data[position] = value
+    if draw(st.booleans()):  # a right checksum of the header
+        data[148:156] = b" " * 8
+        data[148:156] = b"%06o\0 " % sum(data[:512])
+    return gzip.compress(bytes(data[: draw(st.sampled_from([len(data), 700, 5000]))]), 1)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(damaged_archives() | st.binary(max_size=600).map(gzip.compress) | st.binary(max_size=100))
+def test_any_bytes_are_batches_or_a_line(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("any") / "archive.tar.gz"
+    path.write_bytes(data)
+    with contextlib.suppress(UserError):
+        assert cifar10.unpack(path)["train_images"].shape == (20, 32, 32, 3)

@@ -12,7 +12,7 @@ import pytest
 
 from allstep.common.datasets import DataConfig, load, prepare
 from allstep.common.datasets.config import without_secrets
-from allstep.common.datasets.download import RemoteFile, fetch
+from allstep.common.datasets.download import RemoteFile, fetch, tell_whose_sums
 from allstep.common.errors import UserError
 
 BODY = bytes(range(256)) * 400
@@ -137,7 +137,8 @@ def test_offline_says_which_file_goes_where(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # Bound but not listening: a connection is refused.
         message = fetch_error(tmp_path, f"http://127.0.0.1:{unused.getsockname()[1]}")
-    assert f"{tmp_path / NAME} is missing" in message and f"put {NAME} into {tmp_path}" in message
+    assert f"expected {tmp_path / NAME}, or a mirror" in message and "it is missing and" in message
+    assert f"put {NAME} into {tmp_path}" in message
     assert "refused" in message
 
 
@@ -202,10 +203,37 @@ def test_a_folder_as_mirror(tmp_path):
     assert (tmp_path / "to" / NAME).read_bytes() == BODY
 
 
+def test_a_mirror_whose_file_is_a_fifo(tmp_path):
+    (tmp_path / "from").mkdir()
+    os.mkfifo(tmp_path / "from" / NAME)
+    message = fetch_error(tmp_path / "to", (tmp_path / "from").as_uri())
+    assert "expected a regular file, received a FIFO" in message
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", ".lock"])
+def test_what_is_no_regular_file_is_not_waited_for(server, tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match="expected a regular file, received a FIFO"):
+        fetch([FILE], tmp_path, mirrors=[server.url])
+
+
+def test_a_file_of_another_size_is_not_read_to_its_end(server, tmp_path):
+    """40 GB that take no room: to hash them takes longer than to say that they are not the file."""
+    server.answers[NAME] = BODY
+    (tmp_path / NAME).touch()
+    os.truncate(tmp_path / NAME, 40 * 10**9)
+    fetch([FILE], tmp_path, mirrors=[server.url])
+    assert (tmp_path / NAME).read_bytes() == BODY
+    os.truncate(tmp_path / NAME, 40 * 10**9)
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  {NAME}\n")
+    with pytest.raises(UserError, match=f"expected .*{NAME} to have at most .* bytes, received 40000000000"):
+        fetch([FILE], tmp_path, mirrors=[server.url])
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     config = DataConfig(dataset="mnist", data_dir=tmp_path / "file")
-    with pytest.raises(UserError, match="cannot use .*: Not a directory"):
+    with pytest.raises(UserError, match="received .*: Not a directory; mend that"):
         prepare(config)
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)
@@ -216,7 +244,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_a_folder_without_permission(tmp_path, dataset):
     tmp_path.chmod(0)
     for step in (prepare, load):
-        with pytest.raises(UserError, match="cannot use .*: Permission denied"):
+        with pytest.raises(UserError, match="received .*: Permission denied; mend that"):
             step(DataConfig(dataset=dataset, data_dir=tmp_path / "data"))
     tmp_path.chmod(0o700)
 
@@ -246,7 +274,7 @@ def test_a_write_that_fails_leaves_nothing(server, tmp_path):
     # A limit on file size stands in for a full disk: both make write fail in the middle.
     server.answers[NAME] = BODY
     output, _ = start_fetch(server, tmp_path, limit=50_000).communicate()
-    assert output == f"cannot use {tmp_path}: File too large; mend that or choose another --data-dir\n"
+    assert f"received {tmp_path}: File too large; mend that or choose another --data-dir\n" in output
     assert names_in(tmp_path) == []
 
 
@@ -283,6 +311,7 @@ def test_own_files_count_when_vouched_for(server, tmp_path, vouch, capsys):
     vouch(tmp_path)
     sums = fetch([FILE], tmp_path, mirrors=[server.url])
     assert sums == {NAME: hashlib.sha256(b"own").hexdigest()}
+    tell_whose_sums(tmp_path)
     assert "counts instead of the published checksums" in capsys.readouterr().err
     assert server.requests == []
 
@@ -292,9 +321,11 @@ def test_own_files_are_checked_and_never_replaced(server, tmp_path, vouch):
     (tmp_path / NAME).write_bytes(b"own")
     vouch(tmp_path)
     (tmp_path / NAME).write_bytes(b"0wn")
-    assert "is not the file that SHA256SUMS" in fetch_error(tmp_path, server.url)
+    assert "to have the SHA-256 that SHA256SUMS beside it lists, received another one" in fetch_error(
+        tmp_path, server.url
+    )
     (tmp_path / NAME).unlink()
-    assert "is missing, although" in fetch_error(tmp_path, server.url)
+    assert "which SHA256SUMS beside it lists, received none" in fetch_error(tmp_path, server.url)
     (tmp_path / "SHA256SUMS").write_text("not a checksum\n\n")
-    assert f"has no line for {NAME}" in fetch_error(tmp_path, server.url)
+    assert f"expected a line for {NAME} in" in fetch_error(tmp_path, server.url)
     assert server.requests == []

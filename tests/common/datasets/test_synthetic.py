@@ -80,8 +80,12 @@ def test_any_shape(shape):
         {"synthetic_samples": 2**40 + 1},
         {"synthetic_classes": 1},
         {"synthetic_shape": (28, 0, 1)},
+        {"synthetic_shape": (10**6, 10**6, 3)},
+        {"synthetic_shape": (10**30, 1, 1)},
+        {"synthetic_classes": 10**12},
+        {"synthetic_classes": 2**20, "synthetic_shape": (1, 1, 2**16)},
     ],
 )
 def test_a_number_out_of_range_is_the_users_mistake(flags):
-    with pytest.raises(UserError, match="--synthetic-.* must be"):
+    with pytest.raises(UserError, match="expected --synthetic-.*, received"):
         synthetic(**flags)

@@ -1,0 +1,145 @@
+"""Whether a value that came as JSON from somebody else has the shape that is expected of it.
+
+A shape is a function of a value and of its place in words; those below make them:
+
+    check = record(epoch=whole(), loss=number(least=0), curve=list_of(number()))
+    check({"epoch": 1, "loss": 0.5, "curve": []}, "progress")
+
+It raises `Mismatch` for the first thing that is not as expected. What a record has besides is left alone.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+Shape = Callable[[Any, str], None]
+
+LARGEST_WHOLE = 2**63 - 1
+LARGEST = 1e30  # what is measured, drawn and printed is far below
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+
+
+class Mismatch(ValueError):
+    """The message says what was expected where, and what was received."""
+
+
+def brief(value: object) -> str:
+    """A value in one line of at most a few hundred characters, all of them printable."""
+    return _short.repr(value)
+
+
+def whole(least: int = 0, most: int = LARGEST_WHOLE) -> Shape:
+    """An integer in a range; True and False are none."""
+
+    def check(value: Any, where: str) -> None:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not least <= value <= most:
+            raise Mismatch(f"expected {where} to be a whole number from {least} to {most}, received {brief(value)}")
+
+    return check
+
+
+def number(least: float = -LARGEST, most: float = LARGEST) -> Shape:
+    """An integer or a float in a range; nan is in none."""
+
+    def check(value: Any, where: str) -> None:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not least <= value <= most:
+            raise Mismatch(f"expected {where} to be a number from {least:g} to {most:g}, received {brief(value)}")
+
+    return check
+
+
+def text(value: Any, where: str) -> None:
+    """A string."""
+    if not isinstance(value, str):
+        raise Mismatch(f"expected {where} to be a text, received {brief(value)}")
+
+
+def flag(value: Any, where: str) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise Mismatch(f"expected {where} to be true or false, received {brief(value)}")
+
+
+def mapping(value: Any, where: str) -> None:
+    """An object, whatever is in it."""
+    if not isinstance(value, dict):
+        raise Mismatch(f"expected {where} to be an object, received {brief(value)}")
+
+
+def one_of(*values: Any) -> Shape:
+    """One of a few values, which have its very type."""
+
+    def check(value: Any, where: str) -> None:
+        if not any(type(value) is type(known) and value == known for known in values):
+            known = repr(values[0]) if len(values) == 1 else f"one of {', '.join(map(repr, values))}"
+            raise Mismatch(f"expected {where} to be {known}, received {brief(value)}")
+
+    return check
+
+
+def nullable(shape: Shape) -> Shape:
+    """`shape`, or None."""
+
+    def check(value: Any, where: str) -> None:
+        if value is not None:
+            shape(value, where)
+
+    return check
+
+
+def list_of(shape: Shape, *, least: int = 0, most: int = 10**6) -> Shape:
+    """A list of so many values of a shape."""
+
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, list):
+            raise Mismatch(f"expected {where} to be a list, received {brief(value)}")
+        if not least <= len(value) <= most:
+            raise Mismatch(f"expected {where} to have {least} to {most} entries, received {len(value)}")
+        for index, item in enumerate(value):
+            shape(item, f"{where}[{index}]")
+
+    return check
+
+
+def mapping_of(shape: Shape) -> Shape:
+    """An object whose values have a shape, under whatever keys."""
+
+    def check(value: Any, where: str) -> None:
+        mapping(value, where)
+        for key, item in value.items():
+            shape(item, f"{where}.{key if key.isidentifier() else brief(key)}")
+
+    return check
+
+
+def record(optional: dict[str, Shape] | None = None, /, **required: Shape) -> Shape:
+    """An object that has certain keys, and may have others, with values of certain shapes."""
+
+    def check(value: Any, where: str) -> None:
+        mapping(value, where)
+        for key, shape in required.items():
+            if key not in value:
+                raise Mismatch(f"expected {where} to have {key}, received {brief(sorted(value))} alone")
+            shape(value[key], f"{where}.{key}")
+        for key, shape in (optional or {}).items():
+            if key in value:
+                shape(value[key], f"{where}.{key}")
+
+    return check
+
+
+def closed(shape: Shape, *keys: str) -> Shape:
+    """An object of a shape that has nothing besides `keys`."""
+
+    def check(value: Any, where: str) -> None:
+        shape(value, where)
+        if more := value.keys() - set(keys):
+            raise Mismatch(f"expected {where} to have {', '.join(keys)}, received {brief(min(more))} besides")
+
+    return check

@@ -1,0 +1,139 @@
+"""Whatever a result file or a timeline holds, its reader has a value or says in one line why not.
+
+Oracle: the writers' own files, which are read; and for everything else, that nothing but a UserError is raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reported import EPOCHS, START, collectives_result, compare_result, validation_result
+
+from allstep.benchmarks import repeated, report, timeline
+from allstep.benchmarks.comparison import results
+from allstep.benchmarks.prediction import own_runs
+from allstep.benchmarks.reporting import sources
+from allstep.common.errors import UserError
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@st.composite
+def changed(draw, real: object) -> object:
+    """A value some part of which is any other, or is gone."""
+    value = copy.deepcopy(real)
+    for _ in range(draw(st.integers(0, 2))):
+        place, depth = value, draw(st.integers(0, 4))
+        for level in range(depth + 1):
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if level == depth or not isinstance(place[key], (dict, list)):
+                if draw(st.booleans()):
+                    place[key] = draw(ANY)
+                else:
+                    del place[key]
+                break
+            place = place[key]
+    return value
+
+
+def written(real: object) -> st.SearchStrategy[bytes]:
+    """The real file, changed ones, pieces of it, and any bytes."""
+    text = json.dumps(real).encode()
+    pieces = st.integers(0, len(text)).map(lambda end: text[:end])
+    return changed(real).map(lambda value: json.dumps(value).encode()) | pieces | st.binary(max_size=40)
+
+
+def event(kind: str, name: str, pid: int, ts: int) -> dict:
+    return {"ph": kind, "name": name, "pid": pid, "ts": ts}
+
+
+EVENTS = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "fc1.weight"}}]
+for since in (0, 100):
+    EVENTS += [event("B", "ALLREDUCE", 1, since), event("B", "MPI_ALLREDUCE", 1, since + 10)]
+    EVENTS += [event("E", "", 1, since + 30), event("E", "", 1, since + 40)]
+
+
+@SETTINGS
+@given(written(EVENTS))
+def test_any_timeline(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("any") / "timeline.json"
+    path.write_bytes(data)
+    try:
+        timeline.summary(timeline.read_ways(path))
+    except UserError as error:
+        assert "expected " in str(error) and "received " in str(error) and "\n" not in str(error)
+
+
+@SETTINGS
+@given(written(compare_result()))
+def test_any_comparison(tmp_path_factory, data):
+    directory = tmp_path_factory.mktemp("any")
+    (directory / results.SUMMARY).write_bytes(data)
+    with contextlib.suppress(UserError):
+        cells = repeated._cells(directory)
+        repeated.rankings(cells)
+        repeated.resolution(cells)
+        repeated.contradicted(cells, cells)
+    with contextlib.suppress(UserError):
+        own_runs.check_compare(directory, [])
+
+
+@SETTINGS
+@given(written(collectives_result()))
+def test_any_collectives(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("any") / "collectives.json"
+    path.write_bytes(data)
+    with contextlib.suppress(UserError):
+        link = own_runs.read_link(path)
+        assert link.latency > 0 and link.bandwidth > 0
+
+
+LINES = [START | {"world_size": 1, "parameter_count": 3}, *({**epoch, "images_per_second": 9.0} for epoch in EPOCHS)]
+
+
+@SETTINGS
+@given(st.lists(written(LINES[0]) | written(LINES[1]), max_size=4).map(b"\n".join))
+def test_any_run(tmp_path_factory, data):
+    directory = tmp_path_factory.mktemp("any")
+    (directory / "metrics.jsonl").write_bytes(data)
+    with contextlib.suppress(UserError):
+        own_runs.read_run(directory)
+    assert len(sources.read([directory])) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "real"),
+    [
+        ("compare.json", compare_result()),
+        ("collectives.json", collectives_result()),
+        ("validation.json", validation_result()),
+    ],
+)
+def test_any_result_is_reported_or_left_out(tmp_path_factory, name, real):
+    """The sections are made without any `except`: what passes the shapes has all that they look at."""
+
+    @settings(max_examples=12, deadline=None, derandomize=True)
+    @given(written(real))
+    def check(data: bytes) -> None:
+        directory = tmp_path_factory.mktemp("any")
+        (directory / name).write_bytes(data)
+        found = sources.read([directory])
+        assert len(found) + len(found.problems) == 1
+        sections = report.build(found)
+        if sections:
+            report.render("report.md", "any", sections, found.problems)
+
+    check()

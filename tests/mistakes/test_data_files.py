@@ -1,0 +1,183 @@
+"""Files of data sets that are damaged, hostile or none. Flags about data: test_flags.py.
+
+Oracle: the contract of mistakes, in `mistake.check`. What each parser does with any bytes: tests/common/datasets.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_files import a_socket, endless, idx, png_of, sparse, zeros_after
+from mistake import PYTORCH, TENSORFLOW, Mistake, check
+from PIL import Image
+
+IMAGES, LABELS = "mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ubyte.gz"
+ARCHIVE = "cifar10/cifar-10-binary.tar.gz"
+FLAGS = "--model mlp --epochs 1 --data-dir {here}"
+# A mirror at which nobody listens: nothing is downloaded.
+MNIST = f"{PYTORCH} {FLAGS} --dataset mnist --mirror http://127.0.0.1:9"
+CIFAR = f"{PYTORCH} {FLAGS} --dataset cifar10 --mirror http://127.0.0.1:9"
+FOLDER = f"{PYTORCH} {FLAGS} --dataset image-folder --image-size 16"
+
+
+def vouch(directory: Path) -> None:
+    """Write SHA256SUMS as sha256sum would, but for what cannot be read to its end."""
+    sums = ""
+    for path in sorted(directory.iterdir()):
+        readable = path.is_file() and path.stat().st_size < 2**30
+        sums += f"{hashlib.sha256(path.read_bytes()).hexdigest() if readable else '0' * 64}  {path.name}\n"
+    (directory / "SHA256SUMS").write_text(sums)
+
+
+def mnist(name: str, make: Callable[[Path], object] | bytes) -> Callable[[Path], None]:
+    """Prepares small files of the user's own, of which one is something else."""
+
+    def prepare(folder: Path) -> None:
+        (folder / "mnist").mkdir()
+        (folder / "mnist" / ".lock").touch()  # it stays, and means nothing by itself
+        for part, count in (("train", 50), ("t10k", 20)):
+            images = folder / f"mnist/{part}-images-idx3-ubyte.gz"
+            images.write_bytes(idx(np.zeros((count, 28, 28), np.uint8)))
+            images.with_name(f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(np.zeros(count, np.uint8)))
+        path = folder / name
+        path.unlink(missing_ok=True)
+        if isinstance(make, bytes):
+            path.write_bytes(make)
+        else:
+            make(path)
+        if path.name != "SHA256SUMS":
+            vouch(path.parent)
+
+    return prepare
+
+
+def cifar(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def prepare(folder: Path) -> None:
+        (folder / ARCHIVE).parent.mkdir()
+        (folder / ARCHIVE).with_name(".lock").touch()  # it stays, and means nothing by itself
+        make(folder / ARCHIVE)
+        vouch((folder / ARCHIVE).parent)
+
+    return prepare
+
+
+def batch_of(content: bytes) -> Callable[[Path], object]:
+    """Writes an archive with one batch."""
+
+    def make(path: Path) -> None:
+        batch = path.with_name("data_batch_1.bin")
+        batch.write_bytes(content)
+        with tarfile.open(path, "w:gz") as archive:
+            archive.add(batch, "cifar-10-batches-bin/data_batch_1.bin")
+        batch.unlink()
+
+    return make
+
+
+def images(name: str, make: Callable[[Path], object] | bytes | None) -> Callable[[Path], None]:
+    """Prepares an image folder of two classes, in which one file is something else, or is missing (None)."""
+
+    def prepare(folder: Path) -> None:
+        for split in ("train", "val"):
+            for kind in ("cat", "dog"):
+                (folder / split / kind).mkdir(parents=True)
+                for number in range(2):
+                    Image.new("RGB", (20, 20)).save(folder / split / kind / f"{number}.png")
+        path = folder / name
+        path.unlink(missing_ok=True)
+        if isinstance(make, bytes):
+            path.write_bytes(make)
+        elif make:
+            make(path)
+
+    return prepare
+
+
+def bomb(path: Path) -> None:
+    """Zeros after what the header says."""
+    path.write_bytes(zeros_after(struct.pack(">4I", 0x0803, 50, 28, 28), 2**30))
+
+
+def archive_bomb(path: Path) -> None:
+    """Zeros under a name that nobody asks for."""
+    info = tarfile.TarInfo("zeros")
+    info.size = 2**33 - 1
+    path.write_bytes(zeros_after(info.tobuf(), 600 * 2**20))
+
+
+REGULAR = "a data directory that can be used"
+MISTAKES = {
+    # mnist
+    "images a FIFO": Mistake(MNIST, REGULAR, "a FIFO", prepare=mnist(IMAGES, os.mkfifo)),
+    "images a FIFO, TensorFlow": Mistake(
+        MNIST.replace(PYTORCH, TENSORFLOW), REGULAR, "a FIFO", prepare=mnist(IMAGES, os.mkfifo)
+    ),
+    "labels a socket": Mistake(MNIST, REGULAR, "a socket", prepare=mnist(LABELS, a_socket)),
+    "sums a FIFO": Mistake(MNIST, REGULAR, "a FIFO", prepare=mnist("mnist/SHA256SUMS", os.mkfifo)),
+    "sums endless": Mistake(MNIST, REGULAR, "a character device", prepare=mnist("mnist/SHA256SUMS", endless)),
+    "sums of 40 GB": Mistake(MNIST, REGULAR, "40000000000", prepare=mnist("mnist/SHA256SUMS", sparse)),
+    "sums of nothing": Mistake(
+        MNIST, "a line for train-images-idx3-ubyte.gz", "none", prepare=mnist("mnist/SHA256SUMS", b"")
+    ),
+    "images endless": Mistake(MNIST, REGULAR, "a character device", prepare=mnist(IMAGES, endless)),
+    "images of 40 GB": Mistake(MNIST, "at most 1073741824 bytes", "40000000000", prepare=mnist(IMAGES, sparse)),
+    "images missing": Mistake(MNIST, f"{IMAGES}, which", "none", prepare=lambda here: none_of(here, IMAGES)),
+    "images a bomb": Mistake(MNIST, "39200 bytes for shape [50, 28, 28]", "more", prepare=mnist(IMAGES, bomb)),
+    "images without end": Mistake(
+        MNIST,
+        "at most 600000000 bytes",
+        "3367254359280",
+        prepare=mnist(IMAGES, gzip.compress(struct.pack(">4I", 0x0803, 2**32 - 1, 28, 28))),
+    ),
+    "images cut": Mistake(
+        MNIST, "to be whole", "cut short", prepare=mnist(IMAGES, idx(np.zeros((50, 28, 28), np.uint8))[:-9])
+    ),
+    "images no gzip": Mistake(MNIST, "to be whole", "damaged", prepare=mnist(IMAGES, b"P5 28 28 255")),
+    "lock a FIFO": Mistake(MNIST, REGULAR, "a FIFO", prepare=mnist("mnist/.lock", os.mkfifo)),
+    "data directory a file": Mistake(
+        MNIST.replace("{here}", "{here}/x"), REGULAR, "Not a directory", prepare=lambda here: (here / "x").touch()
+    ),
+    # cifar10
+    "archive a FIFO": Mistake(CIFAR, REGULAR, "a FIFO", prepare=cifar(os.mkfifo)),
+    "archive endless": Mistake(CIFAR, REGULAR, "a character device", prepare=cifar(endless)),
+    "archive of 40 GB": Mistake(CIFAR, "at most 1073741824 bytes", "40000000000", prepare=cifar(sparse)),
+    "archive a bomb": Mistake(CIFAR, "at most 600000000 bytes of content", "more", prepare=cifar(archive_bomb)),
+    "archive of text": Mistake(CIFAR, "to be whole", "damaged", prepare=cifar(lambda path: path.write_text("tar"))),
+    "archive without batches": Mistake(
+        CIFAR, "a file cifar-10-batches-bin/data_batch_2.bin", "none", prepare=cifar(batch_of(bytes(3073)))
+    ),
+    # image-folder
+    "an image a FIFO": Mistake(FOLDER, "an image in", "a FIFO", prepare=images("train/dog/1.jpg", os.mkfifo)),
+    "an image endless": Mistake(FOLDER, "an image", "a character device", prepare=images("train/cat/2.png", endless)),
+    "an image of 40 GB": Mistake(FOLDER, "an image", "40000000000 bytes", prepare=images("train/cat/2.png", sparse)),
+    "an image of 4 exapixels": Mistake(
+        FOLDER, "an image", "exceeds limit", prepare=images("train/cat/2.png", png_of(2**31 - 1, 2**31 - 1))
+    ),
+    "an image cut": Mistake(FOLDER, "an image", "truncated", prepare=images("train/cat/2.png", png_of(1000, 1000))),
+    "an image of text": Mistake(FOLDER, "an image", "neither JPEG nor PNG", prepare=images("train/cat/2.png", b"meow")),
+    "an image under a hostile name": Mistake(
+        FOLDER, "an image", "neither JPEG nor PNG", prepare=images("train/cat/\x1b[2J\n.png", b"meow")
+    ),
+    "no folders": Mistake(FOLDER, "to hold train/ and val/", "none", prepare=lambda here: (here / "x").touch()),
+    "another class": Mistake(
+        FOLDER, "JPEG or PNG files in", "none", prepare=images("val/bird", lambda path: path.mkdir())
+    ),
+}
+
+
+def none_of(folder: Path, name: str) -> None:
+    mnist(name, b"")(folder)
+    (folder / name).unlink()
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_data_files(name, tmp_path):
+    check(MISTAKES[name], tmp_path)
