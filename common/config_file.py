@@ -8,15 +8,13 @@ stand for billions costs nothing.
 from __future__ import annotations
 
 import difflib
-import errno
-import os
-import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.common.errors import UserError, shown
+from allstep.common.regular_file import read_regular
 
 if TYPE_CHECKING:
     import yaml
@@ -61,7 +59,7 @@ def read(path: Path, names: Collection[str]) -> list[Entry]:
         }
 
     try:
-        root = yaml.compose(_text(path), Loader)
+        root = yaml.compose(read_regular(path, most=MAX_BYTES).decode(), Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise _unreadable(f"{shown(path)}{line}", " ".join(str(error.problem or error.context).split())) from None
@@ -125,14 +123,3 @@ def _what(node: yaml.Node) -> str:
     """What a node is that is no text."""
     found = [name for kind, name in (("null", "nothing"), ("seq", "a list"), ("map", "a mapping")) if _is(node, kind)]
     return found[0] if found else f"the tag {shown(node.tag)}"
-
-
-def _text(path: Path) -> str:
-    """The content of a regular file of a size that flags have: a pipe would be waited for, a device never end."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "It is no regular file")
-        content = stream.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise OSError(errno.EFBIG, f"It has more than {MAX_BYTES} bytes")
-    return content.decode()

@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import socket
-import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from pathlib import Path
 from allstep.common.errors import UserError
 from allstep.common.flags import Parser
 from allstep.common.lines import quoted
+from allstep.common.regular_file import read_regular
 from allstep.common.slurm import compress, expand_nodelist, tasks_per_node
 from allstep.common.variables import MOST_PER_HOST
 
@@ -71,15 +71,9 @@ def read_hostfile(path: Path) -> list[Host]:
         UserError: the file cannot be read, is no regular one or above a mebibyte, or a line is no host.
     """
     try:
-        # Not waiting for anybody who might write to a pipe.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise UserError(f"expected a regular file as hostfile, received {path}; name another")
-            content = stream.read(MAX_BYTES + 1)
+        content = read_regular(path, most=MAX_BYTES)
     except OSError as error:
         raise UserError(f"expected a readable hostfile, received {path}: {error.strerror}; name another") from None
-    if len(content) > MAX_BYTES:
-        raise UserError(f"expected a hostfile of at most {MAX_BYTES} bytes, received more in {path}; name another")
     lines = enumerate(content.decode(errors="replace").split("\n"), 1)
     entries = [(number, line.partition("#")[0].strip()) for number, line in lines]
     return [parse_host(entry, f"{path}, line {number}") for number, entry in entries if entry]

@@ -11,6 +11,7 @@ from allstep.common.errors import UserError
 
 BYTES_PER_PARAMETER = 4
 _FILE = Path(__file__).parent / "networks.yaml"
+_MAX_BYTES = 2**20  # a hundred thousand layers
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ def read_network(path: Path) -> Network:
     Raises:
         UserError: the file is no such list.
     """
-    import yaml
+    from allstep.common import strict_yaml
 
     try:
-        return _network(path.stem, yaml.safe_load(path.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as error:
+        return _network(path.stem, strict_yaml.load(path, most=_MAX_BYTES))
+    except (OSError, TypeError, ValueError, OverflowError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"expected a YAML list of [name, parameters, multiplications, tensors] a layer, received {path}: {reason}"
