@@ -28,7 +28,6 @@ from allstep.benchmarks.comparison.cells import INDEPENDENT, PRECISIONS, WORKLOA
 from allstep.benchmarks.comparison.rules import LEAST_REPETITIONS
 from allstep.benchmarks.comparison.session import Comparison
 from allstep.benchmarks.comparison.table import print_tables
-from allstep.benchmarks.launching import FRAMEWORKS, strategies
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.datasets.config import DatasetName
 from allstep.common.errors import Fault
@@ -45,8 +44,9 @@ from allstep.common.flags import (
     one_of,
     whole,
 )
+from allstep.common.registry import FRAMEWORKS, strategy_names
 
-STRATEGIES = (INDEPENDENT, *(name for name in strategies() if name != "single"))
+STRATEGIES = (INDEPENDENT, *(name for name in strategy_names() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
 MODELS = ("mlp", "cnn", "resnet18", "resnet50")
 BUSY = 0.5  # load average

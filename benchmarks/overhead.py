@@ -27,7 +27,6 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.handwritten.data import trainer_flags
-from allstep.benchmarks.launching import FRAMEWORKS
 from allstep.benchmarks.measure import (
     Figure,
     events,
@@ -44,6 +43,7 @@ from allstep.benchmarks.measure import (
 )
 from allstep.common.ending import run_rank
 from allstep.common.flags import Parser
+from allstep.common.registry import FRAMEWORKS
 
 BATCH_SIZE = 64
 NUM_RANKS = 2

@@ -39,13 +39,14 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.benchmarks.launching import FRAMEWORKS, STARTS, strategies, train_command
+from allstep.benchmarks.launching import train_command
 from allstep.benchmarks.measure import BenchmarkFailed, run
 from allstep.common.checkpoint import TrainState, load
 from allstep.common.errors import Fault
 from allstep.common.flags import EVER, Parser, listed, local_ranks, one_of, whole
+from allstep.common.registry import FRAMEWORKS, STRATEGIES, strategy_names
 
-STRATEGIES = strategies(synchronous=True)
+SYNCHRONOUS = strategy_names(synchronous=True)
 # 1,437 samples make 24 batches and one of 21: neither divides by 2 or 4, so ranks have slices of unequal sizes.
 DATA_FLAGS = ("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59)
 STEPS_PER_EPOCH = 25
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--optimizers", type=listed(one_of(*SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument(
-        "--strategies", type=listed(one_of(*STRATEGIES, "all")), default=("single", "horovod"), metavar="NAME,..."
+        "--strategies", type=listed(one_of(*SYNCHRONOUS, "all")), default=("single", "horovod"), metavar="NAME,..."
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 4), metavar="N,...")
     parser.add_argument("--steps", type=whole(1, 10**6), default=50, metavar="N")
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
     flags = parser.parse_args(arguments)
-    names = STRATEGIES if "all" in flags.strategies else flags.strategies
+    names = SYNCHRONOUS if "all" in flags.strategies else flags.strategies
     places = [(framework, place) for framework in flags.frameworks for place in runs(framework, names, flags.ranks)]
     if len(places) < 2:
         parser.error(f"expected at least two runs to compare, received {len(places)}; name more ranks or frameworks")
@@ -142,12 +143,12 @@ Place = tuple[str, int]
 
 def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[Place]:
     """Where a framework trains by the strategies that it has of `names`; `single` comes first if it is one of them."""
-    starts = {name: start for name, start in STARTS[framework].items() if name in names}
+    entries = {name: entry for name, entry in STRATEGIES[framework].items() if name in names}
     return [
         (name, num_ranks)
-        for name, start in sorted(starts.items(), key=lambda item: item[0] != "single")
-        for num_ranks in ((1,) if not start.can_have(2) else ranks)
-        if start.can_have(num_ranks)
+        for name, entry in sorted(entries.items(), key=lambda item: item[0] != "single")
+        for num_ranks in ((1,) if not entry.can_have(2) else ranks)
+        if entry.can_have(num_ranks)
     ]
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.handwritten.data import trainer_flags
-from allstep.benchmarks.launching import FRAMEWORKS, STARTS, start, strategies, train_command
+from allstep.benchmarks.launching import start, train_command
 from allstep.benchmarks.measure import Figure, interleaved, median_ratio, print_table, printed_rates, run, save
 from allstep.common.ending import run_rank
 from allstep.common.flags import MOST_ROUNDS, Parser, listed, one_of, whole
+from allstep.common.registry import FRAMEWORKS, STRATEGIES, strategy_names
 from allstep.common.rendezvous import free_ports
 
 BATCH_SIZE = 64
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, print the table and return the exit status."""
     parser = Parser("python -m allstep.benchmarks.strategies", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--strategies", type=listed(one_of(*strategies())), default=strategies(), metavar="NAME,...")
+    parser.add_argument(
+        "--strategies", type=listed(one_of(*strategy_names())), default=strategy_names(), metavar="NAME,..."
+    )
     parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3, metavar="N")
     parser.add_argument("--output", type=output_file, default="runs/strategies.json", help="where samples are kept")
     flags = parser.parse_args(arguments)
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     samples = {}
     with tempfile.TemporaryDirectory(prefix="allstep-strategies-") as directory:
         for framework in flags.frameworks:
-            names = [name for name in STARTS[framework] if name in flags.strategies]
+            names = [name for name in STRATEGIES[framework] if name in flags.strategies]
             bench = Bench(framework, Path(directory))
             samples[framework] = interleaved(
                 {
@@ -104,7 +107,7 @@ _NUM_SAMPLES = STEPS_PER_EPOCH * BATCH_SIZE * NUM_RANKS
 def _num_ranks(framework: str, strategy: str) -> int:
     if strategy == "parameter-server":
         return NUM_RANKS + 1  # the chief does not train
-    return NUM_RANKS if STARTS[framework][strategy].can_have(NUM_RANKS) else 1
+    return NUM_RANKS if STRATEGIES[framework][strategy].can_have(NUM_RANKS) else 1
 
 
 def _global_batch_size(framework: str, strategy: str) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from allstep.common.config import StrategyConfig, TrainConfig
 from allstep.common.errors import Fault, UserError
 from allstep.common.launcher import BY_HAND, Placement
+from allstep.common.registry import STRATEGIES, TITLES
 
 
 def many_gradients(names: Sequence[str]) -> str:
@@ -17,23 +18,21 @@ def many_gradients(names: Sequence[str]) -> str:
     return f"{len(names)} gradients, from {names[0]} to {names[-1]}"
 
 
-def check_flags(config: TrainConfig, served: Mapping[str, Sequence[str]], framework: str, other: str) -> None:
-    """Refuse a flag that the chosen strategy would not look at.
-
-    Args:
-        served: for each field of StrategyConfig that `framework` has, the strategies that look at it.
-        framework, other: names of this framework and of the other one, for the message.
+def check_flags(config: TrainConfig, framework: str) -> None:
+    """Refuse a flag that the chosen strategy of a framework would not look at.
 
     Raises:
         UserError: names the flag and the strategies that it is for.
     """
     for item in dataclasses.fields(StrategyConfig):
-        value, names = getattr(config.parallel, item.name), served.get(item.name, ())
+        value = getattr(config.parallel, item.name)
+        names = [name for name, entry in STRATEGIES[framework].items() if item.name in entry.flags]
         if value != item.default and config.strategy not in names:
+            [other] = (title for name, title in TITLES.items() if name != framework)
             place = f"--strategy {' or '.join(names)}" if names else other
             raise UserError(
                 f"expected --{item.name.replace('_', '-')} with {place} alone, received {value} with "
-                f"--strategy {config.strategy} in {framework}; leave it out"
+                f"--strategy {config.strategy} in {TITLES[framework]}; leave it out"
             )
 
 

@@ -7,18 +7,12 @@ import math
 import os
 from collections.abc import Sequence
 
+from allstep.common import registry
 from allstep.common.config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig
 from allstep.common.datasets.config import DataConfig
 from allstep.common.errors import UserError, shown
 from allstep.common.launcher import Placement
 from allstep.common.writable import try_file, try_folder
-
-_STRATEGIES_OF_ONE = {
-    **dict.fromkeys(("ddp", "fsdp", "data-parallel", "model-parallel"), "PyTorch"),
-    **dict.fromkeys(("mirrored", "multi-worker-mirrored", "central-storage", "parameter-server"), "TensorFlow"),
-}
-# In these all processes are one data-parallel worker.
-_ONE_WORKER = ("model-parallel", "parameter-server")
 
 
 def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -> None:
@@ -29,11 +23,11 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     """
     schedule = config.schedule
     if config.strategy not in strategies:
-        framework = _STRATEGIES_OF_ONE.get(config.strategy)
+        framework = registry.find_framework(config.strategy)
         near = difflib.get_close_matches(config.strategy, strategies, n=1)
         hint = f"did you mean {near[0]}?" if near else "choose one of them"
         if framework:
-            hint = f"a strategy of {framework}: start {framework.lower()}/train.py for it"
+            hint = f"a strategy of {registry.TITLES[framework]}: start {framework}/train.py for it"
         raise UserError(
             f"expected --strategy to be one of {', '.join(strategies)}, received {shown(config.strategy)}; {hint}"
         )
@@ -41,7 +35,8 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
     _check_output(config.output)
     _check_images(config)
-    _check_schedule(config, 1 if config.strategy in _ONE_WORKER else place.world_size)
+    one_worker = registry.STRATEGIES[registry.find_framework(config.strategy)][config.strategy].one_worker
+    _check_schedule(config, 1 if one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.launching import STARTS, Start, train_command
+from allstep.benchmarks.launching import train_command
+from allstep.common.registry import STRATEGIES, Entry
 
 INDEPENDENT = "independent"
 """So many single processes at once, without communication: on one rank the plain program, on more the machine's own
@@ -89,9 +90,9 @@ def trainers_name(strategy: str) -> str:
     return "single" if strategy == INDEPENDENT else strategy
 
 
-def start_of(cell: Cell) -> Start:
+def start_of(cell: Cell) -> Entry:
     """How the trainers start a cell's strategy."""
-    return STARTS[cell.framework][trainers_name(cell.strategy)]
+    return STRATEGIES[cell.framework][trainers_name(cell.strategy)]
 
 
 def matrix(
@@ -113,7 +114,7 @@ def matrix(
     for workload, *what in itertools.product(workloads, models, batch_sizes, precisions):
         for framework, strategy, number in itertools.product(frameworks, strategies, ranks):
             cell = Cell(workload, framework, strategy, number, *what)
-            if strategy == INDEPENDENT or (strategy in STARTS[framework] and start_of(cell).can_have(number)):
+            if strategy == INDEPENDENT or (strategy in STRATEGIES[framework] and start_of(cell).can_have(number)):
                 cells.append(cell)
     return list(dict.fromkeys(cells))
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from allstep.benchmarks.comparison.results import output_file
-from allstep.benchmarks.launching import FRAMEWORKS
 from allstep.common import run
 from allstep.common.collectives import Collectives
 from allstep.common.flags import nonempty_path
+from allstep.common.registry import FRAMEWORKS
 from allstep.common.worker import Worker
 
 

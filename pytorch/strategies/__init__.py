@@ -7,6 +7,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
+from allstep.common import registry
 from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
@@ -17,35 +18,9 @@ from allstep.common.variables import check_variables
 if TYPE_CHECKING:
     from allstep.pytorch.strategies.strategy import Strategy
 
-# The module and the class of each.
-_CLASSES = {
-    "horovod": ("horovod", "Horovod"),
-    "ddp": ("ddp", "DDP"),
-    "fsdp": ("fsdp", "FSDP"),
-    "data-parallel": ("data_parallel", "DataParallel"),
-    "model-parallel": ("model_parallel", "ModelParallel"),
-    "single": ("single", "Single"),
-}
-STRATEGIES = tuple(_CLASSES)
+STRATEGIES = tuple(registry.STRATEGIES["pytorch"])
 MOST_STAGES = {"mlp": 3, "cnn": 4, "resnet18": 7, "resnet50": 7}
 """Layers with weights of each network, as it can be cut."""
-
-# The flags of StrategyConfig that PyTorch has, and the strategies that look at them.
-_FLAGS = {
-    "compression": ("horovod",),
-    "op": ("horovod",),
-    "autotune": ("horovod",),
-    "timeline": ("horovod",),
-    "accumulate_steps": ("horovod", "ddp", "fsdp", "data-parallel", "single"),
-    "sync_batch_norm": ("horovod", "ddp", "fsdp"),
-    "num_gpus": ("ddp", "fsdp", "data-parallel"),
-    "bucket_size": ("ddp",),
-    "static_graph": ("ddp",),
-    "gradient_as_bucket_view": ("ddp",),
-    "comm_hook": ("ddp",),
-    "stages": ("model-parallel",),
-    "micro_batches": ("model-parallel",),
-}
 
 
 def check(config: TrainConfig, place: Placement) -> None:
@@ -54,10 +29,10 @@ def check(config: TrainConfig, place: Placement) -> None:
     Raises:
         UserError: the launcher does not serve the strategy, or a flag was given that it would not look at.
     """
-    check_flags(config, _FLAGS, "PyTorch", "TensorFlow")
+    check_flags(config, "pytorch")
     check_variables(os.environ)
     name, flags = config.strategy, config.parallel
-    one_process = name in ("single", "data-parallel")
+    one_process = registry.STRATEGIES["pytorch"][name].one_process
     check_alone(place, chosen=one_process or num_ranks_to_spawn(config, place) > 0)
     if one_process:
         check_one_process(name, place, instead="horovod or ddp")
@@ -84,15 +59,16 @@ def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
     """How many ranks this process has to start on this host; 0 where it is a rank itself."""
     if place.launcher:
         return 0
-    flags = config.parallel
-    wanted = {"ddp": flags.num_gpus, "fsdp": flags.num_gpus, "model-parallel": flags.stages}.get(config.strategy)
-    return wanted if wanted and wanted > 1 else 0
+    entry = registry.STRATEGIES["pytorch"][config.strategy]
+    wanted = {"--num-gpus": config.parallel.num_gpus, "--stages": config.parallel.stages}.get(entry.num_ranks_flag)
+    return wanted if entry.spawns and wanted and wanted > 1 else 0
 
 
 def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
-    module, name = _CLASSES[config.strategy]
-    return getattr(importlib.import_module(f"allstep.pytorch.strategies.{module}"), name)(place, config.parallel)
+    entry = registry.STRATEGIES["pytorch"][config.strategy]
+    module = importlib.import_module(f"allstep.pytorch.strategies.{entry.module}")
+    return getattr(module, entry.class_name)(place, config.parallel)
 
 
 def availability(name: str) -> str | None:

@@ -7,7 +7,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from allstep.common import tf_config
+from allstep.common import registry, tf_config
 from allstep.common.config import TrainConfig
 from allstep.common.errors import UserError, summary
 from allstep.common.launcher import Placement
@@ -19,27 +19,7 @@ from allstep.common.variables import check_variables
 if TYPE_CHECKING:
     from allstep.tensorflow.strategies.strategy import Strategy
 
-# The module and the class of each.
-_CLASSES = {
-    "horovod": ("horovod", "Horovod"),
-    "single": ("single", "Single"),
-    "mirrored": ("mirrored", "Mirrored"),
-    "multi-worker-mirrored": ("multi_worker_mirrored", "MultiWorkerMirrored"),
-    "central-storage": ("central_storage", "CentralStorage"),
-    "parameter-server": ("parameter_server", "ParameterServer"),
-}
-STRATEGIES = tuple(_CLASSES)
-
-# The flags of StrategyConfig that TensorFlow has, and the strategies that look at them.
-_FLAGS = {
-    "compression": ("horovod",),
-    "op": ("horovod",),
-    "autotune": ("horovod",),
-    "timeline": ("horovod",),
-    "accumulate_steps": STRATEGIES,
-    "num_devices": ("mirrored", "central-storage"),
-    "communication": ("multi-worker-mirrored",),
-}
+STRATEGIES = tuple(registry.STRATEGIES["tensorflow"])
 
 
 def check(config: TrainConfig, place: Placement) -> None:
@@ -48,10 +28,10 @@ def check(config: TrainConfig, place: Placement) -> None:
     Raises:
         UserError: the launcher or TF_CONFIG does not serve the strategy, or a flag was given that it would not look at.
     """
-    check_flags(config, _FLAGS, "TensorFlow", "PyTorch")
+    check_flags(config, "tensorflow")
     check_variables(os.environ)
     name, given = config.strategy, os.environ.get("TF_CONFIG")
-    one_process = name in ("single", "mirrored", "central-storage")
+    one_process = registry.STRATEGIES["tensorflow"][name].one_process
     if name not in tf_config.ROLES or not given:
         check_alone(place, chosen=one_process)
     if one_process:
@@ -81,8 +61,9 @@ def check(config: TrainConfig, place: Placement) -> None:
 
 def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
-    module, name = _CLASSES[config.strategy]
-    kind = getattr(importlib.import_module(f"allstep.tensorflow.strategies.{module}"), name)
+    entry = registry.STRATEGIES["tensorflow"][config.strategy]
+    module = importlib.import_module(f"allstep.tensorflow.strategies.{entry.module}")
+    kind = getattr(module, entry.class_name)
     if config.strategy == "parameter-server":  # it watches its processes itself
         return kind(place, config.parallel, fault_timeout=config.faults.fault_timeout)
     return kind(place, config.parallel)

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from allstep.benchmarks import strategies
-from allstep.benchmarks.launching import STARTS
+from allstep.common.registry import STRATEGIES
 
-PLACES = [(framework, strategy) for framework in STARTS for strategy in STARTS[framework]]
+PLACES = [(framework, strategy) for framework in STRATEGIES for strategy in STRATEGIES[framework]]
 
 
 def test_figures_are_ratios_within_rounds():

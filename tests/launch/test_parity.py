@@ -72,11 +72,11 @@ def test_columns_compare_ranks_with_the_first_and_frameworks_at_the_same_place()
 
 
 def test_all_strategies_are_those_that_can_have_the_ranks():
-    assert parity.runs("pytorch", parity.STRATEGIES, (1, 2)) == [
+    assert parity.runs("pytorch", parity.SYNCHRONOUS, (1, 2)) == [
         *(("single", 1), ("horovod", 1), ("horovod", 2), ("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)),
         *(("data-parallel", 1), ("model-parallel", 2)),
     ]
-    assert {name for name, _ in parity.runs("tensorflow", parity.STRATEGIES, (2,))} == {
+    assert {name for name, _ in parity.runs("tensorflow", parity.SYNCHRONOUS, (2,))} == {
         *("single", "horovod", "mirrored", "multi-worker-mirrored", "central-storage")
     }
 

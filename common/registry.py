@@ -1,0 +1,117 @@
+"""The strategies of both frameworks: what everybody knows of one without importing its framework.
+
+A strategy is declared here, once. It is a class in a file of `pytorch/strategies/` or `tensorflow/strategies/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A strategy."""
+
+    module: str
+    """In the framework's package `strategies`."""
+    class_name: str
+    """In that module."""
+    flags: tuple[str, ...] = ()
+    """The fields of StrategyConfig that it looks at."""
+    launcher: str | None = None
+    """What usually starts its ranks on one host; None where it starts them, or takes its devices, by itself."""
+    num_ranks_flag: str | None = None
+    """The flag that says how many ranks it starts, or devices it takes, by itself."""
+    spawns: bool = False
+    """Whether one process that no launcher has started starts as many ranks as that flag says."""
+    least_ranks: int = 1
+    most_ranks: int | None = None
+    """None for any number."""
+    one_process: bool = False
+    """Whether it has one process, so that several would each train alone."""
+    one_worker: bool = False
+    """Whether all its processes together take the samples that one rank of another strategy takes."""
+    synchronous: bool = True
+    """Whether its curve is that of `single`."""
+    polls: bool = False
+    """Whether its ranks take processor time while nothing is to be done."""
+
+    def can_have(self, num_ranks: int) -> bool:
+        """Whether it runs on so many ranks, or devices of one process."""
+        return self.least_ranks <= num_ranks and (self.most_ranks is None or num_ranks <= self.most_ranks)
+
+
+_HOROVOD = ("compression", "op", "autotune", "timeline", "accumulate_steps")
+_DDP = ("accumulate_steps", "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
+
+STRATEGIES: dict[str, dict[str, Entry]] = {
+    "pytorch": {
+        "horovod": Entry("horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", polls=True),
+        "ddp": Entry("ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True),
+        "fsdp": Entry(
+            "fsdp",
+            "FSDP",
+            ("accumulate_steps", "sync_batch_norm", "num_gpus"),
+            "torchrun",
+            "--num-gpus",
+            spawns=True,
+        ),
+        "data-parallel": Entry(  # it takes all GPUs; without any it runs on one device
+            "data_parallel", "DataParallel", ("accumulate_steps", "num_gpus"), most_ranks=1, one_process=True
+        ),
+        "model-parallel": Entry(
+            "model_parallel",
+            "ModelParallel",
+            ("stages", "micro_batches"),
+            num_ranks_flag="--stages",
+            spawns=True,
+            least_ranks=2,
+            one_worker=True,
+        ),
+        "single": Entry("single", "Single", ("accumulate_steps",), most_ranks=1, one_process=True),
+    },
+    "tensorflow": {
+        "horovod": Entry("horovod", "Horovod", _HOROVOD, "horovodrun", polls=True),
+        "single": Entry("single", "Single", ("accumulate_steps",), most_ranks=1, one_process=True),
+        "mirrored": Entry(
+            "mirrored",
+            "Mirrored",
+            ("accumulate_steps", "num_devices"),
+            num_ranks_flag="--num-devices",
+            one_process=True,
+        ),
+        "multi-worker-mirrored": Entry(
+            "multi_worker_mirrored", "MultiWorkerMirrored", ("accumulate_steps", "communication"), "horovodrun"
+        ),
+        "central-storage": Entry(
+            "central_storage",
+            "CentralStorage",
+            ("accumulate_steps", "num_devices"),
+            num_ranks_flag="--num-devices",
+            one_process=True,
+        ),
+        "parameter-server": Entry(
+            "parameter_server",
+            "ParameterServer",
+            ("accumulate_steps",),
+            "horovodrun",
+            least_ranks=2,
+            one_worker=True,
+            synchronous=False,
+        ),
+    },
+}
+FRAMEWORKS = tuple(STRATEGIES)
+TITLES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
+"""The frameworks' names in messages."""
+
+
+def find_framework(name: str) -> str | None:
+    """The framework that has a strategy of that name; None where none has."""
+    return next((framework for framework, entries in STRATEGIES.items() if name in entries), None)
+
+
+def strategy_names(*, synchronous: bool = False) -> tuple[str, ...]:
+    """The strategies of both frameworks, each name once; the synchronous ones alone where that is asked for."""
+    items = [item for entries in STRATEGIES.values() for item in entries.items()]
+    return tuple(dict.fromkeys(name for name, entry in items if entry.synchronous or not synchronous))
