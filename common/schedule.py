@@ -117,7 +117,9 @@ def make_schedule(
     flags = config.schedule
     ramp = tuple(map(_ramp, flags.batch_ramp))
     largest = global_batch_size * max([1, *(factor for _, factor in ramp)])
-    if largest > num_samples:
+    # The batch that nobody has asked for may exceed a small data set on many ranks: an epoch is a step then.
+    chosen = flags.batch_size or flags.global_batch_size or flags.drop_last or ramp
+    if largest > num_samples and (chosen or config.parallel.accumulate_steps > 1):
         raise UserError(
             f"expected a global batch of at most all {num_samples} training samples, received {largest}; lower "
             "--batch-size, --global-batch-size, --accumulate-steps or --batch-ramp, or start fewer ranks"
