@@ -39,15 +39,22 @@ def main() -> None:
 
 
 class Wrapped:
-    """Something else, but for what a subclass does differently."""
+    """Another object, but for what a subclass does differently."""
 
-    def __init__(self, original: Any, step: int, instead: Callable[..., Any]) -> None:
-        """`instead` is called with the method of `original` and its arguments, in the call of number `step`."""
-        self._original, self._step, self._instead = original, step, instead
-        self._numbers = itertools.count(1)
+    def __init__(self, original: Any) -> None:
+        self.original = original
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
+        return getattr(self.original, name)
+
+
+class _FaultyOnce(Wrapped):
+    """An object of which one call goes wrong."""
+
+    def __init__(self, original: Any, step: int, instead: Callable[..., Any]) -> None:
+        """`instead` is called with the method and its arguments, in the call of number `step`."""
+        super().__init__(original)
+        self._step, self._instead, self._numbers = step, instead, itertools.count(1)
 
     def _call(self, method: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         if next(self._numbers) == self._step:
@@ -55,23 +62,23 @@ class Wrapped:
         return method(*arguments, **keywords)
 
 
-class FaultyWorker(Wrapped):
+class FaultyWorker(_FaultyOnce):
     """A worker of which one training step goes wrong."""
 
     def train_step(self, *arguments: Any) -> Any:
-        return self._call(self._original.train_step, *arguments)
+        return self._call(self.original.train_step, *arguments)
 
 
-class FaultySplit(Wrapped):
+class FaultySplit(_FaultyOnce):
     """Samples that go wrong where one batch of them is read, by the training loop itself."""
 
     parallel = False
 
     def __len__(self) -> int:
-        return len(self._original)
+        return len(self.original)
 
     def read(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._call(self._original.read, *arguments, **keywords)
+        return self._call(self.original.read, *arguments, **keywords)
 
 
 def raise_at(session: Session, step: int) -> Session:

@@ -229,16 +229,14 @@ def test_what_is_not_finite_never_becomes_a_checkpoint(tmp_path, monkeypatch, na
 # A trainer whose step 7 leaves weights that are not finite, and that does not look at another loss.
 BROKEN = """
 import dataclasses
+from allstep.benchmarks.faulty import Wrapped
 from allstep.common.ending import run_rank
 from allstep.common.start import start
 from allstep.{framework} import train
-class Breaking:
-    def __init__(self, worker):
-        self.worker, self.steps = worker, 0
-    def __getattr__(self, name):
-        return getattr(self.worker, name)
+class Breaking(Wrapped):
+    steps = 0
     def train_step(self, batch, learning_rate):
-        loss, self.steps = self.worker.train_step(batch, learning_rate), self.steps + 1
+        loss, self.steps = self.original.train_step(batch, learning_rate), self.steps + 1
         if self.steps == 7:
             {change}
         return loss if self.steps <= 7 else 0.0
@@ -248,8 +246,8 @@ def main():
 run_rank(main)
 """
 CHANGE = {
-    "pytorch": "self.worker._model.fc1.bias.data[0] = float('nan')",
-    "tensorflow": "self.worker._model.get_layer('fc1').bias.assign_add([float('nan')] + [0.0] * 127)",
+    "pytorch": "self.original._model.fc1.bias.data[0] = float('nan')",
+    "tensorflow": "self.original._model.get_layer('fc1').bias.assign_add([float('nan')] + [0.0] * 127)",
 }
 
 

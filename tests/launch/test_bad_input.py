@@ -24,27 +24,21 @@ def test_a_mistake_is_told_to_ranks_that_come_late_to_the_watch(tmp_path):
     script = tmp_path / "late.py"
     script.write_text("""
 import dataclasses, time
+from allstep.benchmarks.faulty import Wrapped
 from allstep.common.ending import run_rank
 from allstep.common.start import start
 from allstep.pytorch import train
-class LateWorker:
-    def __init__(self, worker):
-        self.worker, self.collectives = worker, LateCollectives(worker.collectives)
-    def __getattr__(self, name):
-        return getattr(self.worker, name)
-class LateCollectives:
-    def __init__(self, collectives):
-        self.collectives = collectives
-    def __getattr__(self, name):
-        return getattr(self.collectives, name)
+class Late(Wrapped):
     def broadcast_arrays(self, arrays):
-        received = self.collectives.broadcast_arrays(arrays)
+        received = self.original.broadcast_arrays(arrays)
         if "watch" in arrays:  # where rank 0 is to be reached
-            time.sleep(self.collectives.rank)
+            time.sleep(self.rank)
         return received
 def main():
     session = train.session(*start(train.strategies))
-    dataclasses.replace(session, worker=LateWorker(session.worker)).train()
+    worker = Wrapped(session.worker)
+    worker.collectives = Late(worker.collectives)
+    dataclasses.replace(session, worker=worker).train()
 run_rank(main)
 """)
     result = launch("horovodrun-gloo", 3, script, "--init-from", tmp_path / "nothing")

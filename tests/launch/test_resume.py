@@ -193,15 +193,12 @@ def test_one_of_two_ranks_tells_that_there_is_nothing_to_resume(framework, tmp_p
 
 HANGING = """
 import dataclasses, time
+from allstep.benchmarks.faulty import Wrapped
 from allstep.common.command_line import parse
 from allstep.common.ending import run_rank
 from allstep.common.launcher import placement
 from allstep.pytorch import train
-class Hangs:
-    def __init__(self, worker):
-        self.worker = worker
-    def __getattr__(self, name):
-        return getattr(self.worker, name)
+class Hangs(Wrapped):
     def state_shapes(self):  # asked for to read the checkpoint
         print("reading", flush=True)
         time.sleep(1000)
