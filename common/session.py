@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from allstep.common import datasets, engine, resuming, saving
+from allstep.common import datasets, engine, reporting, resuming, saving
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
 from allstep.common.collectives import Collectives
 from allstep.common.config import OutputConfig, TrainConfig
@@ -28,7 +28,7 @@ from allstep.common.launcher import Placement
 from allstep.common.lines import print_line
 from allstep.common.memory import available_memory
 from allstep.common.progress import Progress
-from allstep.common.reporting import Reporter, open_reporter
+from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import output_dir_errors, write_whole
 from allstep.common.schedule import Schedule, make_schedule
 from allstep.common.validation import validate_for_data
@@ -76,9 +76,10 @@ class Session:
     config: TrainConfig
     strategy: Strategy
     hooks: Sequence[Hook] = ()
+    """Called at the moments of the run, in this order."""
     progress: Progress = field(default_factory=Progress)
     """How far it has come."""
-    open_reporter: Callable[[TrainConfig, int, Progress], Reporter] = open_reporter
+    open_reporter: Callable[[TrainConfig, int, Progress], Reporter] = reporting.open_reporter
     """What reports, by configuration, rank and where the run begins."""
     check_replicas: Callable[[Iterable[tuple[str, np.ndarray]], Collectives, str], None] = check_in_step
     """Compares weights across ranks: after the broadcast, after step 1 and after each epoch."""

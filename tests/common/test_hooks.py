@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from ranks import full, launch
+from ranks import REPOSITORY, full, launch
 
 PROGRAM = """
 import dataclasses
@@ -54,3 +56,15 @@ def test_hooks_see_the_session_at_every_moment(framework, tmp_path):
         assert result.returncode == 0 and "Epoch =" not in result.output, result.output
         for rank in range(2):
             assert (tmp_path / "run" / f"seen-{rank}").read_text() == seen
+
+
+def test_the_program_on_the_page(tmp_path):
+    script = tmp_path / "page.py"
+    page = (REPOSITORY / "docs" / "five-steps.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    script.write_text(program)
+    result = launch("horovodrun-gloo", 2, script, *FLAGS, "--epochs", 2, "--output-dir", tmp_path / "run")
+    assert result.returncode == 0 and re.findall(r"epoch .*", result.output) == [
+        "epoch 1 ended at step 2",
+        "epoch 2 ended at step 4",
+    ], result.output
