@@ -9,90 +9,127 @@ whatever STEP is).
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 import itertools
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allstep.common import engine
-from allstep.common.checkpoint import files
+from allstep.benchmarks.comparison.rank import open_session
+from allstep.common.checkpoint.files import TEMPORARY
 from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
-from allstep.common.loader import Batch
-from allstep.common.quiet import lean_import
+from allstep.common.hooks import Hook
+
+if TYPE_CHECKING:
+    from allstep.common.session import Session
 
 
 def main() -> None:
     framework, fault, rank, step, *flags = sys.argv[1:]
-    sys.argv[1:] = flags
-    trainer = importlib.import_module(f"allstep.{framework}.train")
-    if placement().rank == int(rank):
-        FAULTS[fault](framework, int(step))
-    trainer.main()
+    session = open_session(framework, flags)
+    if session is None:
+        return
+    if session.place.rank == int(rank):
+        session = FAULTS[fault](session, int(step))
+    session.train()
 
 
-def raise_at(framework: str, step: int) -> None:
+class Wrapped:
+    """Another object, but for what a subclass does differently."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+
+class _FaultyOnce(Wrapped):
+    """An object of which one call goes wrong."""
+
+    def __init__(self, original: Any, step: int, instead: Callable[..., Any]) -> None:
+        """`instead` is called with the method and its arguments, in the call of number `step`."""
+        super().__init__(original)
+        self._step, self._instead, self._numbers = step, instead, itertools.count(1)
+
+    def _call(self, method: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        if next(self._numbers) == self._step:
+            return self._instead(method, *arguments, **keywords)
+        return method(*arguments, **keywords)
+
+
+class FaultyWorker(_FaultyOnce):
+    """A worker of which one training step goes wrong."""
+
+    def train_step(self, *arguments: Any) -> Any:
+        return self._call(self.original.train_step, *arguments)
+
+
+class FaultySplit(_FaultyOnce):
+    """Samples that go wrong where one batch of them is read, by the training loop itself."""
+
+    parallel = False
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def read(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._call(self.original.read, *arguments, **keywords)
+
+
+def raise_at(session: Session, step: int) -> Session:
     """Raise in the training step of that number."""
 
     def fail(*_: object) -> None:
         raise OSError("lost the disk")
 
-    _replace_step(framework, step, fail)
+    return _with_step(session, step, fail)
 
 
-def raise_while_writing(framework: str, step: int) -> None:
+def raise_while_writing(session: Session, step: int) -> Session:
     """Raise in the training step of that number, while the checkpoint before it is being written for seconds."""
-    write = files.write
 
-    def write_slowly(*args: object) -> None:
-        time.sleep(8)
-        write(*args)
+    def slow_disk(event: str, arguments: tuple) -> None:
+        if event == "os.mkdir" and Path(arguments[0]).name.startswith(TEMPORARY):
+            time.sleep(8)
 
-    files.write = write_slowly
-    raise_at(framework, step)
+    sys.addaudithook(slow_disk)
+    return raise_at(session, step)
 
 
-def leave_out(framework: str, step: int) -> None:
+def leave_out(session: Session, step: int) -> Session:
     """Do nothing in the training step of that number."""
-    _replace_step(framework, step, lambda *_: np.float32(0))
+    return _with_step(session, step, lambda *_: np.float32(0))
 
 
-def hang_after(framework: str, step: int) -> None:
+def hang_after(session: Session, step: int) -> Session:
     """Never return from the training step of that number; the other ranks have all that they need of it."""
 
-    def hang(train_step: Callable, *args: object) -> None:
-        float(train_step(*args))
+    def hang(train_step: Callable, *arguments: object) -> None:
+        float(train_step(*arguments))
         time.sleep(1e6)
 
-    _replace_step(framework, step, hang)
+    return _with_step(session, step, hang)
 
 
-def get_stuck_at(framework: str, step: int) -> None:
+def get_stuck_at(session: Session, step: int) -> Session:
     """Never get the batch of that number."""
-    original, numbers = engine.train_batches, itertools.count(1)
-
-    def batches(*args: object, **kwargs: object) -> Iterator[Batch]:
-        for batch in original(*args, **kwargs):
-            if next(numbers) == step:
-                time.sleep(1e6)
-            yield batch
-
-    engine.train_batches = batches
+    split = FaultySplit(session.dataset.train, step, lambda *_, **__: time.sleep(1e6))
+    return dataclasses.replace(session, dataset=dataclasses.replace(session.dataset, train=split))
 
 
-def linger(framework: str, step: int) -> None:
+def linger(session: Session, step: int) -> Session:
     """Train to the end, and never leave."""
-    fit = engine.fit
 
-    def fit_and_stay(*args: object) -> None:
-        fit(*args)
-        time.sleep(1e6)
+    class Linger(Hook):
+        def on_end(self, session: Session) -> None:
+            time.sleep(1e6)
 
-    engine.fit = fit_and_stay
+    return dataclasses.replace(session, hooks=[Linger()])
 
 
 FAULTS = {
@@ -105,12 +142,8 @@ FAULTS = {
 }
 
 
-def _replace_step(framework: str, step: int, instead: Callable) -> None:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with lean_import():
-        worker = importlib.import_module(f"allstep.{framework}.worker").Worker
-    original, numbers = worker.train_step, itertools.count(1)
-    worker.train_step = lambda *args: instead(original, *args) if next(numbers) == step else original(*args)
+def _with_step(session: Session, step: int, instead: Callable) -> Session:
+    return dataclasses.replace(session, worker=FaultyWorker(session.worker, step, instead))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import functools
 import sys
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +27,12 @@ from allstep.common.datasets import Dataset
 from allstep.common.datasets.synthetic import MAX_SAMPLES
 from allstep.common.ending import run_rank
 from allstep.common.flags import Parser, whole
-from allstep.common.launcher import Placement
 from allstep.common.loader import Batch
 from allstep.common.sharding import Position, rank_slice
 from allstep.common.worker import Worker
+
+if TYPE_CHECKING:
+    from allstep.common.session import Session
 
 # As many samples as there are, so that the batches of any number of ranks have enough.
 DEFAULTS = ("--dataset", "synthetic", "--synthetic-samples", str(MAX_SAMPLES), "--model", "resnet50")
@@ -43,20 +46,14 @@ def main() -> None:
     parser.add_argument("--num-batches-per-iter", type=whole(1, 10**6), default=10, metavar="N", help="timed together")
     parser.add_argument("--num-iters", type=whole(1, 10**6), default=10, metavar="N", help="samples")
     flags, of_trainer = parser.parse_known_args(sys.argv[1:])
-    rank.run_trainer(flags.framework, [*DEFAULTS, *IMAGENET, *of_trainer], functools.partial(measure, flags=flags))
+    if session := rank.open_session(flags.framework, [*DEFAULTS, *IMAGENET, *of_trainer]):
+        measure(session, flags)
 
 
-def measure(
-    worker: Worker,
-    dataset: Dataset,
-    config: TrainConfig,
-    place: Placement,
-    *,
-    flags: argparse.Namespace,
-    steps_in_flight: int = 1,
-    **_: object,
-) -> None:
-    """Train on one batch over and over, in place of `common.run.train`."""
+def measure(session: Session, flags: argparse.Namespace) -> None:
+    """Train on one batch over and over, in place of `Session.train`."""
+    worker, dataset, config, place = session.worker, session.dataset, session.config, session.place
+    steps_in_flight = session.strategy.steps_in_flight
     tell = functools.partial(print, flush=True) if place.rank == 0 else lambda _: None
     batch = own_batch(dataset, config, worker)
 

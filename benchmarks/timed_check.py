@@ -7,15 +7,14 @@ The first check comes after the broadcast, the second after step 1, the others a
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from allstep.common import engine
-from allstep.common.launcher import placement
+from allstep.benchmarks.comparison.rank import open_session
 
 
 def timed(check: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
@@ -30,12 +29,12 @@ def timed(check: Callable[..., None], seconds: list[float]) -> Callable[..., Non
 
 
 def main() -> None:
-    framework, output, *sys.argv[1:] = sys.argv[1:]
+    framework, output, *arguments = sys.argv[1:]
     seconds: list[float] = []
-    engine.check_in_step = timed(engine.check_in_step, seconds)
-    importlib.import_module(f"allstep.{framework}.train").main()
-    if placement().rank == 0:
-        Path(output).write_text(json.dumps(seconds))
+    if session := open_session(framework, arguments):
+        dataclasses.replace(session, check_replicas=timed(session.check_replicas, seconds)).train()
+        if session.place.rank == 0:
+            Path(output).write_text(json.dumps(seconds))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol, SupportsFloat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, SupportsFloat
 
 import numpy as np
 
-from allstep.common.datasets.base import Dataset, Split
+from allstep.common.datasets.base import Split
 from allstep.common.errors import Fault, UserError, summary
-from allstep.common.instep import check_in_step
 from allstep.common.loader import Batch, train_batches, validation_batches
 from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter
@@ -27,6 +26,9 @@ from allstep.common.sharding import Position
 from allstep.common.watch import Pulse
 from allstep.common.weights import checksum
 from allstep.common.worker import Worker
+
+if TYPE_CHECKING:
+    from allstep.common.session import Session
 
 
 @dataclass(frozen=True)
@@ -52,25 +54,13 @@ class Saver(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run is made of."""
+    """A session while it trains."""
 
-    worker: Worker
-    dataset: Dataset
+    session: Session
     schedule: Schedule
     reporter: Reporter
     saver: Saver
-    seed: int
-    log_every: int
-    """Report every N-th step; 0 for none."""
-    early_stop_patience: int
-    """Stop after N epochs without a lower validation loss; 0 for never."""
-    drop_last: bool = False
-    """Leave out samples at the end of an epoch's order that do not fill a global batch."""
-    steps_in_flight: int = 1
-    """Steps under way when the loss of the one before them is looked at; more than 1 where steps are asynchronous."""
-    metrics: Callable[[], Mapping[str, float]] = dict
-    """What the strategy has to add to the events `epoch` and `end`."""
-    pulse: Pulse = field(default_factory=Pulse)
+    pulse: Pulse
     """What the engine tells the watch, and what the watch asks of it."""
 
 
@@ -78,8 +68,8 @@ class Stopped(Exception):
     """The ranks were asked to stop, and all stand at the same point."""
 
 
-def fit(run: Run, progress: Progress) -> bool:
-    """Train from `progress` to the schedule's end; check, validate, report and save after every epoch.
+def fit(run: Run) -> bool:
+    """Train from the session's progress to the schedule's end; check, validate, report and save after every epoch.
 
     Returns: whether it came to the end; else the ranks were asked to stop, and the run is saved as it stands.
 
@@ -89,28 +79,34 @@ def fit(run: Run, progress: Progress) -> bool:
     """
     with _naming_the_step(run.pulse):
         try:
-            _fit(run, progress)
+            _fit(run)
+            is_through = True
         except Stopped:
+            progress = run.session.progress
             run.pulse.step = progress.step
             run.saver.save(progress)
-            return False
-    return True
+            is_through = False
+        for hook in run.session.hooks:
+            hook.on_end(run.session)
+    return is_through
 
 
-def _fit(run: Run, progress: Progress) -> None:
-    worker = run.worker
+def _fit(run: Run) -> None:
+    session, worker, progress = run.session, run.session.worker, run.session.progress
     run.pulse.step = progress.step
-    check_in_step(worker.parameters(), worker.collectives, "after the broadcast")
-    while progress.position.epoch < run.schedule.num_epochs and not _stops_early(run, progress):
+    for hook in session.hooks:
+        hook.on_start(session)
+    session.check_replicas(worker.parameters(), worker.collectives, "after the broadcast")
+    while progress.position.epoch < run.schedule.num_epochs and not _stops_early(session):
         epoch = progress.position.epoch + 1
-        train_epoch(run, progress)
+        train_epoch(run)
         run.pulse.step = progress.step
         run.pulse.enter("check")
-        check_in_step(worker.parameters(), worker.collectives, f"after epoch {epoch}")
+        session.check_replicas(worker.parameters(), worker.collectives, f"after epoch {epoch}")
         run.pulse.enter("sums")
         [train_loss_sum] = worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
         worker.average_statistics()
-        validation = evaluate(worker, run.dataset.validation, run.schedule.global_batch_size, run.pulse)
+        validation = evaluate(worker, session.dataset.validation, run.schedule.global_batch_size, run.pulse)
         if not math.isfinite(validation.loss):
             raise UserError(
                 f"expected a finite validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
@@ -118,7 +114,7 @@ def _fit(run: Run, progress: Progress) -> None:
             )
         epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
         _finish_epoch(progress, validation)
-        metrics = run.metrics()
+        metrics = session.metrics()
         run.pulse.enter("reporting")
         run.reporter.event(
             "epoch",
@@ -134,17 +130,19 @@ def _fit(run: Run, progress: Progress) -> None:
             **metrics,
         )
         run.saver.save(progress, validation.accuracy)
+        for hook in session.hooks:
+            hook.on_epoch(session)
     run.reporter.event(
         "end",
         weights_checksum=checksum(worker.export_weights()),
         peak_memory_bytes=worker.peak_memory_bytes(),
-        **run.metrics(),
+        **session.metrics(),
     )
 
 
-def _stops_early(run: Run, progress: Progress) -> bool:
+def _stops_early(session: Session) -> bool:
     # Every rank decides alike: the validation loss is the same number on all of them.
-    return 0 < run.early_stop_patience <= progress.epochs_without_gain
+    return 0 < session.config.schedule.early_stop_patience <= session.progress.epochs_without_gain
 
 
 def _finish_epoch(progress: Progress, validation: Evaluation) -> None:
@@ -156,22 +154,24 @@ def _finish_epoch(progress: Progress, validation: Evaluation) -> None:
     progress.epochs_without_gain = 0 if gained else progress.epochs_without_gain + 1
 
 
-def train_epoch(run: Run, progress: Progress) -> None:
-    """Train from `progress.position` to the end of its epoch; `progress` follows.
+def train_epoch(run: Run) -> None:
+    """Train from the session's progress to the end of its epoch; the progress follows.
 
     Raises:
         Stopped: see there.
     """
-    worker, schedule, split, pulse = run.worker, run.schedule, run.dataset.train, run.pulse
+    session, schedule, pulse = run.session, run.schedule, run.pulse
+    worker, split, progress, config = session.worker, session.dataset.train, session.progress, session.config
+    steps_in_flight, log_every = session.strategy.steps_in_flight, config.output.log_every
     epoch, num_samples = progress.position.epoch, len(split)
     batches = train_batches(
         split,
         progress.position,
         global_batch_size=lambda offset: global_batch_size(schedule, epoch * num_samples + offset),
-        seed=run.seed,
+        seed=config.data.seed,
         rank=worker.collectives.rank,
         world_size=worker.collectives.world_size,
-        drop_last=run.drop_last,
+        drop_last=config.schedule.drop_last,
     )
     # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
     unsettled: deque[_Step] = deque()
@@ -183,7 +183,7 @@ def train_epoch(run: Run, progress: Progress) -> None:
             step = unsettled.popleft()
             loss_sum = step.settle()
             progress.loss_sum += loss_sum
-            if run.log_every and step.number % run.log_every == 0:
+            if log_every and step.number % log_every == 0:
                 _report_step(run, step, loss_sum, epoch + step.batch.position.offset / num_samples)
         now = time.perf_counter()
         progress.epoch_seconds, started = progress.epoch_seconds + now - started, now
@@ -198,11 +198,13 @@ def train_epoch(run: Run, progress: Progress) -> None:
         rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
         step = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
         unsettled.append(step)
-        settle(run.steps_in_flight)
+        settle(steps_in_flight)
         progress.step, progress.position, progress.learning_rate = step.number, batch.position, rate
+        for hook in session.hooks:
+            hook.on_step(session)
         if step.number == 1:
             pulse.enter("check")
-            check_in_step(worker.parameters(), worker.collectives, "after step 1")
+            session.check_replicas(worker.parameters(), worker.collectives, "after step 1")
         if run.saver.due(step.number) and batch.position.offset < num_samples:
             settle()
             run.saver.save(progress)
@@ -235,7 +237,7 @@ class _Step:
 
 def _report_step(run: Run, step: _Step, loss_sum: float, epoch: float) -> None:
     run.pulse.enter("sums")
-    [loss_sum] = run.worker.collectives.all_reduce_sum(np.array([loss_sum]))
+    [loss_sum] = run.session.worker.collectives.all_reduce_sum(np.array([loss_sum]))
     run.pulse.enter("reporting")
     run.reporter.event(
         "step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss_sum / step.batch.num_global

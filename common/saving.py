@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -38,10 +38,12 @@ class Saver:
         every: int,
         active: bool,
         pulse: Pulse,
+        saved: Callable[[], None] = lambda: None,
     ) -> None:
-        """`active` is whether the run has an output directory, which all ranks know."""
+        """`active` is whether the run has an output directory, which all ranks know; `saved` is called after a save."""
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
         self._checkpoints, self._every, self._active, self._pulse = checkpoints, every, active, pulse
+        self._on_saved = saved
         self._saved: tuple[int, Position] | None = None
 
     def due(self, step: int) -> bool:
@@ -58,10 +60,13 @@ class Saver:
         self._worker.average_statistics()
         arrays = self._worker.export_state()
         self._pulse.enter("writing")
-        if self._checkpoints is None:
-            return
+        if self._checkpoints:
+            self._checkpoints.save(self._state(progress, arrays, float(loss_sum)), metric=validation_accuracy)
+        self._on_saved()
+
+    def _state(self, progress: Progress, arrays: dict[str, np.ndarray], loss_sum: float) -> TrainState:
         epoch, offset = progress.position.epoch, progress.position.offset
-        state = TrainState(
+        return TrainState(
             framework=self._worker.framework,
             arrays=arrays,
             progress=SavedProgress(
@@ -69,7 +74,7 @@ class Saver:
                 offset=offset,
                 step=progress.step,
                 samples_seen=epoch * self._schedule.samples_per_epoch + offset,
-                running={**{name: getattr(progress, name) for name in _RUNNING}, "loss_sum": float(loss_sum)},
+                running={**{name: getattr(progress, name) for name in _RUNNING}, "loss_sum": loss_sum},
             ),
             # Nothing else is random: order, augmentation and initial weights are functions of the seed.
             rng={"seed": self._config["seed"]},
@@ -77,7 +82,6 @@ class Saver:
             config=self._config,
             versions=self._worker.versions(),
         )
-        self._checkpoints.save(state, metric=validation_accuracy)
 
 
 _RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_validation_loss", "epochs_without_gain")

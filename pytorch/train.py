@@ -11,49 +11,38 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from allstep.common.by_hand import locate
-from allstep.common.command_line import parse
+from allstep.common.config import TrainConfig
 from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
-from allstep.common.loopback import stay_on_host
-from allstep.common.spawn import spawn
-from allstep.common.strategies import print_strategies
-from allstep.pytorch.strategies import STRATEGIES, availability, check, create, num_ranks_to_spawn
+from allstep.common.launcher import Placement
+from allstep.common.start import start
+from allstep.pytorch import strategies
+
+if TYPE_CHECKING:
+    from allstep.common.hooks import Hook
+    from allstep.common.session import Session
 
 
-def main() -> None:
-    place = placement()
-    config = parse(STRATEGIES, place)
-    if config.list_strategies:
-        return print_strategies(STRATEGIES, availability, place)
-    check(config, place)
-    if num_ranks := num_ranks_to_spawn(config, place):
-        sys.exit(spawn(num_ranks))
-
-    place = locate(place)
-    stay_on_host(place)
-
+def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -> Session | None:
+    """All that trains, built as configured; None for a process that has served others, which are through."""
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
-    from allstep.common import resuming
-
-    if place.rank == 0:
-        resuming.check_early(config)
-
-    from allstep.common import run
+    from allstep.common.session import Session, open_dataset
     from allstep.common.weights import initial_weights
     from allstep.pytorch.models import build_model, export_weights, import_weights
     from allstep.pytorch.optimizers import build_optimizer
     from allstep.pytorch.worker import Worker
 
-    strategy = create(config, place)
+    strategy = strategies.create(config, place)
     # 1. Initialise: who am I, who are the others?
     strategy.init()
     # 2. One process, one device: chosen by local rank.
     device = strategy.pin_device()
+    if strategy.serve():
+        return None
 
-    dataset = run.open_dataset(config, place, strategy.collectives)
+    dataset = open_dataset(config, strategy)
     with strategy.scope():
         network = build_model(config.model, dataset.image_shape, dataset.num_classes)
         optimizer = build_optimizer(config.optimizer, network.parameters())
@@ -76,7 +65,12 @@ def main() -> None:
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
     )
-    run.train(worker, dataset, config, place)
+    return Session(worker, dataset, config, strategy, hooks)
+
+
+def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:
+    if training := session(*start(strategies, argv), hooks):
+        training.train()
 
 
 if __name__ == "__main__":

@@ -10,52 +10,42 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from allstep.common.by_hand import locate
-from allstep.common.command_line import parse
+from allstep.common.config import TrainConfig
 from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
-from allstep.common.loopback import stay_on_host
+from allstep.common.launcher import Placement
 from allstep.common.quiet import lean_import
-from allstep.common.strategies import print_strategies
-from allstep.tensorflow.strategies import STRATEGIES, availability, check, create
+from allstep.common.start import start
+from allstep.tensorflow import strategies
+
+if TYPE_CHECKING:
+    from allstep.common.hooks import Hook
+    from allstep.common.session import Session
 
 
-def main() -> None:
-    place = placement()
-    config = parse(STRATEGIES, place)
-    if config.list_strategies:
-        return print_strategies(STRATEGIES, availability, place)
-    check(config, place)
-
-    place = locate(place)
-    stay_on_host(place)
-
+def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -> Session | None:
+    """All that trains, built as configured; None for a process that has served others, which are through."""
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
-    from allstep.common import resuming
-
-    if place.rank == 0:
-        resuming.check_early(config)
-
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
-        from allstep.common import run
+        from allstep.common.session import Session, open_dataset
         from allstep.common.weights import initial_weights
         from allstep.tensorflow.models import build_model, export_weights, import_weights
         from allstep.tensorflow.optimizers import build_optimizer
         from allstep.tensorflow.worker import Worker
 
-    strategy = create(config, place)
+    strategy = strategies.create(config, place)
     # 1. Initialise: who am I, who are the others?
     strategy.init()
     # 2. One process, one device: chosen by local rank.
     device = strategy.pin_device()
     if strategy.serve():
-        return
-    place = strategy.place
+        return None
 
-    dataset = run.open_dataset(config, place, strategy.collectives)
+    dataset = open_dataset(config, strategy)
     with strategy.scope():
         model = build_model(config.model, dataset.image_shape, dataset.num_classes, precision=config.precision)
         optimizer = build_optimizer(config.optimizer)
@@ -77,14 +67,12 @@ def main() -> None:
         slots=config.optimizer.slots,
         accumulate_steps=config.parallel.accumulate_steps,
     )
-    run.train(
-        worker,
-        dataset,
-        config,
-        place,
-        steps_in_flight=strategy.steps_in_flight,
-        metrics=strategy.metrics,
-    )
+    return Session(worker, dataset, config, strategy, hooks)
+
+
+def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:
+    if training := session(*start(strategies, argv), hooks):
+        training.train()
 
 
 if __name__ == "__main__":

@@ -59,20 +59,16 @@ def slurm_tasks(number: int) -> list[dict[str, str]]:
 
 _BROKEN = """
 from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
-from allstep.{framework} import train, worker
-original, steps = worker.Worker.train_step, 0
-def train_step(self, batch, learning_rate):
-    global steps
-    steps += 1
-    loss = original(self, batch, learning_rate)
-    if placement().rank == 1:
-        {what}
-    return loss
-worker.Worker.train_step = train_step
-run_rank(train.main)
+from allstep.common.hooks import Hook
+from allstep.{framework} import train
+class Breaks(Hook):
+    def on_step(self, session):
+        worker, step = session.worker, session.progress.step
+        if session.place.rank == 1:
+            {what}
+run_rank(lambda: train.main(hooks=[Breaks()]))
 """
-RAISES = "if steps == 7: raise OSError('lost the disk')"
+RAISES = "if step == 7: raise OSError('lost the disk')"
 
 
 def broken(framework: str, what: str, folder: Path) -> Path:

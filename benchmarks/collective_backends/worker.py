@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,17 +25,21 @@ _PERIOD = 13
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write rank-R.json to the directory: rows, each with its seconds by pass, and the collectives that are missing."""
+    """Measure a library's collectives, at sizes in bytes, and write down what was seen in a directory."""
     name, collectives, sizes, directory = arguments
-    backend = create(name)
+    measure(create(name), collectives.split(","), [int(size) for size in sizes.split(",")], Path(directory))
+
+
+def measure(backend: Any, collectives: Sequence[str], sizes: Sequence[int], directory: Path) -> None:
+    """Write rank-R.json to the directory: rows, each with its seconds by pass, and the collectives that are missing."""
     rows, missing = [], []
-    for collective in collectives.split(","):
+    for collective in collectives:
         make = getattr(backend, collective.replace("-", "_"), None)
         if make is None:
             missing.append(collective)
             continue
         operations = []
-        for size in map(int, sizes.split(",")):
+        for size in sizes:
             count = num_elements(size, backend.size)
             operation = make(given(collective, count, backend.rank, backend.size))
             operation.run()
@@ -44,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         for _ in range(_PASSES):
             for operation, runs, seconds in operations:
                 seconds.append(_time(operation, runs))
-    Path(directory, f"rank-{backend.rank}.json").write_text(json.dumps({"rows": rows, "missing": missing}))
+    (directory / f"rank-{backend.rank}.json").write_text(json.dumps({"rows": rows, "missing": missing}))
 
 
 def num_elements(num_bytes: int, num_ranks: int) -> int:

@@ -1,6 +1,6 @@
-"""What a measured rank does besides training: run a trainer with another loop, start with others, gather, write down.
+"""What a measured rank does besides training: start as a trainer does, gather from all ranks, write down.
 
-The trainers' own `main` runs, so that strategy, worker and launcher are those that train.
+Its session is the trainer's own, so that strategy, worker and launcher are those that train.
 """
 
 from __future__ import annotations
@@ -8,17 +8,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from allstep.benchmarks.comparison.results import output_file
-from allstep.common import run
 from allstep.common.collectives import Collectives
 from allstep.common.flags import nonempty_path
 from allstep.common.registry import FRAMEWORKS
+from allstep.common.start import start
 from allstep.common.worker import Worker
+
+if TYPE_CHECKING:
+    from allstep.common.session import Session
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +33,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_trainer(framework: str, arguments: Sequence[str], train: Callable[..., None]) -> None:
-    """Run a framework's trainer with `train` in place of `common.run.train`, which is called in the same way."""
-    sys.argv[1:] = arguments
-    run.train = train
-    importlib.import_module(f"allstep.{framework}.train").main()
+def open_session(framework: str, arguments: Sequence[str]) -> Session | None:
+    """The session of a framework's trainer with those arguments; None for a process that has served others."""
+    train = importlib.import_module(f"allstep.{framework}.train")
+    return train.session(*start(train.strategies, arguments))
 
 
 def by_rank(values: Sequence[int], collectives: Collectives) -> np.ndarray:

@@ -59,6 +59,11 @@ def check(config: TrainConfig, place: Placement) -> None:
         )
 
 
+def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
+    """None: a process of TensorFlow drives all devices of its host, or a launcher starts its ranks."""
+    return 0
+
+
 def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
     entry = registry.STRATEGIES["tensorflow"][config.strategy]

@@ -228,21 +228,26 @@ def test_what_is_not_finite_never_becomes_a_checkpoint(tmp_path, monkeypatch, na
 
 # A trainer whose step 7 leaves weights that are not finite, and that does not look at another loss.
 BROKEN = """
+import dataclasses
+from allstep.benchmarks.faulty import Wrapped
 from allstep.common.ending import run_rank
-from allstep.{framework} import train, worker
-original, steps = worker.Worker.train_step, 0
-def breaking(self, batch, learning_rate):
-    global steps
-    loss, steps = original(self, batch, learning_rate), steps + 1
-    if steps == 7:
-        {change}
-    return loss if steps <= 7 else 0.0
-worker.Worker.train_step = breaking
-run_rank(train.main)
+from allstep.common.start import start
+from allstep.{framework} import train
+class Breaking(Wrapped):
+    steps = 0
+    def train_step(self, batch, learning_rate):
+        loss, self.steps = self.original.train_step(batch, learning_rate), self.steps + 1
+        if self.steps == 7:
+            {change}
+        return loss if self.steps <= 7 else 0.0
+def main():
+    session = train.session(*start(train.strategies))
+    dataclasses.replace(session, worker=Breaking(session.worker)).train()
+run_rank(main)
 """
 CHANGE = {
-    "pytorch": "self._model.fc1.bias.data[0] = float('nan')",
-    "tensorflow": "self._model.get_layer('fc1').bias.assign_add([float('nan')] + [0.0] * 127)",
+    "pytorch": "self.original._model.fc1.bias.data[0] = float('nan')",
+    "tensorflow": "self.original._model.get_layer('fc1').bias.assign_add([float('nan')] + [0.0] * 127)",
 }
 
 

@@ -30,27 +30,19 @@ def test_one_bit_changes_the_digest():
 
 # A trainer whose rank 1 changes one weight in its third step, behind the strategy's back.
 DRIFT = """
-import sys
-sys.argv = ["train.py", "--epochs", "3"]
-from allstep.common.launcher import placement
-from allstep.{framework} import train, worker
 from allstep.common.ending import run_rank
-
-original = worker.Worker.train_step
-steps = 0
-def drifting(self, batch, learning_rate):
-    global steps
-    steps += 1
-    loss = original(self, batch, learning_rate)
-    if steps == {step} and placement().rank == 1:
-        {change}
-    return loss
-worker.Worker.train_step = drifting
-run_rank(train.main)
+from allstep.common.hooks import Hook
+from allstep.{framework} import train
+class Drifts(Hook):
+    def on_step(self, session):
+        worker = session.worker
+        if session.progress.step == {step} and session.place.rank == 1:
+            {change}
+run_rank(lambda: train.main(["--epochs", "3"], [Drifts()]))
 """
 CHANGE = {
-    "pytorch": "self._model.fc1.bias.data[0] += 1e-6",
-    "tensorflow": "self._model.get_layer('fc1').bias.assign_add([1e-6] + [0.0] * 127)",
+    "pytorch": "worker._model.fc1.bias.data[0] += 1e-6",
+    "tensorflow": "worker._model.get_layer('fc1').bias.assign_add([1e-6] + [0.0] * 127)",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from jobs import RAISES, broken
 from ranks import LAUNCHERS, full, launch
 
 # Each is found where nothing has been imported; `tests/mistakes` tries many more on a trainer alone.
@@ -22,16 +23,23 @@ def test_a_mistake_is_told_to_ranks_that_come_late_to_the_watch(tmp_path):
     """Rank 0 finds its mistake as soon as the ranks watch each other; nobody may take that for a death."""
     script = tmp_path / "late.py"
     script.write_text("""
-import time
-from allstep.common import watch
+import dataclasses, time
+from allstep.benchmarks.faulty import Wrapped
 from allstep.common.ending import run_rank
+from allstep.common.start import start
 from allstep.pytorch import train
-connect = watch._connect
-def connect_late(place, *args):
-    time.sleep(place.rank)
-    return connect(place, *args)
-watch._connect = connect_late
-run_rank(train.main)
+class Late(Wrapped):
+    def broadcast_arrays(self, arrays):
+        received = self.original.broadcast_arrays(arrays)
+        if "watch" in arrays:  # where rank 0 is to be reached
+            time.sleep(self.rank)
+        return received
+def main():
+    session = train.session(*start(train.strategies))
+    worker = Wrapped(session.worker)
+    worker.collectives = Late(worker.collectives)
+    dataclasses.replace(session, worker=worker).train()
+run_rank(main)
 """)
     result = launch("horovodrun-gloo", 3, script, "--init-from", tmp_path / "nothing")
     assert result.returncode == 2, result.output
@@ -69,16 +77,15 @@ def test_launcher_and_horovod_disagree(framework):
 
 
 EARLY = """
-import os, sys
 from allstep.common.ending import run_rank
+from allstep.common.start import start
 from allstep.pytorch import train
-from allstep.common.launcher import placement
-if placement().rank == 1:
-    import allstep.pytorch.strategies as strategies
-    def create(name, place):
+def main():
+    config, place = start(train.strategies)
+    if place.rank == 1:
         raise RuntimeError("no licence on this host")
-    train.create = create
-run_rank(train.main)
+    train.session(config, place).train()
+run_rank(main)
 """
 
 
@@ -93,21 +100,7 @@ def test_one_rank_fails_before_the_others_reach_init(launcher, tmp_path):
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_one_rank_raises_in_a_step(framework, tmp_path):
-    script = tmp_path / "late.py"
-    script.write_text(f"""
-from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
-from allstep.{framework} import train, worker
-original, steps = worker.Worker.train_step, 0
-def failing(self, batch, learning_rate):
-    global steps
-    steps += 1
-    if steps == 7 and placement().rank == 1:
-        raise OSError("lost the disk")
-    return original(self, batch, learning_rate)
-worker.Worker.train_step = failing
-run_rank(train.main)
-""")
+    script = broken(framework, RAISES, tmp_path)
     result = launch("horovodrun-gloo", 2, script, timeout=60)
     assert result.returncode == 1, result.output
     assert result.output.count(" stopped: ") == 1, result.output

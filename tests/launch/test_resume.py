@@ -192,16 +192,21 @@ def test_one_of_two_ranks_tells_that_there_is_nothing_to_resume(framework, tmp_p
 
 
 HANGING = """
-import time
-from allstep.common import resuming
+import dataclasses, time
+from allstep.benchmarks.faulty import Wrapped
+from allstep.common.command_line import parse
 from allstep.common.ending import run_rank
+from allstep.common.launcher import placement
 from allstep.pytorch import train
-resuming.check_early = lambda config: None
-def load(*_):
-    print("reading", flush=True)
-    time.sleep(1000)
-resuming.load = load
-run_rank(train.main)
+class Hangs(Wrapped):
+    def state_shapes(self):  # asked for to read the checkpoint
+        print("reading", flush=True)
+        time.sleep(1000)
+def main():
+    place = placement()
+    session = train.session(parse(train.strategies.STRATEGIES, place), place)
+    dataclasses.replace(session, worker=Hangs(session.worker)).train()
+run_rank(main)
 """
 
 

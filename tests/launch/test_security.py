@@ -66,11 +66,12 @@ SECRET = "pl4nted-53cret"
 MIRROR = f"http://user:{SECRET}@127.0.0.1:9/{{}}?token={SECRET}"  # a port where nobody listens
 FAILING = """
 from allstep.common.ending import run_rank
-from allstep.pytorch import train, worker
-def failing(self, batch, learning_rate):
-    raise OSError("lost the disk")
-worker.Worker.train_step = failing
-run_rank(train.main)
+from allstep.common.hooks import Hook
+from allstep.pytorch import train
+class Fails(Hook):
+    def on_step(self, session):
+        raise OSError("lost the disk")
+run_rank(lambda: train.main(hooks=[Fails()]))
 """
 
 

@@ -142,18 +142,16 @@ def annoy(address: tuple[str, int]) -> list[socket.socket]:
 
 
 LATE = """
-import os, pathlib, time
-import horovod.torch as hvd
+import pathlib, time
 from allstep.common.ending import run_rank
+from allstep.common.start import start
 from allstep.pytorch import train
-init = hvd.init
-def late(*args, **kwargs):
-    if os.environ["HOROVOD_RANK"] == "1":
-        while not pathlib.Path({go!r}).exists():
-            time.sleep(0.02)
-    return init(*args, **kwargs)
-hvd.init = late
-run_rank(train.main)
+def main():
+    config, place = start(train.strategies)
+    while place.rank == 1 and not pathlib.Path({go!r}).exists():
+        time.sleep(0.02)
+    train.session(config, place).train()
+run_rank(main)
 """
 
 

@@ -228,8 +228,9 @@ def test_imports_only_what_it_uses(framework):
         "tensorflow": {"torch", "sklearn", "scipy", "matplotlib"},
     }[framework]
     code = (
-        "import sys; sys.argv = ['train.py', '--epochs', '1', '--dataset', 'synthetic', '--synthetic-samples', '64']\n"
-        f"from allstep.{framework} import train; train.main(); print('unwanted:', {unwanted} & set(sys.modules))"
+        f"import sys; from allstep.{framework} import train\n"
+        "train.main(['--epochs', '1', '--dataset', 'synthetic', '--synthetic-samples', '64'])\n"
+        f"print('unwanted:', {unwanted} & set(sys.modules))"
     )
     result = launch("alone", 1, "-c", code)
     assert "unwanted: set()" in result.stdout, result.output

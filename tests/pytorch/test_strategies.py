@@ -99,8 +99,8 @@ def test_slurm_s_tasks_meet():
     assert outputs[0].startswith("Epoch =  1:") and outputs[1] == ""
 
 
-DRIFTS = "next(self._network.parameters()).data.view(-1)[7] += 1e-6"
-DIES = "if steps == 7: import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+DRIFTS = "next(worker._network.parameters()).data.view(-1)[7] += 1e-6"
+DIES = "if step == 7: import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
 def run_broken(what: str, tmp_path: Path, *flags: str):
@@ -230,8 +230,8 @@ def test_list_strategies():
 
 def test_list_strategies_says_why_not():
     """Python without its site packages' Horovod."""
-    hidden = "import sys; sys.modules['horovod.torch'] = None; sys.argv = ['train.py', '--list-strategies']"
-    result = run(sys.executable, "-c", f"{hidden}\nfrom allstep.pytorch import train; train.main()")
+    hidden = "import sys; sys.modules['horovod.torch'] = None; from allstep.pytorch import train"
+    result = run(sys.executable, "-c", f"{hidden}; train.main(['--list-strategies'])")
     assert "horovod         not available: Horovod is not installed" in result.stdout, result.output
 
 

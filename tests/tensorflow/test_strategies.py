@@ -180,7 +180,7 @@ run_rank(train.main)
     assert "rank 2 (worker 1 at" in result.output or "process rank 2 with PID" in result.output, result.output
 
 
-DRIFTS = "bias = self._model.trainable_variables[1]; bias.assign(bias.value.numpy() + 1e-6)"
+DRIFTS = "bias = worker._model.trainable_variables[1]; bias.assign(bias.value.numpy() + 1e-6)"
 
 
 @pytest.mark.parametrize(

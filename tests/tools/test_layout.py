@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import importlib.metadata
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from assignments import foreign_assignments, programs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FRAMEWORKS = ("pytorch", "tensorflow")
@@ -44,6 +46,60 @@ def test_both_frameworks_have_horovod_and_single():
     for framework in FRAMEWORKS:
         for name in ("__init__.py", "strategy.py", "horovod.py", "single.py"):
             assert (REPOSITORY / framework / "strategies" / name).exists()
+
+
+def strategy_methods(framework: str) -> list[str]:
+    tree = ast.parse((REPOSITORY / framework / "strategies" / "strategy.py").read_text())
+    [strategy] = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Strategy")
+    names = [node.name for node in strategy.body if isinstance(node, ast.FunctionDef)]
+    return [name for name in names if not name.startswith("_")]
+
+
+def test_strategies_of_both_frameworks_have_the_same_methods():
+    methods = strategy_methods("pytorch")
+    assert methods == strategy_methods("tensorflow")
+    assert methods[:2] == ["init", "pin_device"]
+
+
+# Whose parts may be replaced, and why.
+ASSIGNED = {
+    "common/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
+    "tensorflow/horovod_hooks.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
+    "tests/tools/test_layout.py": "what the search must find",
+}
+PARTS = ("common", "pytorch", "tensorflow", "benchmarks", "examples", "tests")
+
+
+def test_nobody_changes_another_module():
+    """Of the source, and of the programs that tests run; pytest's monkeypatch puts back what it has changed."""
+    found = {
+        f"{path.relative_to(REPOSITORY)}: {assignment}"
+        for part in PARTS
+        for path in (REPOSITORY / part).rglob("*.py")
+        for program in programs(ast.parse(path.read_text()))
+        for assignment in foreign_assignments(program)
+    }
+    unexpected = {one for one in found if one.partition(":")[0] not in ASSIGNED}
+    assert not unexpected
+    assert {one.partition(":")[0] for one in found} == set(ASSIGNED)  # no exception that nobody needs
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from allstep.common import run\nrun.train = print",
+        "from allstep.pytorch import worker\ndef f():\n    worker.Worker.train_step = print",
+        "import importlib\nkind = importlib.import_module('a').Worker\nkind.train_step = print",
+        "import sys\nsys.argv[1:] = []",
+        "import sys\nfirst, *sys.argv[1:] = sys.argv",
+        "import a.b\na.b.c += 1",
+        "import a\nsetattr(a, 'b', 1)",
+        "import a\ndel a.b",
+        "PROGRAM = 'from a import {name}\\n{name}.b = 1'",
+    ],
+)
+def test_the_search_for_changes_finds(program):
+    assert [one for tree in programs(ast.parse(program)) for one in foreign_assignments(tree)]
 
 
 def test_setup_cfg_lists_every_package():

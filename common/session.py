@@ -1,0 +1,254 @@
+"""A run that is ready to train, and what surrounds the engine: data, resume, reports, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from allstep.common import datasets, engine, reporting, resuming, saving
+from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
+from allstep.common.collectives import Collectives
+from allstep.common.config import OutputConfig, TrainConfig
+from allstep.common.datasets import Dataset
+from allstep.common.ending import note_failure, who
+from allstep.common.errors import Fault, UserError
+from allstep.common.hooks import Hook
+from allstep.common.instep import check_in_step
+from allstep.common.launcher import Placement
+from allstep.common.lines import print_line
+from allstep.common.memory import available_memory
+from allstep.common.progress import Progress
+from allstep.common.reporting import Reporter
+from allstep.common.reporting.base import output_dir_errors, write_whole
+from allstep.common.schedule import Schedule, make_schedule
+from allstep.common.validation import validate_for_data
+from allstep.common.watch import Limits, Pulse, watching
+from allstep.common.worker import Worker
+
+# The keepalive of Open MPI's daemons (tools/setup_environment.py), and the time that mpirun takes to end the ranks.
+MPIRUN_NOTICES_SECONDS = 30.0
+
+
+class Strategy(Protocol):
+    """What a session asks of the strategies of both frameworks."""
+
+    place: Placement
+    collectives: Collectives
+    steps_in_flight: int
+    """Steps that may be under way when the engine looks at the loss of the first; more than 1 where steps are
+    asynchronous."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """What the strategy adds to the events `epoch` and `end`."""
+        ...
+
+
+def open_dataset(config: TrainConfig, strategy: Strategy) -> Dataset:
+    """Put the data set in place, by one rank of each host while the others wait, and open it on all.
+
+    Raises:
+        UserError: the data set cannot be had, or has fewer samples than there are ranks.
+    """
+    if strategy.place.local_rank == 0:
+        datasets.prepare(config.data)
+    strategy.collectives.barrier()
+    dataset = datasets.load(config.data)
+    validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
+    return dataset
+
+
+@dataclass
+class Session:
+    """A run that is ready to train; `dataclasses.replace` makes one of which a part is another."""
+
+    worker: Worker
+    dataset: Dataset
+    config: TrainConfig
+    strategy: Strategy
+    hooks: Sequence[Hook] = ()
+    """Called at the moments of the run, in this order."""
+    progress: Progress = field(default_factory=Progress)
+    """How far it has come."""
+    open_reporter: Callable[[TrainConfig, int, Progress], Reporter] = reporting.open_reporter
+    """What reports, by configuration, rank and where the run begins."""
+    check_replicas: Callable[[Iterable[tuple[str, np.ndarray]], Collectives, str], None] = check_in_step
+    """Compares weights across ranks: after the broadcast, after step 1 and after each epoch."""
+
+    @property
+    def place(self) -> Placement:
+        """Of this rank in the job."""
+        return self.strategy.place
+
+    def train(self) -> None:
+        """Train as configured, from the start or from a checkpoint; rank 0 alone reads and writes files.
+
+        The ranks watch each other meanwhile. A notice to end (SIGTERM or SIGUSR1) to any rank stops all of them at the
+        same point, with a checkpoint.
+
+        Raises:
+            UserError: the output directory cannot be written, or the checkpoint cannot be gone on from.
+            Fault: the run cannot go on, or was stopped without an output directory to save to.
+        """
+        pulse, place, config = Pulse(), self.place, self.config
+        # Where steps are asynchronous, ranks are at no common point, and the strategy watches its processes itself.
+        collectives = self.worker.collectives if self.strategy.steps_in_flight == 1 else None
+        limits = Limits(
+            stall=config.faults.stall_timeout,
+            silence=config.faults.fault_timeout,
+            launcher=MPIRUN_NOTICES_SECONDS if place.launcher == "mpirun" else 0.0,
+        )
+        with watching(collectives, place, pulse, limits, self.worker.pending_tensors):
+            if self._train(pulse):
+                return
+            if config.output.output_dir is None:
+                raise Fault(f"{pulse.notice} after step {pulse.step}; nothing is saved without --output-dir")
+            if place.rank == 0:
+                stopped = f"{who(place)} stopped after step {pulse.step} by {pulse.notice}"
+                print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
+
+    def metrics(self) -> Mapping[str, float]:
+        """What the strategy measures, and how many different files any rank could not read; all ranks call it."""
+        metrics, data = self.strategy.metrics(), self.config.data
+        if data.dataset != "image-folder" or not data.skip_unreadable:
+            return metrics
+        masks = np.concatenate([split.unreadable_mask() for split in (self.dataset.train, self.dataset.validation)])
+        return {**metrics, "unreadable_images": int(np.count_nonzero(self.worker.collectives.all_reduce_sum(masks)))}
+
+    def _train(self, pulse: Pulse) -> bool:
+        """Train; returns what `engine.fit` does, when all is written."""
+        worker, dataset, config, place = self.worker, self.dataset, self.config, self.place
+        with contextlib.ExitStack() as cleanup:
+            output = None
+            if config.output.output_dir and place.rank == 0:
+                output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
+            state = _load_state(worker, dataset, config, place)
+            schedule = make_schedule(
+                config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
+            )
+            _check_batch_memory(schedule, dataset, place)
+            if state:
+                self.progress = saving.resume(worker, state)
+            checkpoints = None
+            if output:
+                if not _goes_on(config.output, output.path):
+                    _set_aside(output.path)
+                _write_config(output.path, config)
+                checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints, warn=warn)
+                cleanup.callback(checkpoints.close)
+                checkpoints.reserve(
+                    {name: np.empty(shape, np.float32) for name, shape in worker.state_shapes().items()}
+                )
+            reporter = self.open_reporter(config, place.rank, self.progress)
+            cleanup.callback(reporter.close)
+            _report_start(reporter, worker, schedule, config, place)
+            saver = saving.Saver(
+                worker,
+                schedule,
+                config.flat(),
+                checkpoints,
+                every=config.output.checkpoint_every,
+                active=config.output.output_dir is not None,
+                pulse=pulse,
+                saved=self._tell_saved,
+            )
+            # What is being written is waited for after a failure too, and this rank does not count as stuck meanwhile.
+            cleanup.push(note_failure)
+            return engine.fit(engine.Run(self, schedule, reporter, saver, pulse))
+
+    def _tell_saved(self) -> None:
+        for hook in self.hooks:
+            hook.on_save(self)
+
+
+def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState | None) -> int:
+    """Of the flags; a run that is resumed without any goes on with its own, on another number of ranks as well."""
+    flags = config.schedule
+    if state and flags.batch_size is None and flags.global_batch_size is None:
+        return state.schedule["global_batch_size"]
+    return config.global_batch_size(world_size)
+
+
+def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) -> None:
+    """Refuse batches whose pixels alone, a byte each, do not fit into this host's memory: reading them would fail."""
+    largest = schedule.global_batch_size * max([1, *(factor for _, factor in schedule.batch_ramp)])
+    num_samples = -(-min(largest, len(dataset.train)) // place.world_size)
+    num_bytes = num_samples * math.prod(dataset.image_shape) * place.local_size
+    if num_bytes > (left := available_memory()):
+        raise UserError(
+            f"expected batches that fit into this host's memory, of which {left} bytes are left, received "
+            f"{num_samples} images of {math.prod(dataset.image_shape)} bytes for each of {place.local_size} ranks; "
+            "lower --global-batch-size or --batch-size"
+        )
+
+
+def warn(message: str) -> None:
+    """One line on standard error about something that the run can live with."""
+    print_line(f"allstep: warning: {message}", sys.stderr)
+
+
+def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:
+    """The state to resume, on every rank, or None; weights of --init-from go straight into the worker."""
+    output = config.output
+    if not (output.resume or output.init_from):
+        return None
+    state = None
+    if place.rank == 0:  # and checks all of it: what the others receive is right
+        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn)
+    state = saving.broadcast_state(state, worker.collectives)
+    if output.resume:
+        return state
+    worker.import_state(state.arrays, step=0)
+    return None
+
+
+def _goes_on(flags: OutputConfig, directory: Path) -> bool:
+    """Whether a run resumes one that `directory` holds; another one's would be mixed with it."""
+    if flags.resume in (None, "latest", "best"):
+        return flags.resume is not None
+    return Path(flags.resume).resolve().is_relative_to(directory.resolve())
+
+
+def _set_aside(directory: Path) -> None:
+    """Move what an earlier run left into a folder of its own: a fresh run neither loses it nor goes on from it."""
+    left = [directory / name for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard")]
+    left = [path for path in left if path.exists()]
+    if left:
+        number = next(number for number in itertools.count(1) if not (directory / f"previous-{number}").exists())
+        aside = directory / f"previous-{number}"
+        with output_dir_errors(aside):
+            aside.mkdir()
+            for path in left:
+                path.rename(aside / path.name)
+        warn(f"the run that {directory} held is kept in {aside}; --resume latest would have gone on with it")
+
+
+def _write_config(directory: Path, config: TrainConfig) -> None:
+    import yaml
+
+    write_whole(directory / "config.yaml", yaml.safe_dump(config.flat(), sort_keys=False))
+
+
+def _report_start(
+    reporter: Reporter, worker: Worker, schedule: Schedule, config: TrainConfig, place: Placement
+) -> None:
+    reporter.event(
+        "start",
+        framework=worker.framework,
+        strategy=config.strategy,
+        launcher=place.launcher,
+        world_size=place.world_size,
+        versions={"python": platform.python_version(), **worker.versions()},
+        global_batch_size=schedule.global_batch_size,
+        parameter_count=sum(array.size for array in worker.export_weights().values()),
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )

@@ -1,0 +1,60 @@
+"""What a trainer does before it builds anything: where it is, what it is asked for, and whether that can be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from allstep.common.by_hand import locate
+from allstep.common.command_line import parse
+from allstep.common.config import TrainConfig
+from allstep.common.launcher import Placement, placement
+from allstep.common.loopback import stay_on_host
+from allstep.common.spawn import spawn
+from allstep.common.strategies import print_strategies
+
+
+class Strategies(Protocol):
+    """What a framework's package `strategies` has for the start."""
+
+    STRATEGIES: tuple[str, ...]
+
+    def check(self, config: TrainConfig, place: Placement) -> None:
+        """Refuse what the chosen strategy cannot do."""
+        ...
+
+    def availability(self, name: str) -> str | None:
+        """Why this machine cannot run a strategy, or None where it can."""
+        ...
+
+    def num_ranks_to_spawn(self, config: TrainConfig, place: Placement) -> int:
+        """How many ranks this process has to start on this host; 0 where it is a rank itself."""
+        ...
+
+
+def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[TrainConfig, Placement]:
+    """The configuration of a run, from the command line of this process or from `argv`, and this rank's place in it.
+
+    Neither NumPy nor the framework is imported before --help and mistakes in the flags have been answered.
+
+    Raises:
+        UserError: a flag is wrong, or the run cannot be what it asks for.
+        SystemExit: nothing is to be trained here: --help or --list-strategies is answered, or the ranks that this
+            process had to start have ended.
+    """
+    place = placement()
+    config = parse(strategies.STRATEGIES, place, argv)
+    if config.list_strategies:
+        print_strategies(strategies.STRATEGIES, strategies.availability, place)
+        sys.exit()
+    strategies.check(config, place)
+    if num_ranks := strategies.num_ranks_to_spawn(config, place):
+        sys.exit(spawn(num_ranks))
+    place = locate(place)
+    stay_on_host(place)
+    if place.rank == 0:
+        from allstep.common import resuming
+
+        resuming.check_early(config)
+    return config, place
