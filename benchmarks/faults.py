@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from allstep.benchmarks.training import Training
 
-# What a fault and what is left of a job may take (issue 5). A report of a stall comes STALL_SECONDS after the fault.
+# What a fault and what is left of a job may take. A report of a stall comes STALL_SECONDS after the fault.
 END_SECONDS = 15
 CLEAN_SECONDS = 10
 STALL_SECONDS = 3

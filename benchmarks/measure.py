@@ -160,9 +160,10 @@ def events(output_dir: Path, name: str) -> list[dict]:
     return [event for event in lines if event["event"] == name]
 
 
-def printed_rates(printed: str, *, num_warmup: int = 1) -> list[float]:
-    """Images per second from the epoch lines of a run that wrote no files, so that nothing but training is measured."""
-    return [float(rate) for rate in re.findall(r"Images/sec = ([\d.]+)", printed)][num_warmup:]
+def printed_rates(printed: str) -> list[float]:
+    """Images per second of each epoch after the first, from the lines of a run that wrote no files, so that nothing but
+    training is measured."""
+    return [float(rate) for rate in re.findall(r"Images/sec = ([\d.]+)", printed)][1:]
 
 
 def epoch_rates(output_dir: Path, *, num_warmup: int = 1) -> list[float]:

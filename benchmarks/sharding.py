@@ -23,6 +23,7 @@ import numpy as np
 
 from allstep.common.ending import run_rank
 from allstep.common.flags import EVER, Parser, whole
+from allstep.common.memory import available_memory
 from allstep.common.sharding import rank_slice, sample_order
 
 LEAST_INDICES_PER_SECOND, MOST_BYTES = 10_000_000, 2**20
@@ -87,13 +88,9 @@ def resident_bytes(field: str) -> int:
     return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
-def free_bytes() -> int:
-    return 1024 * int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1])
-
-
 def in_own_process(measure: Callable[[int, int], Cost], num_samples: int, world_size: int) -> Cost | None:
     """The cost, measured in a fresh process; None where the memory does not suffice."""
-    if measure is distributed_sampler and num_samples * SAMPLER_BYTES_A_SAMPLE > free_bytes():
+    if measure is distributed_sampler and num_samples * SAMPLER_BYTES_A_SAMPLE > available_memory():
         return None
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (num_samples, world_size))

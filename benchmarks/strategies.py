@@ -86,7 +86,7 @@ class Bench:
     def ours(self, strategy: str) -> float:
         """Images per second of the trainer, the median of its epochs after the first."""
         num_ranks = _num_ranks(self._framework, strategy)
-        batch = ("--global-batch-size", _global_batch_size(self._framework, strategy))
+        batch = ("--global-batch-size", _global_batch_size(strategy))
         flags = (*trainer_flags(_NUM_SAMPLES, NUM_EPOCHS), *batch)
         [printed] = run(train_command(self._framework, strategy, num_ranks, flags))
         return statistics.median(printed_rates(printed))
@@ -110,7 +110,7 @@ def _num_ranks(framework: str, strategy: str) -> int:
     return NUM_RANKS if STRATEGIES[framework][strategy].can_have(NUM_RANKS) else 1
 
 
-def _global_batch_size(framework: str, strategy: str) -> int:
+def _global_batch_size(strategy: str) -> int:
     one_process = strategy in ("single", "data-parallel", "parameter-server")
     return BATCH_SIZE if one_process else BATCH_SIZE * NUM_RANKS
 

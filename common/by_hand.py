@@ -110,7 +110,6 @@ def located(place: Placement, ranks: Sequence[Rank]) -> Placement:
         local_rank=int(own.local_rank or neighbours.index(place.rank)),
         local_size=len(neighbours),
         cross_rank=hosts.index(own.host),
-        cross_size=len(hosts),
         hosts=tuple(addresses[host] for host in hosts),
     )
 

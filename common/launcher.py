@@ -34,13 +34,11 @@ class Placement:
     """Number of processes of the job on this host."""
     cross_rank: int | None
     """Number of this host among the hosts of the job; None where the launcher does not tell."""
-    cross_size: int | None
-    """Number of hosts; None where the launcher does not tell."""
     hosts: tuple[str, ...]
     """Names of all hosts where the launcher tells them, else this host alone."""
 
 
-ALONE = Placement(None, 0, 1, 0, 1, 0, 1, (socket.gethostname(),))
+ALONE = Placement(None, 0, 1, 0, 1, 0, (socket.gethostname(),))
 
 
 BY_HAND = "env://"
@@ -204,7 +202,7 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
 
     world_size = number(present(variables.world_size), 1, MOST_RANKS)
     rank = number(variables.rank, 0, world_size - 1)
-    cross_rank = cross_size = None
+    cross_rank = None
     if variables.cross_rank:
         cross_size = number(present(variables.cross_size), 1, world_size)
         cross_rank = number(variables.cross_rank, 0, cross_size - 1)
@@ -224,17 +222,17 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
         local_size = number(present(variables.local_size), 1, world_size)
     local_rank = number(variables.local_rank, 0, local_size - 1)
     if cross_rank is None:
-        cross_rank, cross_size = _cross_by_slot(rank, world_size, local_rank, local_size)
+        cross_rank = _cross_by_slot(rank, world_size, local_rank, local_size)
     if variables.meeting:
         read_address(*variables.meeting, environ, remedy=remedy)
-    return Placement(variables.launcher, rank, world_size, local_rank, local_size, cross_rank, cross_size, hosts)
+    return Placement(variables.launcher, rank, world_size, local_rank, local_size, cross_rank, hosts)
 
 
-def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int) -> tuple[int | None, int | None]:
-    """Host number and number of hosts when ranks fill equal hosts in order; MPI launchers do not tell them."""
+def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int) -> int | None:
+    """Number of the host when ranks fill equal hosts in order; MPI launchers do not tell it."""
     if world_size % local_size or (rank - local_rank) % local_size:
-        return None, None
-    return (rank - local_rank) // local_size, world_size // local_size
+        return None
+    return (rank - local_rank) // local_size
 
 
 def _by_hand(environ: Mapping[str, str]) -> Placement:
@@ -254,7 +252,7 @@ def _by_hand(environ: Mapping[str, str]) -> Placement:
     if world_size == 1:
         return ALONE
     read_address(*MASTER, environ, remedy=remedy)
-    return Placement(BY_HAND, rank, world_size, local_rank, local_size, None, None, (socket.gethostname(),))
+    return Placement(BY_HAND, rank, world_size, local_rank, local_size, None, (socket.gethostname(),))
 
 
 def _given_by_hand(environ: Mapping[str, str]) -> list[str]:

@@ -43,34 +43,22 @@ class Position:
     """Number of samples of this epoch consumed."""
 
 
-def check(num_samples: int, global_batch_size: int, *, world_size: int = 1, drop_last: bool = False) -> None:
-    """Refuse what cannot be cut into batches and slices.
+def check(num_samples: int, global_batch_size: int, *, drop_last: bool = False) -> None:
+    """Refuse what cannot be cut into batches.
 
     Raises:
-        UserError: no samples, a global batch below 1, more ranks than samples, or `drop_last` with a global
-            batch larger than the data set, which leaves no step.
+        UserError: no samples, a global batch below 1, or `drop_last` with a global batch larger than the data
+            set, which leaves no step.
     """
     if num_samples < 1:
         raise UserError(f"expected at least 1 sample, received {num_samples}: look into the data directory")
     if global_batch_size < 1:
         raise UserError(f"expected a global batch size of at least 1, received {global_batch_size}: raise it")
-    if world_size > num_samples:
-        raise UserError(f"expected at most {num_samples} ranks, one a sample, received {world_size}: start fewer ranks")
     if drop_last and global_batch_size > num_samples:
         raise UserError(
             f"expected a global batch size of at most {num_samples}, all samples, as incomplete batches are "
             f"dropped, received {global_batch_size}: lower it or keep incomplete batches"
         )
-
-
-def num_steps(num_samples: int, global_batch_size: int, *, drop_last: bool = False) -> int:
-    """Number of global batches in an epoch; the last one may be incomplete unless `drop_last`.
-
-    Raises:
-        UserError: see `check`.
-    """
-    check(num_samples, global_batch_size, drop_last=drop_last)
-    return num_samples // global_batch_size if drop_last else -(-num_samples // global_batch_size)
 
 
 def global_batch(

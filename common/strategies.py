@@ -54,15 +54,18 @@ def check_one_process(name: str, place: Placement, *, instead: str) -> None:
         )
 
 
-def check_launcher_of_horovod(place: Placement, *, instead: str = "") -> None:
+def check_launcher_of_horovod(place: Placement, *, user: str = "--strategy horovod", instead: str = "") -> None:
     """Refuse ranks of which Horovod knows nothing: each would take itself for the only one.
+
+    Args:
+        user: who needs Horovod, for the message.
 
     Raises:
         UserError: recommends horovodrun, and the strategy `instead`.
     """
     if place.launcher in ("torchrun", BY_HAND):
         raise UserError(
-            f"expected horovodrun, mpirun or srun for --strategy horovod, received {named(place)}; start it by "
+            f"expected horovodrun, mpirun or srun for {user}, received {named(place)}; start it by "
             f"horovodrun -np {place.world_size}{f', or give --strategy {instead}' if instead else ''}"
         )
 

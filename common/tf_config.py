@@ -109,7 +109,6 @@ def placement(config: TFConfig, launched: Placement) -> Placement:
             local_rank=host_of[:rank].count(host_of[rank]),
             local_size=host_of.count(host_of[rank]),
             cross_rank=host_of[rank],
-            cross_size=len(hosts),
             hosts=tuple(hosts),
         )
     if (rank, len(members)) != (launched.rank, launched.world_size):

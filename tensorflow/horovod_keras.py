@@ -72,7 +72,7 @@ from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from
 
 import tensorflow as tf
 from allstep.common.launcher import placement
-from allstep.common.strategies import use_gloo_alone
+from allstep.common.strategies import check_launcher_of_horovod, use_gloo_alone
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
 from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     allgather,
@@ -93,8 +93,14 @@ from allstep.tensorflow.horovod_saving import make_plain
 
 
 def init(*args: Any, **options: Any) -> None:
-    """`horovod.tensorflow.init`. A process that no launcher has started trains alone, and needs no MPI for it."""
-    use_gloo_alone(placement())
+    """`horovod.tensorflow.init`. A process that no launcher has started trains alone, and needs no MPI for it.
+
+    Raises:
+        UserError: there are several ranks, by torchrun or by RANK and WORLD_SIZE, of which Horovod knows nothing.
+    """
+    place = placement()
+    check_launcher_of_horovod(place, user="horovod_keras")
+    use_gloo_alone(place)
     horovod.tensorflow.init(*args, **options)
 
 

@@ -94,7 +94,7 @@ def _locked(path: Path) -> Iterator[int]:
 def _download(environment: Path, log: Path, lock_fd: int) -> Path:
     """The source distribution, from the cache or the package registry, its SHA-256 checked either way."""
     archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
-    if not (archive.exists() and _sha256(archive) == SDIST_SHA256):
+    if not (archive.exists() and hashlib.sha256(archive.read_bytes()).hexdigest() == SDIST_SHA256):
         requirement = log.parent / "requirement.txt"
         requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
         folder = log.parent / "download"
@@ -109,10 +109,6 @@ def _download(environment: Path, log: Path, lock_fd: int) -> Path:
         os.replace(folder / archive.name, archive)
         shutil.rmtree(folder)
     return archive
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _unpack(archive: Path, build: Path) -> Path:

@@ -27,11 +27,11 @@ def is_faster(cell: dict, rival: str) -> bool:
     return ratio is not None and ratio["num"] > 1 and ratio["low"] > 1
 
 
-def rankings(cells: Sequence[dict]) -> dict[tuple, str]:
-    """By place: its strategies, the largest share of the limit first, where there are several.
+def groups(cells: Sequence[dict]) -> dict[tuple, list[list[dict]]]:
+    """By place: its cells in groups, the fastest group first, where there are several cells.
 
-    `a > b ~ c`: the strategies before `>` are each faster than each behind it; `~` joins those of which that is not
-    known.
+    Each cell of a group is faster than each of the groups behind it; which is the fastest within a group is not known.
+    The cells of a place stand in the order of their shares of the limit, the largest first.
 
     Args:
         cells: as the file format has them.
@@ -41,8 +41,16 @@ def rankings(cells: Sequence[dict]) -> dict[tuple, str]:
     for place, of_place in itertools.groupby(measured, key=place_of):
         ranked = sorted(of_place, key=lambda cell: share_of_limit(cell)["median"], reverse=True)
         if len(ranked) > 1:
-            found[place] = _text(ranked)
+            found[place] = _groups(ranked)
     return found
+
+
+def rankings(cells: Sequence[dict]) -> dict[tuple, str]:
+    """By place: its groups in words. In `a > b ~ c`, `>` stands between groups and `~` between cells of one group."""
+    return {
+        place: " > ".join(" ~ ".join(cell["strategy"] for cell in group) for group in found)
+        for place, found in groups(cells).items()
+    }
 
 
 def place_of(cell: dict) -> tuple:
@@ -59,9 +67,10 @@ def _same_place(cell: Cell, other: Cell) -> bool:
     return all(getattr(cell, name) == getattr(other, name) for name in OF_PLACE)
 
 
-def _text(ranked: Sequence[dict]) -> str:
-    text = ranked[0]["strategy"]
+def _groups(ranked: Sequence[dict]) -> list[list[dict]]:
+    found = [[ranked[0]]]
     for number, cell in enumerate(ranked[1:], 1):
-        apart = all(is_faster(one, other["strategy"]) for one in ranked[:number] for other in ranked[number:])
-        text += f" {'>' if apart else '~'} {cell['strategy']}"
-    return text
+        if all(is_faster(one, other["strategy"]) for one in ranked[:number] for other in ranked[number:]):
+            found.append([])
+        found[-1].append(cell)
+    return found

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from allstep.common import strict_json
+from allstep.common.disk import write_atomically
 from allstep.common.errors import UserError, shown
 from allstep.common.flags import nonempty_path
 from allstep.common.regular_file import read_regular
@@ -35,13 +36,11 @@ def command(name: str, arguments: Sequence[str]) -> str:
 def write(path: Path, content: dict, kind: str = FORMAT) -> None:
     """Write `content` as JSON under the name `path`, with the format and its version."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
     text = json.dumps({"format": kind, "version": VERSIONS[kind], **content}, indent=1, allow_nan=False)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with write_atomically(path) as stream:
+        stream.write(f"{text}\n".encode())
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def write_output(path: Path, content: dict, kind: str) -> None:

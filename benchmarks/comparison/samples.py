@@ -66,7 +66,7 @@ def _together(blocks: Sequence[dict]) -> dict:
     return {"num_images": num_images, "seconds_by_rank": seconds, "images_per_second": num_images / max(seconds)}
 
 
-def summarise(cell: Cell, samples: Sequence[dict | None]) -> dict:
+def summarise(samples: Sequence[dict | None]) -> dict:
     """Status and statistics of a cell."""
     good = [sample for sample in samples if _is_good(sample)]
     bad = [sample for sample in samples if sample and sample["status"] != "ok"]

@@ -94,7 +94,7 @@ class Comparison:
     def write(self, *, finished: bool) -> dict:
         """Write compare.json and return what it holds."""
         verdicts = {cell.id: self._verdict(cell) for cell in self._cells}
-        summaries = {cell.id: samples.summarise(cell, self._samples[cell.id]) for cell in self._cells}
+        summaries = {cell.id: samples.summarise(self._samples[cell.id]) for cell in self._cells}
         comparable = {
             cell.id
             for cell in self._cells

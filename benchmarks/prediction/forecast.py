@@ -70,8 +70,6 @@ class Forecast:
     """The one rank's step time over `total`."""
     images_per_second: float
     """Of all ranks together."""
-    slowdown: float
-    """Of the slowest rank's computing over one rank's alone: stragglers and crowding."""
     step: Step
     """Without the limits of input."""
     closed_form: float
@@ -83,11 +81,10 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
     cluster = machine.cluster
     local = min(num_ranks, cluster.ranks_per_node)
     crowd = 1 + (machine.crowding - 1) * (local - 1) / max(1, cluster.ranks_per_node - 1)
-    slower = slowdown(num_ranks, workload.jitter) * crowd
-    compute = workload.step_seconds * slower
+    compute = workload.step_seconds * slowdown(num_ranks, workload.jitter) * crowd
     backward = compute * workload.backward_share
     if num_ranks == 1:
-        step, closed_form = Step(compute, compute, 0.0, 0), compute
+        step, closed_form = Step(compute, compute, 0.0), compute
     else:
         step = simulate(
             compute - backward,
@@ -105,7 +102,6 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
         total,
         workload.step_seconds / total,
         num_ranks * workload.batch_size / total,
-        slower,
         step,
         max(closed_form, wait_for_input),
     )

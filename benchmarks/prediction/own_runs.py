@@ -110,16 +110,16 @@ def read_run(directory: Path) -> MeasuredRun:
     return MeasuredRun(batch_size / statistics.median(warm), batch_size, parameters, jitter)
 
 
-def read_link(path: Path, backend: str = "mpi4py") -> Link:
-    """The link that all-reduces of `allstep collectives` on one node amount to.
+def read_link(path: Path) -> Link:
+    """The link that MPI's all-reduces of `allstep collectives` on one node amount to.
 
     Latency is a hop's share of the smallest message's time, bandwidth the largest message's bus bandwidth.
 
     Raises:
-        UserError: the file is none of them, or lacks all-reduces of the backend.
+        UserError: the file is none of them, or lacks all-reduces of mpi4py.
     """
     content = results.read_input(path, "allstep-collectives", MEASURED_LINK)
-    rows = _all_reduces(content, backend, path)
+    rows = _all_reduces(content, "mpi4py", path)
     num_turns = 2 * (content["ranks"] - 1)
     return Link(rows[0]["seconds"]["average"] / num_turns, rows[-1]["bus_bandwidth"])
 

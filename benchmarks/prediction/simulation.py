@@ -46,12 +46,6 @@ class Step:
     """Forward and backward of the slowest rank, as they would be without communication."""
     communication: float
     """During which an all-reduce was under way."""
-    num_collectives: int
-
-    @property
-    def exposed(self) -> float:
-        """What communication adds to the step."""
-        return self.total - self.compute
 
 
 def simulate(
@@ -113,7 +107,7 @@ def simulate(
         advance(clock + seconds, 1.0 - contention)
         look = max(look, clock)
         busy, sent, num_collectives = busy + seconds, last, num_collectives + 1
-    return Step(clock, forward + backward, busy, num_collectives)
+    return Step(clock, forward + backward, busy)
 
 
 def _next_look(look: float, now: float, cycle: float) -> float:

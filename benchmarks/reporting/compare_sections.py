@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from allstep.benchmarks.comparison.cells import OF_TABLE
-from allstep.benchmarks.comparison.ranking import sentence
+from allstep.benchmarks.comparison.ranking import groups, sentence
 from allstep.benchmarks.comparison.samples import resolution
 from allstep.benchmarks.reporting.document import (
     NOTHING,
@@ -62,23 +62,21 @@ def _overview(content: dict[str, Any]) -> Section:
     ]
     if not content["finished"]:
         text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
-    for cell in _fastest(cells):
-        rate = f"{amount(median(cell['images_per_second']))} images/s"
+    for group in _fastest([cell for cell in cells if cell["comparable"]]):
+        cell = group[0]
         place = f"{cell['workload']}, {cell['model']}, batch {cell['batch_size']}, {cell['precision']}, {_ranks(cell)}"
-        text.append(f"Fastest of {place}: {_name(cell)}, {rate}.")
+        rates = (f"{one['strategy']} ({amount(median(one['images_per_second']))} images/s)" for one in group)
+        not_told_apart = ", not told apart" if len(group) > 1 else ""
+        text.append(f"Fastest of {place} in {cell['framework']}: {' ~ '.join(rates)}{not_told_apart}.")
     return Section("Overview", text=text, commands=[content["command"]])
 
 
-def _fastest(cells: Sequence[Cell]) -> list[Cell]:
-    """The fastest comparable cell of each table on its largest number of ranks."""
-    rivals: dict[tuple, list[Cell]] = {}
-    for cell in cells:
-        if cell["comparable"] and cell["strategy"] != INDEPENDENT:
-            rivals.setdefault(_table_of(cell), []).append(cell)
-    return [
-        max(of_table, key=lambda cell: (cell["ranks"], cell["images_per_second"]["median"]))
-        for of_table in rivals.values()
-    ]
+def _fastest(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The fastest group of each framework in each table, on the largest number of ranks that has a ranking there."""
+    found: dict[tuple, list[Cell]] = {}
+    for fastest, *_ in sorted(groups(cells).values(), key=lambda ranked: ranked[0][0]["ranks"]):
+        found[(*_table_of(fastest[0]), fastest[0]["framework"])] = fastest
+    return list(found.values())
 
 
 def _measured(title: str, cells: Sequence[Cell]) -> Section:

@@ -23,6 +23,7 @@ from allstep.common import strict_json
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
 from allstep.common.checkpoint.state import GROUPS, TrainState
+from allstep.common.disk import sha256_of
 from allstep.common.errors import UserError
 from allstep.common.regular_file import check_memory, read_regular, regular
 from allstep.common.schema import Mismatch, brief, closed, list_of, one_of, record, whole
@@ -98,7 +99,7 @@ def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) ->
             path = temporary / file_name(group)
             save_file(_members(group, arrays), path)
             path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes it private to its owner
-            records[path.name] = FileRecord(path.stat().st_size, _sha256(path))
+            records[path.name] = FileRecord(path.stat().st_size, sha256_of(path))
             _sync(path)
         path = temporary / MANIFEST
         path.write_bytes(manifests.encode(replace(manifest, files=records)))
@@ -262,15 +263,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(2**20))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()
 
 
 def _first_not_finite(arrays: dict[str, np.ndarray]) -> str | None:

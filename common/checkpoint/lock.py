@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from allstep.common.disk import NO_LOCKS
 from allstep.common.errors import UserError
 from allstep.common.regular_file import regular
-
-# What flock answers where the file system has none: NFS without a lock daemon, Lustre without -o flock, ...
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 
 class OutputDirectory:

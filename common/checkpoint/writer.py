@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +37,6 @@ class Checkpoints:
             raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
         self.directory = output.path / "checkpoints"
         self._keep = keep
-        self._warn = warn
         self._buffers: dict[str, np.ndarray] = {}  # the copies being written, kept to be filled again
         self._layout: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # their shapes and types
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -113,11 +111,6 @@ class Checkpoints:
         """Waits for the last write and ends the background thread. Raises as `wait` does."""
         self._writer.shutdown()
         self.wait()
-
-    def load(self, which: str | os.PathLike) -> TrainState:
-        """The state that "latest", "best" or a path means; see `allstep.common.checkpoint.load`."""
-        self.wait()
-        return select.load(which, self.directory, warn=self._warn)
 
     def _has_buffers(self, arrays: dict[str, np.ndarray]) -> bool:
         """Whether there is memory for a copy of `arrays`, which are checked; it is allocated if so."""

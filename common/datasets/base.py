@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
+if TYPE_CHECKING:  # flags are read without NumPy, which would take 0.1 s of every mistake and of --help
+    import numpy as np
 
 
 class Split(Protocol):
@@ -33,7 +34,6 @@ class Dataset:
     The worker normalises on the device: `(pixel / 255 - mean) / std`, channel by channel.
     """
 
-    name: str
     train: Split
     validation: Split
     image_shape: tuple[int, int, int]

@@ -52,7 +52,6 @@ def load(config: DataConfig) -> Dataset:
         directory, expected_sums(FILES, directory), image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES
     )
     return Dataset(
-        name="cifar10",
         train=train,
         validation=validation,
         image_shape=IMAGE_SHAPE,

@@ -40,7 +40,6 @@ def load(config: DataConfig) -> Dataset:
     is_validation[np.argsort(labels, kind="stable")[::VALIDATION_EVERY]] = True
     train = ArraySplit(images[~is_validation], labels[~is_validation])
     return Dataset(
-        name="digits",
         train=train,
         validation=ArraySplit(images[is_validation], labels[is_validation]),
         image_shape=(8, 8, 1),

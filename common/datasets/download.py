@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from allstep.common.datasets.config import without_secrets
-from allstep.common.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums, write_atomically
+from allstep.common.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
+from allstep.common.disk import write_atomically
 from allstep.common.errors import UserError
 from allstep.common.lines import print_line
 from allstep.common.regular_file import regular

@@ -1,17 +1,14 @@
-"""Files of data sets on disk: checksums, whole writes, one writer at a time, and clear errors."""
+"""Files of data sets on disk: checksums, one writer at a time, and clear errors."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
-from allstep.common.checkpoint.lock import NO_LOCKS
+from allstep.common.disk import NO_LOCKS, sha256_of
 from allstep.common.errors import UserError
 from allstep.common.regular_file import read_regular, regular
 
@@ -29,31 +26,6 @@ def read_sums(path: Path) -> dict[str, str]:
 def has_sum(path: Path, sha256: str) -> bool:
     """Whether there is a file at `path` with this SHA-256."""
     return path.exists() and sha256_of(path) == sha256
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb", opener=regular) as stream:
-        while chunk := stream.read(2**20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-@contextmanager
-def write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content appears as `path` when the block ends, whole; if it raises, nothing is left.
-
-    For one process at a time: see `one_at_a_time`.
-    """
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.partial")
-    try:
-        with open(temporary, "wb", opener=regular) as stream:
-            yield stream
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -69,7 +69,6 @@ def load(config: DataConfig) -> Dataset:
         )
     pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
     return Dataset(
-        name="image-folder",
         train=ImageFolderSplit(train, config=config, pool=pool, augmented=True),
         validation=ImageFolderSplit(validation, config=config, pool=pool, augmented=False),
         image_shape=(config.image_size, config.image_size, 3),
@@ -160,11 +159,6 @@ class ImageFolderSplit:
 
     def __len__(self) -> int:
         return len(self.images.labels)
-
-    @property
-    def unreadable(self) -> set[Path]:
-        """The files that this rank has tried to read and could not."""
-        return {self.images.path(index) for index in self._unreadable}
 
     def unreadable_mask(self) -> np.ndarray:
         """1.0 for each file that this rank has tried to read and could not, else 0.0: float64 (samples,)."""

@@ -85,7 +85,6 @@ def load(config: DataConfig) -> Dataset:
     )
     mean, std = MEAN_STD[config.dataset]
     return Dataset(
-        name=config.dataset,
         train=train,
         validation=validation,
         image_shape=IMAGE_SHAPE,

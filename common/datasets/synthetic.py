@@ -63,7 +63,6 @@ def load(config: DataConfig) -> Dataset:
     std = np.sqrt(mean * (1 - mean))
     num_validation = min(MAX_VALIDATION_SAMPLES, max(1, num_samples // 6))
     return Dataset(
-        name="synthetic",
         train=SyntheticSplit(num_samples, first=0, shape=shape, patterns=patterns),
         validation=SyntheticSplit(num_validation, first=MAX_SAMPLES, shape=shape, patterns=patterns),
         image_shape=shape,

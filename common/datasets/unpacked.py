@@ -17,14 +17,8 @@ from typing import BinaryIO
 import numpy as np
 
 from allstep.common.datasets.base import ArraySplit
-from allstep.common.datasets.files import (
-    SUMS_NAME,
-    has_sum,
-    one_at_a_time,
-    read_sums,
-    sha256_of,
-    write_atomically,
-)
+from allstep.common.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
+from allstep.common.disk import sha256_of, write_atomically
 from allstep.common.errors import UserError
 from allstep.common.regular_file import check_memory, regular
 

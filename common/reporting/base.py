@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from allstep.common.disk import write_atomically
 from allstep.common.errors import UserError
 
 
@@ -60,7 +61,5 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         UserError: the disk is full, or cannot be written.
     """
-    temporary = path.with_suffix(".tmp")
-    with output_dir_errors(path):
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+    with output_dir_errors(path), write_atomically(path) as stream:
+        stream.write(text.encode())

@@ -31,6 +31,17 @@ def test_the_first_failure_ends_the_others_and_its_line_is_the_reason():
     assert run_job([["sh", "-c", "exit 3"]], time_limit=60, num_threads=1).reason == "ended with status 3"
 
 
+def test_the_reason_of_a_failure_is_the_last_error_that_its_log_names():
+    """A traceback through mpirun, of an error that was raised while another was handled; without one, the status."""
+    program = "try:\n    [][1]\nexcept IndexError as error:\n    raise RuntimeError('no such device') from error"
+    raised = (
+        f"{shlex.join([sys.executable, '-c', program])} 2>&1 | sed 's/^/[1,1]<stderr>:/'; echo 2 ranks ended; exit 1"
+    )
+    outcome = run_job([["sh", "-c", raised]], time_limit=60, num_threads=1)
+    assert (outcome.status, outcome.reason) == ("failed", "RuntimeError: no such device")
+    assert "IndexError" in outcome.log
+
+
 def test_what_an_interrupted_job_has_started_is_ended(tmp_path):
     """In a session of its own, as ranks are, which no signal to the job's group reaches."""
     written = tmp_path / "pid"

@@ -8,8 +8,9 @@ import re
 import subprocess
 from html.parser import HTMLParser
 
+import pytest
 from ranks import REPOSITORY, environment
-from reported import HOSTILE, cell, compare_result
+from reported import HOSTILE, cell, compare_result, statistics
 from requirements import need
 
 from allstep.benchmarks import report
@@ -141,11 +142,38 @@ def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(
     page, text = ((results / name).read_text() for name in ("report.html", "report.md"))
     titles = re.findall(r"^## .*: cnn, batch 64, (.*)$", text, re.MULTILINE)
     assert titles == ["float32", "float32", "bf16", "bf16"]
-    assert text.count("Fastest of synthetic-weak, cnn, batch 64, bf16, 2 ranks: tensorflow horovod") == 1
+    assert text.count("Fastest of synthetic-weak, cnn, batch 64, bf16, 1 rank in pytorch: horovod") == 1
     for strategy in ("parameter-server", "mirrored"):
         assert f"not comparable | why {strategy} |" in text  # said,
         assert f"| tensorflow {strategy} | 2 | 2,345 |" in text  # measured,
         assert not re.search(rf"<text[^>]*>[^<]*{strategy}", page)  # and not held against others
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (statistics(1.2), ["synthetic-weak, cnn, batch 64, float32, 2 ranks in pytorch: horovod (1,560 images/s)."]),
+        (
+            statistics(1.0),
+            [
+                "synthetic-weak, cnn, batch 64, float32, 2 ranks in pytorch: "
+                "horovod (1,560 images/s) ~ ddp (1,600 images/s), not told apart."
+            ],
+        ),
+    ],
+)
+def test_the_overview_names_a_fastest_only_where_the_ranking_knows_one(results, ratio, expected):
+    """Between frameworks there is no ranking; where there is a single strategy, none either."""
+    content = compare_result()
+    rival = cell("pytorch", "ddp", 2, 1600.0)
+    rival["efficiency"]["independent"] = statistics(0.8)
+    content["cells"] = [one for one in content["cells"] if one["id"] != rival["id"]] + [rival]
+    [winner] = [one for one in content["cells"] if one["id"] == rival["id"].replace("ddp", "horovod")]
+    winner["against"] = {"ddp": ratio}
+    (results / "compare" / "compare.json").write_text(json.dumps(content))
+    report.main([str(results)])
+    text = (results / "report.md").read_text().replace("\\", "")
+    assert [line for line in re.findall("Fastest of (.*)", text) if "synthetic-weak" in line] == expected
 
 
 def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):

@@ -1,4 +1,4 @@
-"""The figures of start-up. Oracle: the rows that issue 5 asks for, and real launches on this host; no time."""
+"""The figures of start-up. Oracle: real launches on this host; no time is asserted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Faults of jobs over two hosts: the job ends in time, says why once, and no host keeps a process of it.
 
-Oracle: the contract of issue 5; the processes of each host.
+Oracle: the contract of `benchmarks/faults.py`; the processes of each host.
 """
 
 from __future__ import annotations

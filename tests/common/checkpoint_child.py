@@ -34,7 +34,9 @@ def save_forever(directory: str) -> None:
     twice; prints a step once it is known to be on the disk."""
     with OutputDirectory(directory, warn=warn) as output:
         checkpoints = Checkpoints(output, keep=1, warn=warn)
-        step = checkpoints.load("latest").progress.step if any(checkpoints.directory.iterdir()) else 0
+        step = 0
+        if any(checkpoints.directory.iterdir()):
+            step = load("latest", checkpoints.directory, warn=warn).progress.step
         while True:
             for _ in range(2):
                 checkpoints.save(state_of(step), metric=-float(step))  # the best is the oldest one
@@ -90,7 +92,8 @@ def kill_everywhere(directory: str) -> None:
         step = state.progress.step
         assert all(np.array_equal(state.arrays[name], a) for name, a in state_of(step).arrays.items())
         with OutputDirectory(root, warn=warn) as output:  # the next run puts things right
-            assert Checkpoints(output, warn=warn).load("latest").progress.step == step
+            checkpoints = Checkpoints(output, warn=warn)
+            assert load("latest", checkpoints.directory, warn=warn).progress.step == step
             assert all(path.name.startswith("step-") for path in (root / "checkpoints").iterdir())
         print(step, flush=True)
     print("done")

@@ -20,24 +20,24 @@ def place(number: int, world_size: int) -> Placement:
 
 def places(ranks: list[Rank]) -> list[tuple]:
     found = [located(place(number, len(ranks)), ranks) for number in range(len(ranks))]
-    return [(one.local_rank, one.local_size, one.cross_rank, one.cross_size, one.hosts) for one in found]
+    return [(one.local_rank, one.local_size, one.cross_rank, one.hosts) for one in found]
 
 
 def test_a_process_a_host():
     """As pods of a PyTorchJob: the master knows itself as localhost, the others know it as server1."""
     ranks = [rank("a", address=""), rank("b", address="10.0.0.2"), rank("c", address="10.0.0.3", local_rank="0")]
     hosts = ("server1", "10.0.0.2", "10.0.0.3")
-    assert places(ranks) == [(0, 1, 0, 3, hosts), (0, 1, 1, 3, hosts), (0, 1, 2, 3, hosts)]
+    assert places(ranks) == [(0, 1, 0, hosts), (0, 1, 1, hosts), (0, 1, 2, hosts)]
 
 
 def test_all_on_one_host():
-    assert places([rank("a"), rank("a")]) == [(0, 2, 0, 1, ("127.0.0.1",)), (1, 2, 0, 1, ("127.0.0.1",))]
+    assert places([rank("a"), rank("a")]) == [(0, 2, 0, ("127.0.0.1",)), (1, 2, 0, ("127.0.0.1",))]
 
 
 def test_hosts_in_turn():
     ranks = [rank(host, address=f"10.0.0.{host}") for host in "1212"]
     hosts = ("server1", "10.0.0.2")
-    assert places(ranks) == [(0, 2, 0, 2, hosts), (0, 2, 1, 2, hosts), (1, 2, 0, 2, hosts), (1, 2, 1, 2, hosts)]
+    assert places(ranks) == [(0, 2, 0, hosts), (0, 2, 1, hosts), (1, 2, 0, hosts), (1, 2, 1, hosts)]
 
 
 def test_local_ranks_that_were_given_stay():
@@ -83,5 +83,5 @@ def test_where_rank_0_listens(number, environ, expected):
 
 
 def test_ranks_on_one_host_meet_on_loopback():
-    alone_on_host = Placement(BY_HAND, 1, 2, 1, 2, 0, 1, ALONE.hosts)
+    alone_on_host = Placement(BY_HAND, 1, 2, 1, 2, 0, ALONE.hosts)
     assert master_address(alone_on_host, {"MASTER_ADDR": "server1", "MASTER_PORT": "29500"}) == ("127.0.0.1", 29500)

@@ -18,10 +18,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ranks import launch
 
-from allstep.common.checkpoint import Checkpoints, OutputDirectory, check_compatible, load, writer
+from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, check_compatible, load, writer
 from allstep.common.errors import UserError
 
 # What was saved comes back
+
+
+def load_written(checkpoints: Checkpoints) -> TrainState:
+    checkpoints.wait()
+    return load("latest", checkpoints.directory, warn=refuse_warning)
 
 
 def test_state_comes_back_whole(tmp_path):
@@ -50,7 +55,7 @@ def test_every_array_comes_back_bit_for_bit(tmp_path, monkeypatch, array, direct
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
         checkpoints = Checkpoints(output, warn=refuse_warning)
         checkpoints.save(state_of(1, arrays))
-        assert_same(checkpoints.load("latest"), state_of(1, arrays))
+        assert_same(load_written(checkpoints), state_of(1, arrays))
         checkpoints.close()
 
 
@@ -71,7 +76,7 @@ def test_caller_may_change_everything_at_once(tmp_path):
         for array in arrays.values():
             array[:] = -1
         state.rng["state"] = state.progress.running["loss_sum"] = state.config["model"] = 0
-        restored = checkpoints.load("latest")
+        restored = load_written(checkpoints)
         checkpoints.close()
     assert_same(restored, state_of(1, {f"model/{i}": np.full((1000, 1000), i, np.float32) for i in range(10)}))
 
@@ -81,7 +86,7 @@ def test_reserved_memory_does_not_leak_into_a_state(tmp_path):
         checkpoints = Checkpoints(output, warn=refuse_warning)
         checkpoints.reserve({**state_of(1).arrays, "model/gone": np.ones(3)})
         checkpoints.save(state_of(2))
-        assert_same(checkpoints.load("latest"), state_of(2))
+        assert_same(load_written(checkpoints), state_of(2))
         checkpoints.close()
 
 

@@ -75,26 +75,26 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
     ("environ", "expected"),
     [
         ({}, ALONE),
-        (OPEN_MPI, Placement("mpirun", 5, 8, 1, 4, 1, 2, ("server2",))),
-        (HOROVOD, Placement("horovodrun", 5, 8, 1, 4, 1, 2, ("server2",))),
-        (TORCHRUN, Placement("torchrun", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
-        (HYDRA, Placement("mpiexec", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
-        (JSRUN, Placement("jsrun", 5, 8, 1, 4, 1, 2, ALONE.hosts)),
-        (MVAPICH, Placement("mpirun_rsh", 5, 8, 1, 4, 1, 2, ALONE.hosts)),
-        (SLURM, Placement("srun", 5, 7, 1, 3, 1, 2, ("gpu01", "gpu02"))),
+        (OPEN_MPI, Placement("mpirun", 5, 8, 1, 4, 1, ("server2",))),
+        (HOROVOD, Placement("horovodrun", 5, 8, 1, 4, 1, ("server2",))),
+        (TORCHRUN, Placement("torchrun", 3, 4, 1, 2, 1, ALONE.hosts)),
+        (HYDRA, Placement("mpiexec", 3, 4, 1, 2, 1, ALONE.hosts)),
+        (JSRUN, Placement("jsrun", 5, 8, 1, 4, 1, ALONE.hosts)),
+        (MVAPICH, Placement("mpirun_rsh", 5, 8, 1, 4, 1, ALONE.hosts)),
+        (SLURM, Placement("srun", 5, 7, 1, 3, 1, ("gpu01", "gpu02"))),
         # Slurm's PMI-2 tells a rank and a size besides.
-        ({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "7"}, Placement("srun", 5, 7, 1, 3, 1, 2, ("gpu01", "gpu02"))),
+        ({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "7"}, Placement("srun", 5, 7, 1, 3, 1, ("gpu01", "gpu02"))),
         # By hand: which ranks share a host, they ask each other (`by_hand.locate`).
-        (BY_HAND, Placement("env://", 3, 4, 0, 1, None, None, ALONE.hosts)),
-        ({**BY_HAND, "LOCAL_RANK": "1"}, Placement("env://", 3, 4, 1, 1, None, None, ALONE.hosts)),
+        (BY_HAND, Placement("env://", 3, 4, 0, 1, None, ALONE.hosts)),
+        ({**BY_HAND, "LOCAL_RANK": "1"}, Placement("env://", 3, 4, 1, 1, None, ALONE.hosts)),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}, ALONE),
         ({"RANK": "", "WORLD_SIZE": ""}, ALONE),
         # As scripts for srun set them; and those of one process, which any job may find.
-        ({**SLURM, **BY_HAND, "RANK": "5", "WORLD_SIZE": "7"}, Placement("srun", 5, 7, 1, 3, 1, 2, ("gpu01", "gpu02"))),
-        ({**HOROVOD, "RANK": "0", "WORLD_SIZE": "1"}, Placement("horovodrun", 5, 8, 1, 4, 1, 2, ("server2",))),
+        ({**SLURM, **BY_HAND, "RANK": "5", "WORLD_SIZE": "7"}, Placement("srun", 5, 7, 1, 3, 1, ("gpu01", "gpu02"))),
+        ({**HOROVOD, "RANK": "0", "WORLD_SIZE": "1"}, Placement("horovodrun", 5, 8, 1, 4, 1, ("server2",))),
         # The innermost launcher counts: torchrun in an MPI job, mpirun in a Slurm step.
-        ({**OPEN_MPI, **TORCHRUN}, Placement("torchrun", 3, 4, 1, 2, 1, 2, ALONE.hosts)),
-        ({**SLURM, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, 2, ("server2",))),
+        ({**OPEN_MPI, **TORCHRUN}, Placement("torchrun", 3, 4, 1, 2, 1, ALONE.hosts)),
+        ({**SLURM, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, ("server2",))),
         # A batch script sees the allocation's numbers, but no launcher started it.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, ALONE),
         # Nor does the shell of salloc, though it is a step.
@@ -102,7 +102,7 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         # Unequal hosts: Open MPI does not say which host this is, and nothing is guessed.
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "7", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
-            Placement("mpirun", 5, 7, 1, 3, None, None, ("server2",)),
+            Placement("mpirun", 5, 7, 1, 3, None, ("server2",)),
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_any_environment_is_a_place_or_refused_in_one_line(environ):
     if place is not None:
         assert 0 <= place.rank < place.world_size and 1 <= place.local_size <= place.world_size
         assert 0 <= place.local_rank < (place.world_size if place.launcher == launcher.BY_HAND else place.local_size)
-        assert place.cross_rank is None or 0 <= place.cross_rank < place.cross_size <= place.world_size
+        assert place.cross_rank is None or 0 <= place.cross_rank < place.world_size
 
 
 def test_who_speaks_first_about_a_wrong_environment():
@@ -197,7 +197,7 @@ def test_tasks_per_node():
 
 def test_gpu_of_rank():
     def srun(local_rank: int) -> Placement:
-        return Placement("srun", local_rank, 4, local_rank, 4, 0, 1, ("a",))
+        return Placement("srun", local_rank, 4, local_rank, 4, 0, ("a",))
 
     assert [gpu_of_rank(srun(local_rank), 4, {}) for local_rank in range(4)] == [0, 1, 2, 3]
     # Each rank sees the one that Slurm gave it.
@@ -233,7 +233,7 @@ def test_real_launchers(launcher, tmp_path):
         (0, 0, 2, 2),
         (1, 1, 2, 2),
     ]
-    assert [(place["cross_rank"], place["cross_size"]) for place in places] == [(0, 1), (0, 1)]
+    assert [place["cross_rank"] for place in places] == [0, 0]
 
 
 def test_real_torchrun(tmp_path):

@@ -21,7 +21,7 @@ def address():
 
 
 def place(rank: int, world_size: int) -> Placement:
-    return Placement(BY_HAND, rank, world_size, 0, 1, None, None, ("localhost",))
+    return Placement(BY_HAND, rank, world_size, 0, 1, None, ("localhost",))
 
 
 class Rank(threading.Thread):

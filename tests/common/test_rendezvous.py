@@ -13,7 +13,7 @@ from allstep.common import rendezvous
 from allstep.common.errors import UserError
 from allstep.common.launcher import Placement
 
-FIRST = Placement("srun", 0, 2, 0, 2, 0, 1, ("localhost",))
+FIRST = Placement("srun", 0, 2, 0, 2, 0, ("localhost",))
 STRANGERS = [
     b"",
     b"GET / HTTP/1.1\r\n\r\n",
@@ -59,7 +59,7 @@ def test_strangers_do_not_disturb_ranks_that_meet():
 
 
 def test_rank_0_listens_for_other_hosts_where_there_are_some():
-    place = Placement("srun", 0, 2, 0, 1, 0, 2, ("server1", "server2"))
+    place = Placement("srun", 0, 2, 0, 1, 0, ("server1", "server2"))
     assert rendezvous.slurm_address(place, {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "2"}) == ("", 20033)
     other = replace(place, rank=1, cross_rank=1)
     assert rendezvous.slurm_address(other, {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "2"}) == ("server1", 20033)

@@ -96,7 +96,7 @@ def test_a_resumed_run_tells_everything_once(killed_at, saved, tmp_path):
     assert told(tmp_path, "step") == list(range(1, 2 * STEPS_PER_EPOCH + 1))
     assert told(tmp_path, "epoch") == [1, 2]
     assert len(told(tmp_path, "end")) == 1
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob(".*.partial"))
 
 
 def test_rewinding_to_a_finished_epoch_keeps_its_line(tmp_path):

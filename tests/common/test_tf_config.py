@@ -14,7 +14,7 @@ from allstep.common.errors import UserError
 from allstep.common.launcher import ALONE, Placement
 
 STRATEGY = "multi-worker-mirrored"
-MPIRUN = Placement("mpirun", 1, 2, 1, 2, 0, 1, ("server1",))
+MPIRUN = Placement("mpirun", 1, 2, 1, 2, 0, ("server1",))
 
 
 def text(cluster: dict, role: object = "worker", index: object = 0) -> str:
@@ -117,10 +117,10 @@ def test_place():
         for role, index in (("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2))
     ]
     assert places == [
-        Placement("TF_CONFIG", 0, 4, 0, 2, 0, 2, ("a", "b")),
-        Placement("TF_CONFIG", 1, 4, 0, 2, 1, 2, ("a", "b")),
-        Placement("TF_CONFIG", 2, 4, 1, 2, 1, 2, ("a", "b")),
-        Placement("TF_CONFIG", 3, 4, 1, 2, 0, 2, ("a", "b")),
+        Placement("TF_CONFIG", 0, 4, 0, 2, 0, ("a", "b")),
+        Placement("TF_CONFIG", 1, 4, 0, 2, 1, ("a", "b")),
+        Placement("TF_CONFIG", 2, 4, 1, 2, 1, ("a", "b")),
+        Placement("TF_CONFIG", 3, 4, 1, 2, 0, ("a", "b")),
     ]
 
 

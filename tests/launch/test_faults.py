@@ -1,6 +1,6 @@
 """Faults of every kind, under every launcher, in both frameworks: the job ends, says why once, and leaves nothing.
 
-Oracle: the contract of issue 5 (`benchmarks/faults.py`: within 15 s, told once, nothing left 10 s later), and for what
+Oracle: the contract of `benchmarks/faults.py` (within 15 s, told once, nothing left 10 s later), and for what
 was saved the undisturbed run (the short form of `make soak`).
 """
 

@@ -1,4 +1,7 @@
-"""Real runs under every launcher. Oracle: the contract in DESIGN.md, and each run's equal under another launcher."""
+"""Real runs under every launcher.
+
+Oracle: what README.md and docs/files.md promise, and each run's equal under another launcher.
+"""
 
 from __future__ import annotations
 

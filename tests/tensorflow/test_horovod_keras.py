@@ -5,6 +5,7 @@ Oracles: plain Keras in one process with the whole batch; the other rank's weigh
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ranks import REPOSITORY, launch  # noqa: E402
+from ranks import run as run_command  # noqa: E402
 
 SCRIPTS = Path(__file__).parent / "ranks"
 
@@ -402,6 +404,19 @@ def test_best_model_checkpoint_is_written_by_rank_0_alone(behaviour):
 def test_one_rank_refuses_nothing(tmp_path):
     result = launch("alone", 1, SCRIPTS / "keras_alone.py", tmp_path, TF_CPP_MIN_LOG_LEVEL="2")
     assert result.returncode == 0, result.output
+
+
+def test_ranks_that_horovod_does_not_know_of_do_not_train():
+    """Each would take itself for the only one."""
+    script = REPOSITORY / "examples" / "keras_fit.py"
+    by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    with ThreadPoolExecutor() as pool:
+        by_rank = [pool.submit(launch, "alone", 1, script, RANK=rank, **by_hand) for rank in ("0", "1")]
+    torchrun = run_command("torchrun", "--standalone", "--nproc-per-node", "2", script)
+    for result in (*(rank.result() for rank in by_rank), torchrun):
+        assert result.returncode == 1
+        assert "expected horovodrun, mpirun or srun for horovod_keras, received" in result.output
+        assert "accuracy" not in result.output
 
 
 @pytest.mark.parametrize(("launcher", "num_ranks"), [("alone", 1), ("horovodrun-gloo", 2)])

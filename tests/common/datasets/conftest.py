@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.common.datasets.files import sha256_of
+from allstep.common.disk import sha256_of
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

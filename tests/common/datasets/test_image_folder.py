@@ -36,6 +36,11 @@ def open_folder(folder: Path, **flags):
     return load(DataConfig(**{"dataset": "image-folder", "data_dir": folder, "image_size": 16, **flags}))
 
 
+def unreadable(split) -> set[Path]:
+    """The files that were tried to be read and could not."""
+    return {split.images.path(index) for index in np.flatnonzero(split.unreadable_mask())}
+
+
 def gradient(path: Path, *, width=120, height=90) -> None:
     """An image in which every place has its own colour, so that any change of crop or flip is seen."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,12 +188,12 @@ def test_skipped_images_are_replaced_by_the_next_of_their_class(gradients):
         path.write_bytes(b"bad")
     for threads in (1, 4):
         split = open_folder(gradients, skip_unreadable=True, decode_threads=threads).train
-        assert split.unreadable == set()
+        assert unreadable(split) == set()
         images, found = split.read(np.arange(10), epoch=2)
         np.testing.assert_array_equal(images, expected)
         assert found.tolist() == labels.tolist() == [0] * 5 + [1] * 5
         split.read(np.arange(10), epoch=3)
-        assert split.unreadable == set(bad) and split.unreadable_mask().sum() == 2
+        assert unreadable(split) == set(bad)
 
 
 def test_a_class_without_a_readable_image_stops_even_so(folder):
@@ -245,7 +250,7 @@ def test_a_hostile_image_is_an_unreadable_one(folder, kind):
     assert "\n" not in str(caught.value)
     split = open_folder(folder, skip_unreadable=True).train
     split.read(np.arange(12), epoch=0)
-    assert split.unreadable == {path}
+    assert unreadable(split) == {path}
 
 
 def test_a_mistake_of_ours_is_no_unreadable_image(folder, monkeypatch):
