@@ -56,6 +56,7 @@ MISTAKES = {
     "a NUL in a path": written('output_dir: "a\\0b"\n', "output-dir in run.yaml, line 1, to be a path", "a\\x00b"),
     "a terminal's commands": written('model: "\\e[31mred\\ngreen"\n', "model in run.yaml", "\\x1b[31mred\\ngreen"),
     "a flag for a value": written("model: --help\n", "model in run.yaml", "--help"),
+    "a flag within a list": written("batch_ramp: [5:2, --help]\n", "batch-ramp in run.yaml, line 1", "--help"),
     "a ramp": written("batch_ramp: [5:2, 8]\n", "batch-ramp in run.yaml, line 1, to be EPOCH:FACTOR", "8"),
     # keys
     "a flag that is not there": written("epoch: 3\n", "flags in run.yaml", "epoch in line 1; did you mean epochs?"),
