@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -51,16 +52,20 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
             parser.refuse(word, ())
         if equals and isinstance(defaults.get(name.removeprefix("--no-").removeprefix("--")), bool):
             parser.error(f"expected {name} alone, received it with the value {shown(value)}; leave that out")
-    config, unknown = tyro.cli(
-        TrainConfig,
-        prog=parser.prog,
-        description=parser.description,
-        args=words,
-        return_unknown_args=True,
-        console_outputs=place.rank == 0,
-        config=(tyro.conf.OmitArgPrefixes,),
-        registry=_registry(parser, strategies, entries),
-    )
+    try:
+        config, unknown = tyro.cli(
+            TrainConfig,
+            prog=parser.prog,
+            description=parser.description,
+            args=words,
+            return_unknown_args=True,
+            console_outputs=place.rank == 0,
+            config=(tyro.conf.OmitArgPrefixes,),
+            registry=_registry(parser, strategies, entries),
+        )
+    except BrokenPipeError:  # --help into a reader that has gone, such as head
+        sys.stdout = None  # which Python would try to write the rest to
+        raise SystemExit(0) from None
     if unknown:
         parser.refuse(unknown[0], ["--config", *map("--{}".format, defaults)])
     if config.strategy is None:

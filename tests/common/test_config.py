@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ranks import REPOSITORY
 
 from allstep.common.command_line import parse
 from allstep.common.config import TrainConfig
@@ -209,6 +212,12 @@ def test_help_comes_from_rank_0_alone(capsys):
             parsed("--help", place=place)
         assert end.value.code == 0
         assert ("--base-lr" in capsys.readouterr().out) == lines
+
+
+def test_help_into_a_reader_that_has_gone():
+    command = f"set -o pipefail; {sys.executable} pytorch/train.py --help | true"
+    result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_global_batch():
