@@ -1,27 +1,28 @@
-"""The training command line: flags, and a YAML file of them given by `--config`; flags win over the file."""
+"""The training command line: flags, and a YAML file of them given by `--config`; flags win over the file.
+
+tyro makes flags and their help text of the fields of `TrainConfig`. What a flag's words mean is said in `flags.py`, so
+that a mistake has the same answer in the file, here, and after the commands of `allstep`.
+"""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import contextlib
 import dataclasses
-import functools
-import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from allstep.common import config_file
 from allstep.common.config import TrainConfig
-from allstep.common.errors import UserError
+from allstep.common.errors import UserError, shown
 from allstep.common.flags import Kind, Parser, nonempty_path, nonempty_text, one_of, wrong
 from allstep.common.launcher import Placement
 from allstep.common.signs import default_strategy
 from allstep.common.validation import validate
+
+if TYPE_CHECKING:
+    from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 
 def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | None = None) -> TrainConfig:
@@ -35,71 +36,101 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
         UserError: a flag, its value or the YAML file is wrong.
         SystemExit: with status 0, after --help.
     """
-    flags = {flag.name: flag for flag in flags_of(TrainConfig)}
-    parser = _parser(flags.values(), strategies)
-    with contextlib.redirect_stdout(None if place.rank else sys.stdout):
-        given = vars(parser.parse_args(list(map(_with_hyphens, sys.argv[1:] if argv is None else argv))))
-    values: dict[str, object] = {}
-    for path in given.pop("config", []):
-        for entry in config_file.read(path, flags):
-            values[entry.key] = _value(flags[entry.key], entry.words, str(entry))
-    if {"batch-size", "global-batch-size"} & given.keys():  # two ways to say one thing: the file's gives way
-        values = {name: value for name, value in values.items() if name not in ("batch-size", "global-batch-size")}
-    for name, words in given.items():
-        values[name] = words if isinstance(words, bool) else _value(flags[name], words, f"--{name}")
-    config = _build(TrainConfig, values)
+    import tyro
+
+    defaults = {"list-strategies": False, **TrainConfig().flat()}
+    parser = Parser(None, _DESCRIPTION, add_help=False)
+    parser.add_argument("--config", action="append", type=nonempty_path, default=[])
+    given, words = parser.parse_known_args(argv)
+    entries = {entry.key: entry for path in given.config for entry in config_file.read(path, defaults)}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in ("--batch-size", "--global-batch-size"):  # two ways to say one thing: the file's gives way
+            entries.pop("batch-size", None), entries.pop("global-batch-size", None)
+        if name.startswith("--tyro-"):  # scripts for shells, with assertions for answers
+            parser.refuse(word, ())
+        if equals and isinstance(defaults.get(name.removeprefix("--no-").removeprefix("--")), bool):
+            parser.error(f"expected {name} alone, received it with the value {shown(value)}; leave that out")
+    try:
+        config, unknown = tyro.cli(
+            TrainConfig,
+            prog=parser.prog,
+            description=parser.description,
+            args=words,
+            return_unknown_args=True,
+            console_outputs=place.rank == 0,
+            config=(tyro.conf.OmitArgPrefixes,),
+            registry=_registry(parser, strategies, entries),
+        )
+    except BrokenPipeError:  # --help into a reader that has gone, such as head
+        sys.stdout = None  # which Python would try to write the rest to
+        raise SystemExit(0) from None
+    if unknown:
+        parser.refuse(unknown[0], ["--config", *map("--{}".format, defaults)])
     if config.strategy is None:
         config = dataclasses.replace(config, strategy=default_strategy(place))
     validate(config, strategies, place)
     return config
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A field of the configuration as a flag."""
-
-    name: str
-    """Without the hyphens before it."""
-    kind: Kind
-    """Of one value."""
-    num_values: int | None
-    """None for any number."""
-    metavar: str
-    """What stands for a value in the help text."""
-    default: object
-    group: type
-    """The dataclass of the field."""
+_DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config FILE.yaml; flags win over the file."
 
 
-def flags_of(group: type) -> Iterable[Flag]:
-    """The fields of a configuration and of those within it, one after the other."""
-    hints = get_type_hints(group, include_extras=True)
-    for item in dataclasses.fields(group):
-        hint = hints[item.name]
-        if dataclasses.is_dataclass(hint):
-            yield from flags_of(hint)
-            continue
-        default = item.default_factory() if callable(item.default_factory) else item.default
-        yield Flag(item.name.replace("_", "-"), *_kind(hint), default, group)
+def _registry(
+    parser: Parser, strategies: Sequence[str], entries: Mapping[str, config_file.Entry]
+) -> ConstructorRegistry:
+    """How tyro makes the configuration: of words by the types of `flags.py`, with the file's values as defaults."""
+    import tyro
+    from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+    in_progress: list[type] = []
+
+    @registry.struct_rule
+    def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if not dataclasses.is_dataclass(info.type) or info.type in in_progress:
+            return None
+        in_progress.append(info.type)
+        spec = ConstructorRegistry.get_struct_spec(info)  # tyro's own
+        in_progress.pop()
+        return dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
+
+    def flag(field: StructFieldSpec) -> StructFieldSpec:
+        if dataclasses.is_dataclass(field.type):
+            return field
+        name = field.name.replace("_", "-")
+        kind = _kind(field.type)
+        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))  # tyro's own
+        num_values = None if spec.nargs == "*" else spec.nargs
+        if name in entries:
+            value = _value(kind, num_values, entries[name].words, str(entries[name]))
+            field = dataclasses.replace(field, default=value)
+
+        def from_words(words: Sequence[str]) -> object:
+            if num_values == 1 and not words:
+                parser.error(f"expected a value after --{name}, received none; give one")
+            if num_values == 1 and len(words) > 1:
+                parser.refuse(words[1], ())
+            return _value(kind, num_values, words, f"--{name}")
+
+        metavar = f"{{{','.join(strategies)}}}" if name == "strategy" else spec.metavar.removeprefix("{None}|")
+        spec = dataclasses.replace(spec, nargs="*", choices=None, metavar=metavar, instance_from_str=from_words)
+        described = tyro.conf.arg(help_behavior_hint="" if field.default in (None, ()) else None)
+        return dataclasses.replace(
+            field, type=Annotated[field.type, spec, described], helptext=lambda: " ".join(field.helptext().split())
+        )
+
+    return registry
 
 
-def _kind(hint: Any) -> tuple[Kind, int | None, str]:
-    """The type of a field's values, how many it has, and what stands for one in the help text."""
-    kind, num_values = None, 1
+def _kind(hint: Any) -> Kind:
+    """The type of a field's values: what is written beside its hint, or follows from that."""
     if get_origin(hint) is Annotated:
-        hint, kind = get_args(hint)
-    if type(None) in get_args(hint):
-        [hint] = (part for part in get_args(hint) if part is not type(None))
+        return get_args(hint)[1]
     if get_origin(hint) is Literal:
-        return one_of(*get_args(hint)), 1, _choice(get_args(hint))
-    if get_origin(hint) is tuple:
-        hint, *others = get_args(hint)
-        num_values = None if others == [Ellipsis] else 1 + len(others)
-    return kind or _KINDS[hint], num_values, _METAVARS[hint]
-
-
-def _choice(names: Sequence[str]) -> str:
-    return f"{{{','.join(names)}}}"
+        return one_of(*get_args(hint))
+    return _KINDS[hint]
 
 
 def _truth(word: str) -> bool:
@@ -110,82 +141,22 @@ def _truth(word: str) -> bool:
 
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # Not int and float: each number says in its field how large it may be.
-_KINDS: Mapping[type, Kind] = {bool: _truth, str: nonempty_text, Path: nonempty_path}
-_METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
+_KINDS: Mapping[Any, Kind] = {
+    bool: _truth,
+    str | None: nonempty_text,
+    Path: nonempty_path,
+    Path | None: nonempty_path,
+}
 
 
-def _value(flag: Flag, words: Sequence[str], name: str) -> object:
-    """The value that a flag has by these words, where the message of a mistake calls it `name`."""
+def _value(kind: Kind, num_values: int | None, words: Sequence[str], name: str) -> object:
+    """The value of a flag by its words, where the message of a mistake calls the flag `name`."""
+    if num_values not in (None, len(words)):
+        many = "one value" if num_values == 1 else f"{num_values} values"
+        received = "1 value" if len(words) == 1 else f"{len(words)} values"
+        raise UserError(f"expected {name} to be {many}, received {received}; see --help")
     try:
-        if flag.num_values not in (None, len(words)):
-            received = f"{len(words)} values" if len(words) != 1 else "1 value"
-            many = f"{flag.num_values} values" if flag.num_values != 1 else "one value"
-            raise wrong(f"to be {many}", received, "see --help")
-        values = tuple(map(flag.kind, words))
+        values = tuple(map(kind, words))
     except argparse.ArgumentTypeError as error:
         raise UserError(f"expected {name} {error}") from None
-    return values[0] if flag.num_values == 1 else values
-
-
-def _build(group: type, values: Mapping[str, object]) -> Any:
-    """A configuration with the values of its flags by name, and defaults for all others."""
-    hints, chosen = get_type_hints(group), {}
-    for item in dataclasses.fields(group):
-        name = item.name.replace("_", "-")
-        if dataclasses.is_dataclass(hints[item.name]):
-            chosen[item.name] = _build(hints[item.name], values)
-        elif name in values:
-            chosen[item.name] = values[name]
-    return group(**chosen)
-
-
-def _with_hyphens(word: str) -> str:
-    """A flag may be written as the key in a YAML file may be: --base_lr."""
-    name, equals, value = word.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
-
-
-def _parser(flags: Iterable[Flag], strategies: Sequence[str]) -> Parser:
-    parser = Parser(None, _DESCRIPTION, usage="%(prog)s [--FLAG VALUE ...]", argument_default=argparse.SUPPRESS)
-    parser.add_argument("--config", action="append", type=nonempty_path, metavar="FILE.yaml", help="a file of flags")
-    groups: dict[type, Any] = {}
-    for flag in flags:
-        if flag.group not in groups:
-            title = inspect.getdoc(flag.group).rstrip(".")
-            groups[flag.group] = parser.add_argument_group(title)
-        group = groups[flag.group]
-        documentation = _documentation(flag.group.__module__)[flag.group.__name__][flag.name]
-        help_text = documentation + _default_in_help(flag.default)
-        options: dict[str, Any] = {"dest": flag.name, "help": help_text.replace("%", "%%")}
-        if isinstance(flag.default, bool):
-            group.add_argument(f"--{flag.name}", action=argparse.BooleanOptionalAction, **options)
-            continue
-        metavar = _choice(strategies) if flag.name == "strategy" else flag.metavar
-        nargs = 1 if flag.num_values == 1 else "*"
-        group.add_argument(f"--{flag.name}", action="store", nargs=nargs, metavar=metavar, **options)
-    return parser
-
-
-def _default_in_help(default: object) -> str:
-    if default is None or default == ():
-        return ""
-    plain = " ".join(map(str, default)) if isinstance(default, tuple) else default
-    return f" (default: {'on' if default is True else 'off' if default is False else plain})"
-
-
-_DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config FILE.yaml; flags win over the file."
-
-
-@functools.cache
-def _documentation(module: str) -> dict[str, dict[str, str]]:
-    """What stands below each field of the dataclasses of a module, by the names of class and flag."""
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
-    return {
-        group.name: {
-            field.target.id.replace("_", "-"): " ".join(below.value.value.split())
-            for field, below in pairwise(group.body)
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
-        }
-        for group in tree.body
-        if isinstance(group, ast.ClassDef)
-    }
+    return values[0] if num_values == 1 else values

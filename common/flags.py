@@ -12,7 +12,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -155,12 +155,16 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """As argparse's, but a word that is nobody's is answered with the flag that it may be meant for."""
         flags, rest = self.parse_known_args(arguments)
-        if not rest:
-            return flags
-        name = rest[0].partition("=")[0]
+        if rest:
+            self.refuse(rest[0], self._option_string_actions)
+        return flags
+
+    def refuse(self, word: str, names: Iterable[str]) -> NoReturn:
+        """Raise a UserError for a word that belongs to none of the flags of these names."""
+        name = word.partition("=")[0]
         if not name.startswith("-"):
-            self.error(f"expected flags and their values, received {shown(rest[0])} after them; leave it out")
-        near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+            self.error(f"expected flags and their values, received {shown(word)} after them; leave it out")
+        near = difflib.get_close_matches(name, names, n=1)
         advice = f"; did you mean {near[0]}?" if near else ""
         self.error(f"expected a flag of {self.prog}, received {shown(name)}{advice}")
 

@@ -149,6 +149,8 @@ FLAGS = {
     "no value before a flag": alone("--epochs --drop-last", "a value after --epochs", "none"),
     "no value after --config": alone("--config", "a value after --config", "none"),
     "a value for a switch": alone("--drop-last=3", "--drop-last alone", "3"),
+    "a flag for a switch's value": alone("--drop-last=--list-strategies", "--drop-last alone", "--list-strategies"),
+    "tyro's own flag": alone("--tyro-print-completion csh", "a flag of train.py", "--tyro-print-completion"),
     "two numbers for a shape": alone("--synthetic-shape 9 7", "--synthetic-shape to be 3 values", "2 values"),
     "four numbers for a shape": alone("--synthetic-shape 9 7 3 1", "3 values", "4 values"),
     "a shape of 0": alone("--synthetic-shape 0 7 3", "--synthetic-shape to be at least 1", "0"),
