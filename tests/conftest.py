@@ -4,6 +4,11 @@ import signal
 
 # Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
 import torch._dynamo  # noqa: F401 (torch.optim would import it, and Triton with it, after TensorFlow)
+from hypothesis import settings
 
 # A shell has what it runs in the background ignore Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples in every run, and no time asserted: machines are noisy.
+settings.register_profile("allstep", derandomize=True, deadline=None)
+settings.load_profile("allstep")
