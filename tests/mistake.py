@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ranks import REPOSITORY, Result, environment
+from ranks import REPOSITORY, Result, environment, run_in
 
 from allstep.benchmarks import process_tree
 
@@ -65,25 +62,11 @@ def check(mistake: Mistake, folder: Path) -> None:
 
 
 def _run(words: list[str], folder: Path, environ: dict[str, str]) -> Result:
-    process = subprocess.Popen(
-        words,
-        cwd=folder,
-        env=environ,
-        text=True,
-        errors="replace",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
     try:
-        stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        stdout, stderr = process.communicate()
+        return run_in(folder, words, environ, timeout=LIMIT_SECONDS)
+    except AssertionError:
         process_tree.kill(environ[process_tree.VARIABLE])
-        raise AssertionError(f"did not end in {LIMIT_SECONDS} s\n{stdout}\n{stderr}") from None
-    return Result(process.returncode, stdout, stderr)
+        raise
 
 
 def _listing(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,11 +52,17 @@ def environment(**extra: str) -> dict[str, str]:
 
 def run(*command: str | Path, timeout: float = 120, **extra: str) -> Result:
     """Run a command in the repository; everything it started is gone when it exceeds `timeout` seconds."""
+    return run_in(REPOSITORY, [str(part) for part in command], environment(**extra), timeout=timeout)
+
+
+def run_in(folder: Path, command: Sequence[str], environ: Mapping[str, str], *, timeout: float) -> Result:
+    """Run a command in a folder with an environment; its process group is gone when it exceeds `timeout` seconds."""
     process = subprocess.Popen(
-        [str(part) for part in command],
-        cwd=REPOSITORY,
-        env=environment(**extra),
+        command,
+        cwd=folder,
+        env=environ,
         text=True,
+        errors="replace",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

