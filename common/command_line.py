@@ -48,7 +48,7 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
         name = name.replace("_", "-")
         if name in ("--batch-size", "--global-batch-size"):  # two ways to say one thing: the file's gives way
             entries.pop("batch-size", None), entries.pop("global-batch-size", None)
-        if name.startswith("--tyro-"):  # scripts for shells, with assertions for answers
+        if name.startswith("--tyro-"):  # makes scripts for shells, and answers mistakes by assertions
             parser.refuse(word, ())
         if equals and isinstance(defaults.get(name.removeprefix("--no-").removeprefix("--")), bool):
             parser.error(f"expected {name} alone, received it with the value {shown(value)}; leave that out")
@@ -85,23 +85,24 @@ def _registry(
     from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
 
     registry = ConstructorRegistry()
-    in_progress: list[type] = []
+    in_progress: list[type] = []  # tyro's own rule is asked for through the registry, which asks this one again
 
     @registry.struct_rule
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
         if not dataclasses.is_dataclass(info.type) or info.type in in_progress:
             return None
         in_progress.append(info.type)
-        spec = ConstructorRegistry.get_struct_spec(info)  # tyro's own
+        spec = ConstructorRegistry.get_struct_spec(info)
         in_progress.pop()
         return dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
 
+    # Its name is known here alone: a constructor of values in a field's annotation is not told whose they are.
     def flag(field: StructFieldSpec) -> StructFieldSpec:
         if dataclasses.is_dataclass(field.type):
             return field
         name = field.name.replace("_", "-")
         kind = _kind(field.type)
-        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))  # tyro's own
+        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
         num_values = None if spec.nargs == "*" else spec.nargs
         if name in entries:
             value = _value(kind, num_values, entries[name].words, str(entries[name]))
@@ -115,11 +116,11 @@ def _registry(
             return _value(kind, num_values, words, f"--{name}")
 
         metavar = f"{{{','.join(strategies)}}}" if name == "strategy" else spec.metavar.removeprefix("{None}|")
+        # A wrong number of words and a wrong choice are left to from_words: tyro prints several lines and exits.
         spec = dataclasses.replace(spec, nargs="*", choices=None, metavar=metavar, instance_from_str=from_words)
         described = tyro.conf.arg(help_behavior_hint="" if field.default in (None, ()) else None)
-        return dataclasses.replace(
-            field, type=Annotated[field.type, spec, described], helptext=lambda: " ".join(field.helptext().split())
-        )
+        annotated = Annotated[field.type, spec, described]
+        return dataclasses.replace(field, type=annotated, helptext=lambda: " ".join(field.helptext().split()))
 
     return registry
 
