@@ -101,7 +101,8 @@ def check_run(saved: TrainState | Manifest) -> None:
         _check_sums(saved)
         Schedule(**{item.name: saved.schedule[item.name] for item in fields(Schedule)})
     except (Mismatch, UserError) as error:
-        raise UserError(f"the checkpoint is damaged: {error}; take another one") from None
+        what = str(error).partition(";")[0]  # without the advice to a user who typed it
+        raise UserError(f"the checkpoint is damaged: {what}; take another one") from None
 
 
 def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:

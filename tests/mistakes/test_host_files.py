@@ -46,13 +46,13 @@ MISTAKES = {
     "an empty file": hostfile("", "at least one host", "none"),
     "comments alone": hostfile("# none\n\n", "at least one host", "none"),
     "bytes that are no text": hostfile(b"\xff\xfe\x00 slots=1", "a host name in", "'\\ufffd"),
-    "a file above a mebibyte": hostfile("x" * (2**20 + 1), "a hostfile of at most 1048576 bytes", "more in {here}"),
+    "a file above a mebibyte": hostfile("x" * (2**20 + 1), "a readable hostfile", "at most 1048576 bytes, received 1048577"),
     "no file": Mistake(f"{HOSTS} {{here}}/none", "a readable hostfile", "{here}/none"),
     "a folder": Mistake(f"{HOSTS} {{here}}", "a readable hostfile", "{here}"),
     "a pipe that nobody writes to": Mistake(
-        f"{HOSTS} {{here}}/pipe", "a regular file", "{here}/pipe", prepare=lambda folder: os.mkfifo(folder / "pipe")
+        f"{HOSTS} {{here}}/pipe", "a readable hostfile", "a FIFO", prepare=lambda folder: os.mkfifo(folder / "pipe")
     ),
-    "a device without an end": Mistake(f"{HOSTS} /dev/zero", "a regular file", "/dev/zero"),
+    "a device without an end": Mistake(f"{HOSTS} /dev/zero", "a readable hostfile", "a character device"),
     "an empty list": Mistake(f"{HOSTS} -H ''", "NAME slots=NUMBER or NAME:NUMBER in -H", "''"),
     "a list with a comma at its end": Mistake(f"{HOSTS} -H a:1,", "NAME slots=NUMBER or NAME:NUMBER in -H", "''"),
     "99,999 slots in a list": Mistake(f"{HOSTS} -H server1:99999", "from 1 to 8192 slots", "99999 for server1"),

@@ -63,7 +63,7 @@ MISTAKES = {
     "timeline of 40 GB": timeline("a readable timeline", "40000000000", sparse),
     "timeline a folder": timeline("a readable timeline", "a directory", Path.mkdir),
     "timeline missing": timeline("a readable timeline", "No such file", lambda path: path.with_name("x").touch()),
-    "timeline empty": timeline(A_TIMELINE, "brackets that do not pair", ""),
+    "timeline empty": timeline(A_TIMELINE, "Expecting value", ""),
     "timeline of bytes": timeline(A_TIMELINE, "codec can't decode", b"\xff\xfe\x00"),
     "timeline of text": timeline(A_TIMELINE, "in which", "hello"),
     "timeline an object": timeline(A_TIMELINE, "in which", {"traceEvents": []}),
