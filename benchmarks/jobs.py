@@ -159,12 +159,16 @@ def running(*commands: Sequence[object], environ: Mapping[str, str] | None = Non
 def run_job(commands: Sequence[Sequence[object]], *, time_limit: float, num_threads: int) -> Outcome:
     """Run commands at the same time to their ends; the first that fails ends the others.
 
+    Nothing of them outlives this process, even if it is killed.
+
     Args:
         time_limit: seconds after which all are ended, with every process that they started.
         num_threads: compute threads of each rank.
     """
     started = time.perf_counter()
-    with running(*commands, environ={"OMP_NUM_THREADS": str(num_threads)}) as job:
+    environ = {"OMP_NUM_THREADS": str(num_threads)}
+    with process_tree.guardian() as guard, running(*commands, environ=environ) as job:
+        guard(job.mark)
         with suppress(TimeoutError):
             job.wait(time_limit)
         result, seconds = job.result() or timed_out(time_limit), time.perf_counter() - started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 import time
 
@@ -54,3 +55,20 @@ def test_what_an_interrupted_job_has_started_is_ended(tmp_path):
             time.sleep(0.01)
         raise KeyboardInterrupt
     assert not alive(int(written.read_text()))
+
+
+def test_nothing_outlives_whoever_ran_a_job_and_was_killed(tmp_path):
+    """The launched process is in a session of its own, as ranks are."""
+    written = tmp_path / "pid"
+    launched = f"import os, time; open({str(written)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    command = ["setsid", "--wait", sys.executable, "-c", launched]
+    program = f"from allstep.benchmarks.jobs import run_job; run_job([{command!r}], time_limit=300, num_threads=1)"
+    deadline = time.monotonic() + 60
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        while not (written.exists() and written.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+    while alive(int(written.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
