@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
             registry=_registry(parser, strategies, entries),
         )
     except BrokenPipeError:  # --help into a reader that has gone, such as head
-        sys.stdout = None  # which Python would try to write the rest to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has still to write at its end
         raise SystemExit(0) from None
     if unknown:
         parser.refuse(unknown[0], ["--config", *map("--{}".format, defaults)])

@@ -1,5 +1,6 @@
 """What holds for every test process, before anything else is imported."""
 
+import os
 import signal
 
 # Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
@@ -8,6 +9,10 @@ from hypothesis import settings
 
 # A shell has what it runs in the background ignore Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# `make test` tells the makes below it that they are its own; those that tests start are a user's.
+for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+    os.environ.pop(name, None)
 
 # The same examples in every run, and no time asserted: machines are noisy.
 settings.register_profile("allstep", derandomize=True, deadline=None)

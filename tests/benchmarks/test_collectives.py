@@ -13,6 +13,7 @@ from ranks import launch, run
 from allstep.benchmarks import collectives, horovod_settings, timeline
 from allstep.benchmarks.collective_backends import COLLECTIVES, Library, worker
 from allstep.benchmarks.horovod_settings import Costs
+from allstep.benchmarks.launching import LAUNCHERS
 from allstep.common.errors import Fault, UserError
 
 
@@ -100,8 +101,8 @@ def test_a_wrong_result_is_noticed(tmp_path):
 
 def test_a_library_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     """A launcher that is not installed."""
-    broken = Library("mpi", "Mpi", ("no-such-launcher",))
-    monkeypatch.setitem(collectives.BACKENDS, "mpi4py", broken)
+    monkeypatch.setitem(LAUNCHERS, "broken", ("no-such-launcher",))
+    monkeypatch.setitem(collectives.BACKENDS, "mpi4py", Library("mpi", "Mpi", "broken"))
     output = tmp_path / "collectives.json"
     with pytest.raises(SystemExit):
         collectives.main(["--backends", "memcpy,mpi4py", "--sizes", "8", "--rounds", "1", "--output", str(output)])
@@ -117,8 +118,8 @@ def test_a_library_that_hangs_is_ended_with_its_ranks(tmp_path, monkeypatch):
     """In a session of their own, as the ranks of mpirun: no signal to the launcher's group reaches them."""
     (tmp_path / "hang.py").write_text(HANG)
     monkeypatch.chdir(tmp_path)
-    hanging = Library("mpi", "Mpi", ("setsid", "--wait", "python", "hang.py"))
-    monkeypatch.setitem(collectives.BACKENDS, "mpi4py", hanging)
+    monkeypatch.setitem(LAUNCHERS, "hanging", ("setsid", "--wait", "python", "hang.py"))
+    monkeypatch.setitem(collectives.BACKENDS, "mpi4py", Library("mpi", "Mpi", "hanging"))
     with pytest.raises(Fault, match="took longer than 10 s and was ended"):
         collectives.launch("mpi4py", ["all-reduce"], [8], 1, time_limit=10)
     [rank] = [path.name for path in tmp_path.iterdir() if path.name.isdecimal()]
