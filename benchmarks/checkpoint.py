@@ -63,7 +63,7 @@ def measure(output: Path, *, megabytes: int) -> list[tuple[float, float, float]]
         for index in range(count)
     }
     with OutputDirectory(output, warn=print) as locked:
-        checkpoints = Checkpoints(locked, keep=2, warn=print)
+        checkpoints = Checkpoints(locked, keep=2)
         checkpoints.reserve(arrays)
         checkpoints.wait()
         measurements = []

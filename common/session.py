@@ -143,7 +143,7 @@ class Session:
                 if not _goes_on(config.output, output.path):
                     _set_aside(output.path)
                 _write_config(output.path, config)
-                checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints, warn=warn)
+                checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints)
                 cleanup.callback(checkpoints.close)
                 checkpoints.reserve(
                     {name: np.empty(shape, np.float32) for name, shape in worker.state_shapes().items()}

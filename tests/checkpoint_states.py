@@ -52,7 +52,7 @@ def refuse_warning(message: str) -> None:
 def save(output: Path, *steps: int, keep: int = 3, metrics: dict[int, float] | None = None) -> Path:
     """Saves the states of `steps` and returns the checkpoints directory."""
     with OutputDirectory(output, warn=refuse_warning) as locked:
-        checkpoints = Checkpoints(locked, keep=keep, warn=refuse_warning)
+        checkpoints = Checkpoints(locked, keep=keep)
         for step in steps:
             checkpoints.save(state_of(step), metric=(metrics or {}).get(step))
         checkpoints.close()

@@ -3,7 +3,7 @@
 Rank 0 locks the output directory and writes; whoever needs a state loads it by name:
 
     with OutputDirectory("runs/a", warn=print) as output:
-        checkpoints = Checkpoints(output, keep=3, warn=print)
+        checkpoints = Checkpoints(output, keep=3)
         checkpoints.save(state, metric=validation_accuracy)    # returns once the arrays are copied
         checkpoints.close()                                     # waits for the last write
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,7 +32,7 @@ class Checkpoints:
         UserError: `keep` is below 1, or the directory cannot be written.
     """
 
-    def __init__(self, output: OutputDirectory, *, keep: int = 3, warn: Callable[[str], None]) -> None:
+    def __init__(self, output: OutputDirectory, *, keep: int = 3) -> None:
         if keep < 1:
             raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
         self.directory = output.path / "checkpoints"

@@ -33,7 +33,7 @@ def save_forever(directory: str) -> None:
     """Goes on from the latest checkpoint, saving it again first (so that it is replaced), then each step
     twice; prints a step once it is known to be on the disk."""
     with OutputDirectory(directory, warn=warn) as output:
-        checkpoints = Checkpoints(output, keep=1, warn=warn)
+        checkpoints = Checkpoints(output, keep=1)
         step = 0
         if any(checkpoints.directory.iterdir()):
             step = load("latest", checkpoints.directory, warn=warn).progress.step
@@ -55,7 +55,7 @@ def hold(directory: str) -> None:
 def fill_disk(directory: str) -> None:
     """Saves a small state, which fits, and large ones until something does not."""
     with OutputDirectory(directory, warn=warn) as output:
-        checkpoints = Checkpoints(output, warn=warn)
+        checkpoints = Checkpoints(output)
         checkpoints.save(state_of(1))
         for step in range(2, 1000):
             checkpoints.save(state_of(step, 300_000))
@@ -81,7 +81,7 @@ def kill_everywhere(directory: str) -> None:
         count += 1
         root = Path(directory) / str(count)
         with OutputDirectory(root, warn=warn) as output:
-            checkpoints = Checkpoints(output, keep=1, warn=warn)
+            checkpoints = Checkpoints(output, keep=1)
             checkpoints.save(state_of(1))
             checkpoints.close()
         child = os.fork()
@@ -92,7 +92,7 @@ def kill_everywhere(directory: str) -> None:
         step = state.progress.step
         assert all(np.array_equal(state.arrays[name], a) for name, a in state_of(step).arrays.items())
         with OutputDirectory(root, warn=warn) as output:  # the next run puts things right
-            checkpoints = Checkpoints(output, warn=warn)
+            checkpoints = Checkpoints(output)
             assert load("latest", checkpoints.directory, warn=warn).progress.step == step
             assert all(path.name.startswith("step-") for path in (root / "checkpoints").iterdir())
         print(step, flush=True)
@@ -112,7 +112,7 @@ def _save_until_killed(root: Path, *, at: int) -> None:
 
     with OutputDirectory(root, warn=warn) as output:
         sys.addaudithook(count_touches)
-        checkpoints = Checkpoints(output, keep=1, warn=warn)
+        checkpoints = Checkpoints(output, keep=1)
         checkpoints.save(state_of(1))
         checkpoints.save(state_of(2))
         checkpoints.close()

@@ -53,7 +53,7 @@ def test_every_array_comes_back_bit_for_bit(tmp_path, monkeypatch, array, direct
     arrays = {"model/a": array, "model/b": array.T, "optimizer/a": np.tile(array, 2)[..., ::2]}
     monkeypatch.setattr(writer, "available_memory", lambda: 0 if direct else 2**30)
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
-        checkpoints = Checkpoints(output, warn=refuse_warning)
+        checkpoints = Checkpoints(output)
         checkpoints.save(state_of(1, arrays))
         assert_same(load_written(checkpoints), state_of(1, arrays))
         checkpoints.close()
@@ -70,7 +70,7 @@ def test_caller_may_change_everything_at_once(tmp_path):
     arrays = {f"model/{i}": np.full((1000, 1000), i, np.float32) for i in range(10)}
     assert sum(array.nbytes for array in arrays.values()) > writer.SHARED_BYTES
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
-        checkpoints = Checkpoints(output, warn=refuse_warning)
+        checkpoints = Checkpoints(output)
         state = state_of(1, arrays)
         checkpoints.save(state)
         for array in arrays.values():
@@ -83,7 +83,7 @@ def test_caller_may_change_everything_at_once(tmp_path):
 
 def test_reserved_memory_does_not_leak_into_a_state(tmp_path):
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
-        checkpoints = Checkpoints(output, warn=refuse_warning)
+        checkpoints = Checkpoints(output)
         checkpoints.reserve({**state_of(1).arrays, "model/gone": np.ones(3)})
         checkpoints.save(state_of(2))
         assert_same(load_written(checkpoints), state_of(2))
@@ -94,7 +94,7 @@ def test_bfloat16_is_refused_by_name(tmp_path):
     """NumPy has no bfloat16: safetensors writes it and then cannot read it back (KeyError: 'BF16')."""
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
-        checkpoints = Checkpoints(output, warn=refuse_warning)
+        checkpoints = Checkpoints(output)
         with pytest.raises(UserError) as error:
             checkpoints.save(state_of(1, {"model/a": np.zeros(2, bfloat16)}))
         checkpoints.close()
@@ -104,7 +104,7 @@ def test_bfloat16_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize("config", [{1: "a"}, {"a": np.float32(1)}, {"a": {1, 2}}])
 def test_what_json_cannot_hold_is_refused_at_once(tmp_path, config):
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
-        checkpoints = Checkpoints(output, warn=refuse_warning)
+        checkpoints = Checkpoints(output)
         with pytest.raises(TypeError):
             checkpoints.save(replace(state_of(1), config=config))
         checkpoints.close()
@@ -219,7 +219,7 @@ def test_keep_below_one(tmp_path):
 def test_what_is_not_finite_never_becomes_a_checkpoint(tmp_path, monkeypatch, name, value, direct):
     monkeypatch.setattr(writer, "available_memory", lambda: 0 if direct else 2**30)
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
-        checkpoints = Checkpoints(output, keep=1, warn=refuse_warning)
+        checkpoints = Checkpoints(output, keep=1)
         checkpoints.save(state_of(1))
         broken = state_of(2)
         broken.arrays[name].flat[-1] = value
@@ -270,7 +270,7 @@ def test_weights_that_are_not_finite_end_the_run(framework, tmp_path):
 
 def test_failed_write_surfaces_at_the_next_save_and_at_close(tmp_path):
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
-        checkpoints = Checkpoints(output, warn=refuse_warning)
+        checkpoints = Checkpoints(output)
         shutil.rmtree(tmp_path / "checkpoints")
         checkpoints.save(state_of(1))
         with pytest.raises(UserError, match="could not be saved") as error:

@@ -49,7 +49,7 @@ def put(folder: Path) -> Path:
         config=dataclasses.replace(TrainConfig(), model="mlp").flat(),
     )
     with OutputDirectory(folder / "run", warn=refuse_warning) as output:
-        checkpoints = Checkpoints(output, warn=refuse_warning)
+        checkpoints = Checkpoints(output)
         checkpoints.save(state)
         checkpoints.close()
     return folder / STEP
