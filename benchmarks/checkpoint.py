@@ -22,12 +22,15 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, Progress, TrainState
 from allstep.common.ending import run_rank
+from allstep.common.errors import UserError, shown
+from allstep.common.flags import Parser, nonempty_path
 
 MEGABYTES = (5, 100, 500)
 NUM_ARRAYS = 300  # about as many as a ResNet-50 with momentum has
@@ -36,8 +39,17 @@ MOST_SHARE = 0.05
 NUM_UNDISTURBED_STEPS = 500
 
 
-def main(directory: str | None = None) -> int:
-    """Prints the table."""
+def main(arguments: Sequence[str]) -> int:
+    """Prints the table.
+
+    Raises:
+        UserError: nothing can be written into the directory.
+    """
+    parser = Parser("python -m allstep.benchmarks.checkpoint", __doc__)
+    parser.add_argument("directory", nargs="?", type=nonempty_path, metavar="DIRECTORY")
+    directory = parser.parse_args(arguments).directory
+    if directory and not directory.is_dir():
+        raise UserError(f"expected a directory to write to, received {shown(directory)}; name another")
     shares = []
     print(f"{'state':>8}  {'write':>8}  {'bandwidth':>10}  {'in save':>8}  {'in all':>8}")
     for megabytes in MEGABYTES:
@@ -93,4 +105,4 @@ def train_step() -> float:
 MATRIX = np.random.default_rng(0).standard_normal((256, 256), np.float32)
 
 if __name__ == "__main__":
-    run_rank(lambda: sys.exit(main(*sys.argv[1:])))
+    run_rank(lambda: sys.exit(main(sys.argv[1:])))

@@ -136,6 +136,8 @@ BENCHMARKS = {
     "synthetic --framework jax": ("--framework to be one of", "jax"),
     "synthetic --epoch 3": ("a flag of", "--epoch; did you mean --epochs?"),
     "comparison.real --framework jax": ("--framework to be one of", "jax"),
+    "checkpoint --size 3": ("a flag of", "--size"),
+    "checkpoint {here}/none": ("a directory to write to", "{here}/none"),
 }
 
 
