@@ -18,7 +18,7 @@ lint: setup
 	$(IN_VENV) ruff check .
 
 bench: setup
-	$(IN_VENV) python -m allstep.benchmarks.overhead
+	$(IN_VENV) python -m allstep.benchmarks.proofs.overhead
 
 soak: setup
 	$(IN_VENV) allstep soak

@@ -32,17 +32,16 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from allstep.benchmarks import horovod_settings
-from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES
+from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES, horovod_settings
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.cells import SYNTHETIC_IMAGES
 from allstep.benchmarks.comparison.machine import variables
-from allstep.benchmarks.jobs import Outcome, environment, run_job
-from allstep.benchmarks.launching import start
+from allstep.benchmarks.harness.jobs import Outcome, environment, run_job
+from allstep.benchmarks.harness.launchers import start
 from allstep.benchmarks.prediction.networks import known_networks
-from allstep.common.errors import Fault, shown
-from allstep.common.flags import EVER, MOST_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
-from allstep.common.lines import print_line
+from allstep.common.config.flags import EVER, MOST_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
+from allstep.common.process.errors import Fault, shown
+from allstep.common.process.terminal import print_line
 
 FORMAT = "allstep-collectives"
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}

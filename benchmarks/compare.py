@@ -25,13 +25,11 @@ from typing import get_args
 
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.cells import INDEPENDENT, PRECISIONS, WORKLOADS, Settings, matrix
+from allstep.benchmarks.comparison.measuring import Comparison
 from allstep.benchmarks.comparison.rules import LEAST_REPETITIONS
-from allstep.benchmarks.comparison.session import Comparison
 from allstep.benchmarks.comparison.table import print_tables
 from allstep.common.checkpoint import OutputDirectory
-from allstep.common.datasets.config import DatasetName
-from allstep.common.errors import Fault
-from allstep.common.flags import (
+from allstep.common.config.flags import (
     MOST_ROUNDS,
     WEEK,
     Parser,
@@ -44,6 +42,8 @@ from allstep.common.flags import (
     one_of,
     whole,
 )
+from allstep.common.data.datasets.config import DatasetName
+from allstep.common.process.errors import Fault
 from allstep.common.registry import FRAMEWORKS, strategy_names
 
 STRATEGIES = (INDEPENDENT, *(name for name in strategy_names() if name != "single"))

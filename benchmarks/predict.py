@@ -33,8 +33,8 @@ from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import Network, known_networks, read_network, uniform
 from allstep.benchmarks.prediction.simulation import MIB, Fusion
 from allstep.benchmarks.prediction.validation import LARGEST_ERROR, PUBLISHED, Checked, check
-from allstep.common.errors import UserError, shown
-from allstep.common.flags import EVER, Parser, listed, nonempty_path, nonempty_text, number, one_of, whole
+from allstep.common.config.flags import EVER, Parser, listed, nonempty_path, nonempty_text, number, one_of, whole
+from allstep.common.process.errors import UserError, shown
 
 GIGABIT = 1e9 / 8
 NUM_LAYERS = 50

@@ -20,8 +20,8 @@ from pathlib import Path
 from allstep.benchmarks.reporting import compare_sections, other_sections
 from allstep.benchmarks.reporting.document import Section
 from allstep.benchmarks.reporting.sources import Sources, read
-from allstep.common.errors import UserError, printable
-from allstep.common.flags import Parser, nonempty_path
+from allstep.common.config.flags import Parser, nonempty_path
+from allstep.common.process.errors import UserError, printable
 
 _TEMPLATES = Path(__file__).parent / "reporting" / "templates"
 

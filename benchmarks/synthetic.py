@@ -22,13 +22,13 @@ import numpy as np
 
 from allstep.benchmarks.comparison import rank, turns
 from allstep.benchmarks.comparison.estimate import estimate
-from allstep.common.config import TrainConfig
-from allstep.common.datasets import Dataset
-from allstep.common.datasets.synthetic import MAX_SAMPLES
-from allstep.common.ending import run_rank
-from allstep.common.flags import Parser, whole
-from allstep.common.loader import Batch
-from allstep.common.sharding import Position, rank_slice
+from allstep.common.config.flags import Parser, whole
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.datasets import Dataset
+from allstep.common.data.datasets.synthetic import MAX_SAMPLES
+from allstep.common.data.loader import Batch
+from allstep.common.data.sharding import Position, rank_slice
+from allstep.common.process.exit import run_rank
 from allstep.common.worker import Worker
 
 if TYPE_CHECKING:

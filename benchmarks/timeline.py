@@ -18,12 +18,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from allstep.common import strict_json
-from allstep.common.errors import UserError
-from allstep.common.flags import Parser, nonempty_path
-from allstep.common.regular_file import read_regular
-from allstep.common.schema import Mismatch, list_of, mapping, nullable, number, record, text, whole
-from allstep.common.strict_json import NotJson
+from allstep.common.config.flags import Parser, nonempty_path
+from allstep.common.files import strict_json
+from allstep.common.files.regular_file import read_regular
+from allstep.common.files.schema import Mismatch, list_of, mapping, nullable, number, record, text, whole
+from allstep.common.files.strict_json import NotJson
+from allstep.common.process.errors import UserError
 
 Interval = tuple[float, float]
 

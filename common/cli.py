@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from allstep.common.ending import run_rank
-from allstep.common.errors import UserError, shown
+from allstep.common.process.errors import UserError, shown
+from allstep.common.process.exit import run_rank
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ COMMANDS = {
         "Compare frameworks and strategies on this machine: speed, scaling, time to accuracy, memory, start-up.",
     ),
     "hosts": Command(
-        "allstep.common.hosts",
+        "allstep.common.launch.hosts",
         "Check the hosts of a job, convert them between launchers' notations, print the line that starts each.",
     ),
     "parity": Command(
-        "allstep.benchmarks.parity",
+        "allstep.benchmarks.proofs.parity",
         "Train alike in both frameworks and on 1, 2 and 4 ranks; print how far they differ.",
     ),
     "predict": Command(
@@ -56,7 +56,7 @@ COMMANDS = {
         "Write report.html and report.md from results of compare, collectives, predict, benchmarks and training runs.",
     ),
     "soak": Command(
-        "allstep.benchmarks.soak",
+        "allstep.benchmarks.proofs.soak",
         "Kill training at random moments, resume it, and check that it ends as if undisturbed.",
     ),
 }

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Protocol, SupportsFloat
 
 import numpy as np
 
-from allstep.common.datasets.base import Split
-from allstep.common.errors import Fault, UserError, summary
-from allstep.common.loader import Batch, train_batches, validation_batches
+from allstep.common.data.datasets.base import Split
+from allstep.common.data.loader import Batch, train_batches, validation_batches
+from allstep.common.data.sharding import Position
+from allstep.common.process.errors import Fault, UserError, summary
 from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter
 from allstep.common.schedule import Schedule, global_batch_size, learning_rate
-from allstep.common.sharding import Position
 from allstep.common.watch import Pulse
 from allstep.common.weights import checksum
 from allstep.common.worker import Worker

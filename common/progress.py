@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from allstep.common.sharding import Position
+from allstep.common.data.sharding import Position
 
 
 @dataclass

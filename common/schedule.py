@@ -21,8 +21,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from allstep.common.config import DEFAULT_BATCH_SIZE, TrainConfig
-from allstep.common.errors import UserError
+from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, TrainConfig
+from allstep.common.process.errors import UserError
 
 Scaling = Literal["none", "linear", "sqrt"]
 Decay = Literal["constant", "step", "cosine", "poly", "linear"]

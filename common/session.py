@@ -15,23 +15,24 @@ from typing import Protocol
 
 import numpy as np
 
-from allstep.common import datasets, engine, reporting, resuming, saving
-from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
+from allstep.common import engine, reporting
+from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, resuming, saving
 from allstep.common.collectives import Collectives
-from allstep.common.config import OutputConfig, TrainConfig
-from allstep.common.datasets import Dataset
-from allstep.common.ending import note_failure, who
-from allstep.common.errors import Fault, UserError
+from allstep.common.config.train_config import OutputConfig, TrainConfig
+from allstep.common.config.validation import validate_for_data
+from allstep.common.data import datasets
+from allstep.common.data.datasets import Dataset
 from allstep.common.hooks import Hook
-from allstep.common.instep import check_in_step
-from allstep.common.launcher import Placement
-from allstep.common.lines import print_line
-from allstep.common.memory import available_memory
+from allstep.common.launch.placement import Placement
+from allstep.common.process.errors import Fault, UserError
+from allstep.common.process.exit import note_failure, who
+from allstep.common.process.memory import available_memory
+from allstep.common.process.terminal import print_line
 from allstep.common.progress import Progress
+from allstep.common.replica_check import check_in_step
 from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import output_dir_errors, write_whole
 from allstep.common.schedule import Schedule, make_schedule
-from allstep.common.validation import validate_for_data
 from allstep.common.watch import Limits, Pulse, watching
 from allstep.common.worker import Worker
 

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from allstep.common.by_hand import locate
-from allstep.common.command_line import parse
-from allstep.common.config import TrainConfig
-from allstep.common.launcher import Placement, placement
-from allstep.common.loopback import stay_on_host
-from allstep.common.spawn import spawn
+from allstep.common.config.command_line import parse
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.launch.by_hand import locate
+from allstep.common.launch.loopback import stay_on_host
+from allstep.common.launch.placement import Placement, placement
+from allstep.common.launch.spawn import spawn
 from allstep.common.strategies import print_strategies
 
 
@@ -54,7 +54,7 @@ def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[Tr
     place = locate(place)
     stay_on_host(place)
     if place.rank == 0:
-        from allstep.common import resuming
+        from allstep.common.checkpoint import resuming
 
         resuming.check_early(config)
     return config, place

@@ -7,9 +7,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
-from allstep.common.config import StrategyConfig, TrainConfig
-from allstep.common.errors import Fault, UserError
-from allstep.common.launcher import BY_HAND, Placement
+from allstep.common.config.train_config import StrategyConfig, TrainConfig
+from allstep.common.launch.placement import BY_HAND, Placement
+from allstep.common.process.errors import Fault, UserError
 from allstep.common.registry import STRATEGIES, TITLES
 
 
@@ -86,7 +86,7 @@ def print_strategies(names: Sequence[str], availability: Callable[[str], str | N
 
 
 # Horovod's own, 128 MiB, has every gradient copied into a buffer and out of it. A GPU does not mind; a CPU needs longer
-# for that than MPI needs for the sum: 1.5 of 46 ms a step of the CNN of `benchmarks/overhead.py`.
+# for that than MPI needs for the sum: 1.5 of 46 ms a step of the CNN of `benchmarks/proofs/overhead.py`.
 FUSION_THRESHOLD_ON_CPU = 2**20
 
 

@@ -8,7 +8,7 @@ from typing import Protocol, SupportsFloat
 import numpy as np
 
 from allstep.common.collectives import Collectives
-from allstep.common.loader import Batch
+from allstep.common.data.loader import Batch
 
 
 class Worker(Protocol):

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from allstep.common.validation import check_image_size
+from allstep.common.config.validation import check_image_size
 
 
 def build_model(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from allstep.common.config import OptimizerConfig
+from allstep.common.config.train_config import OptimizerConfig
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from allstep.common.config import TrainConfig
-from allstep.common.ending import run_rank
-from allstep.common.launcher import Placement
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.launch.placement import Placement
+from allstep.common.process.exit import run_rank
 from allstep.common.start import start
 from allstep.pytorch import strategies
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from allstep.common.datasets import Dataset
-from allstep.common.loader import Batch
-from allstep.common.sharding import rank_slice
+from allstep.common.data.datasets import Dataset
+from allstep.common.data.loader import Batch
+from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 

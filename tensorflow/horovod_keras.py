@@ -71,7 +71,7 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 
 import tensorflow as tf
-from allstep.common.launcher import placement
+from allstep.common.launch.placement import placement
 from allstep.common.strategies import check_launcher_of_horovod, use_gloo_alone
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
 from allstep.tensorflow.horovod_collectives import (  # noqa: F401

@@ -17,7 +17,7 @@ import numpy as np
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
 import tensorflow as tf
-from allstep.common.instep import digest
+from allstep.common.replica_check import digest
 from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, lasting_state, parts
 from allstep.tensorflow.horovod_saving import num_ranks

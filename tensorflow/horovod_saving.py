@@ -15,7 +15,7 @@ import keras
 from horovod.tensorflow import Adasum, Average, Sum
 from horovod.tensorflow.compression import Compression
 
-from allstep.common.launcher import placement
+from allstep.common.launch.placement import placement
 from allstep.tensorflow.horovod_reduction import Gradient, GradientReduction
 
 # The entry beside "class_name" and "config".

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.validation import check_image_size
+from allstep.common.config.validation import check_image_size
 from allstep.tensorflow.resnet import BatchNorm, resnet
 
 # Keras' names; weights are float32 in either case.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import keras
 
 import tensorflow as tf
-from allstep.common.config import OptimizerConfig
+from allstep.common.config.train_config import OptimizerConfig
 
 
 def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:

@@ -13,10 +13,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from allstep.common.config import TrainConfig
-from allstep.common.ending import run_rank
-from allstep.common.launcher import Placement
-from allstep.common.quiet import lean_import
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.launch.placement import Placement
+from allstep.common.process.exit import run_rank
+from allstep.common.process.lean_import import lean_import
 from allstep.common.start import start
 from allstep.tensorflow import strategies
 

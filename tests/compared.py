@@ -6,7 +6,7 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison import samples
 from allstep.benchmarks.comparison.cells import Cell, Settings
-from allstep.benchmarks.jobs import Outcome
+from allstep.benchmarks.harness.jobs import Outcome
 
 SETTINGS = Settings(2, 2, 2, "digits", None, 2, 0.01, 0.9, 3, 1, True)
 OK = Outcome("ok", None, 1000.0, 9.0, None)

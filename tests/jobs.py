@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ranks import LAUNCHERS, last
 
-from allstep.benchmarks.parity import weights_apart
+from allstep.benchmarks.proofs.parity import weights_apart
 from allstep.common.checkpoint import load
 
 MPIRUN, HOROVODRUN_GLOO = LAUNCHERS["mpirun"], LAUNCHERS["horovodrun-gloo"]
@@ -58,7 +58,7 @@ def slurm_tasks(number: int) -> list[dict[str, str]]:
 
 
 _BROKEN = """
-from allstep.common.ending import run_rank
+from allstep.common.process.exit import run_rank
 from allstep.common.hooks import Hook
 from allstep.{framework} import train
 class Breaks(Hook):

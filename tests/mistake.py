@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ranks import REPOSITORY, Result, environment, run_in
 
-from allstep.benchmarks import process_tree
+from allstep.benchmarks.harness import process_tree
 
 PYTORCH = f"{sys.executable} {REPOSITORY}/pytorch/train.py"
 TENSORFLOW = f"{sys.executable} {REPOSITORY}/tensorflow/train.py"

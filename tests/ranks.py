@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.benchmarks.launching import LAUNCHERS as LAUNCHER_COMMANDS
+from allstep.benchmarks.harness.launchers import LAUNCHERS as LAUNCHER_COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.prefix) / "bin"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from allstep.benchmarks.collective_backends import Operation
-from allstep.common.memory import keep_freed_memory
+from allstep.common.process.memory import keep_freed_memory
 
 
 class HorovodTorch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from allstep.benchmarks.collective_backends import Operation
-from allstep.common.launcher import placement
+from allstep.common.launch.placement import placement
 
 
 class Memcpy:

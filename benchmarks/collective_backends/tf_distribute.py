@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from allstep.benchmarks.collective_backends import Operation
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import placement
-from allstep.common.quiet import lean_import
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.launch.placement import placement
+from allstep.common.process.lean_import import lean_import
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 with lean_import():

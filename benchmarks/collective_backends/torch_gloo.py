@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from allstep.benchmarks.collective_backends import Operation
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import placement
-from allstep.common.memory import keep_freed_memory
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.launch.placement import placement
+from allstep.common.process.memory import keep_freed_memory
 from allstep.pytorch.strategies.ddp import DDP
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from allstep.benchmarks.collective_backends import Operation, create
-from allstep.common.ending import run_rank
+from allstep.common.process.exit import run_rank
 
 _PASSES = 3
 """How often all sizes are timed, one after the other: seconds apart, as what disturbs a machine comes and goes."""

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from allstep.benchmarks.comparison.cells import Cell, start_of, trainers_name
-from allstep.benchmarks.jobs import environment
-from allstep.common.errors import Fault
+from allstep.benchmarks.harness.jobs import environment
+from allstep.common.process.errors import Fault
 
 
 def unavailable(cells: Sequence[Cell], *, oversubscribe: bool = False) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.launching import train_command
+from allstep.benchmarks.harness.launchers import train_command
 from allstep.common.registry import STRATEGIES, Entry
 
 INDEPENDENT = "independent"

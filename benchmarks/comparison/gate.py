@@ -25,10 +25,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks import parity
 from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, start_of, trainers_name
-from allstep.benchmarks.jobs import Outcome
-from allstep.benchmarks.launching import train_command
+from allstep.benchmarks.harness.jobs import Outcome
+from allstep.benchmarks.harness.launchers import train_command
+from allstep.benchmarks.proofs import parity
 
 _NUM_SAMPLES = 1437  # of digits
 _OPTIMIZER = "momentum"

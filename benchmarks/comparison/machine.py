@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from allstep.benchmarks.jobs import environment
+from allstep.benchmarks.harness.jobs import environment
 
 _PACKAGES = (
     *("allstep", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from allstep.benchmarks.comparison.results import output_file
 from allstep.common.collectives import Collectives
-from allstep.common.flags import nonempty_path
+from allstep.common.config.flags import nonempty_path
 from allstep.common.registry import FRAMEWORKS
 from allstep.common.start import start
 from allstep.common.worker import Worker

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from allstep.benchmarks.comparison import rank, turns
-from allstep.common.ending import run_rank
-from allstep.common.flags import Parser
+from allstep.common.config.flags import Parser
 from allstep.common.hooks import Hook
+from allstep.common.process.exit import run_rank
 from allstep.common.reporting.base import Reporter
 
 

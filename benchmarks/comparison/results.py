@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from allstep.common import strict_json
-from allstep.common.disk import write_atomically
-from allstep.common.errors import UserError, shown
-from allstep.common.flags import nonempty_path
-from allstep.common.regular_file import read_regular
-from allstep.common.schema import Mismatch, Shape, brief
-from allstep.common.strict_json import NotJson
-from allstep.common.writable import try_file
+from allstep.common.config.flags import nonempty_path
+from allstep.common.files import strict_json
+from allstep.common.files.disk import write_atomically
+from allstep.common.files.regular_file import read_regular
+from allstep.common.files.schema import Mismatch, Shape, brief
+from allstep.common.files.strict_json import NotJson
+from allstep.common.files.writable import try_file
+from allstep.common.process.errors import UserError, shown
 
 FORMAT = "allstep-compare"
 BENCHMARK = "allstep-benchmark"

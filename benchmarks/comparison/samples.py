@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 
 from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell
 from allstep.benchmarks.comparison.estimate import estimate
-from allstep.benchmarks.jobs import Outcome
+from allstep.benchmarks.harness.jobs import Outcome
 
 _TRIMMED = 0.2
 """Of the pairs of blocks, the share that is left out at either end."""

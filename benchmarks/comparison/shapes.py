@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from allstep.common.schema import (
+from allstep.common.files.schema import (
     Mismatch,
     flag,
     list_of,

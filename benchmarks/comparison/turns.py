@@ -23,9 +23,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks import process_tree
-from allstep.benchmarks.jobs import Job, Outcome, timed_out
-from allstep.common.errors import Fault
+from allstep.benchmarks.harness import process_tree
+from allstep.benchmarks.harness.jobs import Job, Outcome, timed_out
+from allstep.common.process.errors import Fault
 
 _WAKE_SECONDS = 0.002  # for all threads of a rank that was stopped
 _ROOM = 3  # of the memory that the largest job took, what the next one may need: it may have more ranks

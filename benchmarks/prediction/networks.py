@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 
 BYTES_PER_PARAMETER = 4
 _FILE = Path(__file__).parent / "networks.yaml"
@@ -53,7 +53,7 @@ def read_network(path: Path) -> Network:
     Raises:
         UserError: the file is no such list.
     """
-    from allstep.common import strict_yaml
+    from allstep.common.files import strict_yaml
 
     try:
         return _network(path.stem, strict_yaml.load(path, most=_MAX_BYTES))

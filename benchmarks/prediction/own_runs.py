@@ -11,23 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from allstep.benchmarks.comparison import results
-from allstep.benchmarks.comparison.shapes import (
-    BLOCKS,
-    FORECAST_CELLS,
-    MEASURED_LINK,
-    MEASURED_TIMES,
-    forecast_cell,
-)
+from allstep.benchmarks.comparison.shapes import BLOCKS, FORECAST_CELLS, MEASURED_LINK, MEASURED_TIMES, forecast_cell
 from allstep.benchmarks.prediction.forecast import Machine, Workload, forecast
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.benchmarks.prediction.simulation import MIB, Fusion
 from allstep.benchmarks.prediction.stragglers import jitter_of, slowdown
 from allstep.benchmarks.prediction.validation import Checked
-from allstep.common import strict_json
-from allstep.common.errors import UserError
-from allstep.common.regular_file import read_regular
-from allstep.common.schema import Mismatch, brief, list_of, number, record, text, whole
+from allstep.common.files import strict_json
+from allstep.common.files.regular_file import read_regular
+from allstep.common.files.schema import Mismatch, brief, list_of, number, record, text, whole
+from allstep.common.process.errors import UserError
 from allstep.common.strategies import FUSION_THRESHOLD_ON_CPU
 
 CPU_CONTENTION = 1.0

@@ -14,7 +14,7 @@ from allstep.benchmarks.prediction.forecast import Machine, Workload, forecast
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.benchmarks.prediction.simulation import Fusion
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 
 PUBLISHED = Path(__file__).parent / "published"
 LARGEST_ERROR = 0.05

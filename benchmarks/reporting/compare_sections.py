@@ -9,16 +9,7 @@ from typing import Any
 from allstep.benchmarks.comparison.cells import OF_TABLE
 from allstep.benchmarks.comparison.ranking import groups, sentence
 from allstep.benchmarks.comparison.samples import resolution
-from allstep.benchmarks.reporting.document import (
-    NOTHING,
-    Section,
-    Table,
-    amount,
-    facts,
-    mebibytes,
-    median,
-    share,
-)
+from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, median, share
 from allstep.benchmarks.reporting.figures import Figure, Line, bars, lines
 
 INDEPENDENT = "independent"

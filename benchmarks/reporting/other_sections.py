@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from allstep.benchmarks.launching import LAUNCHERS, start
+from allstep.benchmarks.harness.launchers import LAUNCHERS, start
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, share
 from allstep.benchmarks.reporting.figures import Line, bars, lines
 from allstep.benchmarks.reporting.sources import Run

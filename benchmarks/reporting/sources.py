@@ -13,10 +13,10 @@ from typing import Any
 
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.shapes import END, EPOCH, REPORTED, START
-from allstep.common import strict_json
-from allstep.common.regular_file import read_regular
-from allstep.common.schema import Mismatch, list_of, one_of, record, text
-from allstep.common.strict_json import NotJson
+from allstep.common.files import strict_json
+from allstep.common.files.regular_file import read_regular
+from allstep.common.files.schema import Mismatch, list_of, one_of, record, text
+from allstep.common.files.strict_json import NotJson
 
 _LARGEST_LOG = 64 * 2**20  # bytes of metrics.jsonl: a line for each of half a million steps
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)

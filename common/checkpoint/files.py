@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from allstep.common import strict_json
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
 from allstep.common.checkpoint.state import GROUPS, TrainState
-from allstep.common.disk import sha256_of
-from allstep.common.errors import UserError
-from allstep.common.regular_file import check_memory, read_regular, regular
-from allstep.common.schema import Mismatch, brief, closed, list_of, one_of, record, whole
+from allstep.common.files import strict_json
+from allstep.common.files.disk import sha256_of
+from allstep.common.files.regular_file import check_memory, read_regular, regular
+from allstep.common.files.schema import Mismatch, brief, closed, list_of, one_of, record, whole
+from allstep.common.process.errors import UserError
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of what is being written or deleted

@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from allstep.common import strict_json
 from allstep.common.checkpoint.state import FRAMEWORKS, GROUPS, Progress
-from allstep.common.errors import UserError
-from allstep.common.schema import (
+from allstep.common.files import strict_json
+from allstep.common.files.schema import (
     Mismatch,
     brief,
     closed,
@@ -25,6 +24,7 @@ from allstep.common.schema import (
     text,
     whole,
 )
+from allstep.common.process.errors import UserError
 
 FORMAT_VERSION = 1
 MAX_BYTES = 2**20  # a real one has a few kilobytes; a damaged or hostile one must not fill the memory
@@ -145,7 +145,7 @@ _check = closed(
         metric=nullable(_check_metric),
         framework=one_of(*FRAMEWORKS),
         progress=closed(record(**_COUNTS, running=mapping_of(_check_running)), *_COUNTS, "running"),
-        # What these must hold is for the run to say that goes on: see `allstep.common.resuming`.
+        # What these must hold is for the run to say that goes on: see `allstep.common.checkpoint.resuming`.
         rng=mapping,
         schedule=mapping,
         config=mapping,

@@ -11,7 +11,7 @@ from typing import TypeVar
 from allstep.common.checkpoint import files
 from allstep.common.checkpoint.manifest import Manifest, NewerFormat
 from allstep.common.checkpoint.state import TrainState
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.lock import OutputDirectory
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.state import TrainState
-from allstep.common.errors import UserError
-from allstep.common.memory import available_memory
+from allstep.common.process.errors import UserError
+from allstep.common.process.memory import available_memory
 
 # From here on, one thread does not fill the memory's bandwidth; below, two wait for each other longer than they save.
 SHARED_BYTES = 16 * 2**20

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from allstep.common import strict_json
-from allstep.common.errors import UserError
-from allstep.common.regular_file import read_regular, regular
+from allstep.common.files import strict_json
+from allstep.common.files.regular_file import read_regular, regular
+from allstep.common.files.schema import Mismatch, number, record, text, whole
+from allstep.common.process.errors import UserError
 from allstep.common.reporting.base import Reporter, output_dir_errors, write_whole
-from allstep.common.schema import Mismatch, number, record, text, whole
 
 
 class JsonLines(Reporter):

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from allstep.common import ending, rendezvous
 from allstep.common.collectives import Collectives
-from allstep.common.errors import Fault
-from allstep.common.launcher import Placement
+from allstep.common.launch import rendezvous
+from allstep.common.launch.placement import Placement
+from allstep.common.process import exit
+from allstep.common.process.errors import Fault
+from allstep.common.watch.agent import NOTICES, Member
 from allstep.common.watch.channel import Channel
-from allstep.common.watch.member import NOTICES, Member
 from allstep.common.watch.monitor import Limits, Monitor
-from allstep.common.watch.pulse import Pulse
+from allstep.common.watch.progress_state import Pulse
 
 __all__ = ["NOTICES", "Limits", "Pulse", "watching"]
 
@@ -56,8 +57,8 @@ def watching(
     channel = own_end if monitor else _connect(place, address, limits.silence / 2)
     member = Member(place, channel, pulse, limits, tensors, first_host=first_host)
     restore_signals = member.catch_signals()
-    ending.before_leaving(monitor.tell_farewell if monitor else member.tell_farewell)
-    threads = [threading.Thread(target=one.run, name=ending.WATCH, daemon=True) for one in (monitor, member) if one]
+    exit.before_leaving(monitor.tell_farewell if monitor else member.tell_farewell)
+    threads = [threading.Thread(target=one.run, name=exit.WATCH, daemon=True) for one in (monitor, member) if one]
     for thread in threads:
         thread.start()
     member.wait_for_all()
@@ -66,7 +67,7 @@ def watching(
     member.finish()
     for thread in threads:
         thread.join()
-    ending.before_leaving(None)
+    exit.before_leaving(None)
     restore_signals()
 
 

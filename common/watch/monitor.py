@@ -11,12 +11,12 @@ import socket
 import time
 from dataclasses import dataclass
 
-from allstep.common.ending import EXIT_FAULT, has_spoken, leave, speak
-from allstep.common.orphan import end_cut_off_daemon
-from allstep.common.watch import judge
+from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
+from allstep.common.process.orphan import end_cut_off_daemon
+from allstep.common.watch import stall_detection
 from allstep.common.watch.channel import Channel
-from allstep.common.watch.judge import Seen, Stall
-from allstep.common.watch.pulse import Pulse
+from allstep.common.watch.progress_state import Pulse
+from allstep.common.watch.stall_detection import Seen, Stall
 
 BEAT_SECONDS = 1.0
 # Of the timeout for silence, the share after which a rank counts as lost: the launcher needs the rest to end the job.
@@ -197,9 +197,9 @@ class Monitor:
         if self._lost or self._asked or self._farewells:
             return
         there = [self._seen[rank] for rank in self._channels]
-        if judge.silent(there, now, self._limits.lost):
+        if stall_detection.silent(there, now, self._limits.lost):
             # Those that went silent with it, too: their last heartbeats came within the same moments.
-            self._lose(judge.silent(there, now, self._limits.lost / 2), 0.0)
+            self._lose(stall_detection.silent(there, now, self._limits.lost / 2), 0.0)
         elif len(self._seen) < self._world_size:
             if now - self._started > self._limits.silence:
                 missing = [rank for rank in range(self._world_size) if rank not in self._seen]
@@ -210,10 +210,10 @@ class Monitor:
 
     def _stalled(self, now: float) -> Stall | None:
         # Who is not heard of is not stuck, but may soon be lost.
-        quiet = judge.silent(self._seen.values(), now, _QUIET_SECONDS)
+        quiet = stall_detection.silent(self._seen.values(), now, _QUIET_SECONDS)
         if not self._limits.stall or self._finished or quiet:
             return None
-        return judge.stalled(list(self._seen.values()), now, self._limits.stall)
+        return stall_detection.stalled(list(self._seen.values()), now, self._limits.stall)
 
     def _lose(self, ranks: list[Seen], seconds: float) -> None:
         if not self._lost:
@@ -224,7 +224,7 @@ class Monitor:
         """End the job where it has to be."""
         if self._lost and now >= self._decide_at:
             silent = [seen for seen in self._lost if seen.rank in self._channels]
-            report = judge.tell_lost(
+            report = stall_detection.tell_lost(
                 self._lost, self._world_size, self._pulse.step, self._limits.lost if silent else None
             )
             if silent and has_spoken():  # and mpirun has not ended this rank since: it is here that the link is cut
@@ -240,6 +240,6 @@ class Monitor:
             )
             failed = any(answer["failed"] for answer in self._answers.values())  # and is about to say why
             stall = None if failed else self._stalled(now)  # somebody may have moved since
-            if stall and (stall := judge.told_apart(stall, self._limits.stall, tensors, in_framework)):
-                leave(EXIT_FAULT, judge.tell_stall(stall, self._world_size, tensors, stacks))
+            if stall and (stall := stall_detection.told_apart(stall, self._limits.stall, tensors, in_framework)):
+                leave(EXIT_FAULT, stall_detection.tell_stall(stall, self._world_size, tensors, stacks))
             self._asked, self._answers, self._ask_at = False, {}, now + _ASK_AGAIN_SECONDS

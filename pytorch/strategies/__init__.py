@@ -8,12 +8,12 @@ import os
 from typing import TYPE_CHECKING
 
 from allstep.common import registry
-from allstep.common.config import TrainConfig
-from allstep.common.errors import UserError
-from allstep.common.launcher import Placement
-from allstep.common.signs import check_alone
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.launch.placement import Placement
+from allstep.common.launch.signs import check_alone
+from allstep.common.launch.variables import check_variables
+from allstep.common.process.errors import UserError
 from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process, named
-from allstep.common.variables import check_variables
 
 if TYPE_CHECKING:
     from allstep.pytorch.strategies.strategy import Strategy

@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from allstep.common.sharding import rank_slice
+from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives, broadcast_from_rank_0
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
 

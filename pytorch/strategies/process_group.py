@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from allstep.common import rendezvous
-from allstep.common.launcher import SPAWN_LISTENER, SPAWN_PORT, Placement
+from allstep.common.launch import rendezvous
+from allstep.common.launch.placement import SPAWN_LISTENER, SPAWN_PORT, Placement
 from allstep.pytorch.strategies.strategy import Strategy
 
 _MOMENT_SECONDS = 0.01

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from allstep.common.collectives import Collectives
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import Placement, gpu_of_rank, threads_per_rank
-from allstep.common.memory import keep_freed_memory
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank
+from allstep.common.process.memory import keep_freed_memory
 
 
 class Strategy(ABC):

@@ -7,14 +7,15 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from allstep.common import registry, tf_config
-from allstep.common.config import TrainConfig
-from allstep.common.errors import UserError, summary
-from allstep.common.launcher import Placement
-from allstep.common.quiet import lean_import
-from allstep.common.signs import check_alone
+from allstep.common import registry
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.launch import tf_config
+from allstep.common.launch.placement import Placement
+from allstep.common.launch.signs import check_alone
+from allstep.common.launch.variables import check_variables
+from allstep.common.process.errors import UserError, summary
+from allstep.common.process.lean_import import lean_import
 from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process
-from allstep.common.variables import check_variables
 
 if TYPE_CHECKING:
     from allstep.tensorflow.strategies.strategy import Strategy

@@ -15,7 +15,7 @@ import numpy as np
 
 import tensorflow as tf
 from allstep.common.collectives import OneRank
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 

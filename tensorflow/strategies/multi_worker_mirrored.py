@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 import tensorflow as tf
-from allstep.common import rendezvous, tf_config
-from allstep.common.errors import Fault, UserError
+from allstep.common.launch import rendezvous, tf_config
+from allstep.common.process.errors import Fault, UserError
 from allstep.common.strategies import many_gradients
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.distribute import Distributed

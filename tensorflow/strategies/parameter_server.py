@@ -28,12 +28,12 @@ import keras
 import numpy as np
 
 import tensorflow as tf
-from allstep.common import rendezvous, tf_config
 from allstep.common.collectives import OneRank
-from allstep.common.config import FaultConfig, StrategyConfig
-from allstep.common.ending import EXIT_FAULT, leave, seconds_to_turn, who
-from allstep.common.launcher import Placement, threads_per_rank
-from allstep.common.tf_config import TFConfig
+from allstep.common.config.train_config import FaultConfig, StrategyConfig
+from allstep.common.launch import rendezvous, tf_config
+from allstep.common.launch.placement import Placement, threads_per_rank
+from allstep.common.launch.tf_config import TFConfig
+from allstep.common.process.exit import EXIT_FAULT, leave, seconds_to_turn, who
 from allstep.common.watch import NOTICES
 from allstep.tensorflow.strategies.distribute import Distributed
 from allstep.tensorflow.strategies.strategy import EvalStep, TrainStep, compile_step

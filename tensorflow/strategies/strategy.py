@@ -13,9 +13,9 @@ import numpy as np
 
 import tensorflow as tf
 from allstep.common.collectives import Collectives
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import Placement, gpu_of_rank, threads_per_rank
-from allstep.common.memory import keep_freed_memory
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank
+from allstep.common.process.memory import keep_freed_memory
 
 TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """Images, labels and the weight of their losses -> the sum of their losses, after a step of the optimizer."""

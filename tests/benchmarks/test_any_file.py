@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reported import EPOCHS, START, collectives_result, compare_result, validation_result
 
-from allstep.benchmarks import repeated, report, timeline
+from allstep.benchmarks import report, timeline
 from allstep.benchmarks.comparison import results
 from allstep.benchmarks.prediction import own_runs
+from allstep.benchmarks.proofs import reproducibility
 from allstep.benchmarks.reporting import sources
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6) | st.just(10**400),
@@ -83,10 +84,10 @@ def test_any_comparison(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("any")
     (directory / results.SUMMARY).write_bytes(data)
     with contextlib.suppress(UserError):
-        cells = repeated._cells(directory)
-        repeated.rankings(cells)
-        repeated.resolution(cells)
-        repeated.contradicted(cells, cells)
+        cells = reproducibility._cells(directory)
+        reproducibility.rankings(cells)
+        reproducibility.resolution(cells)
+        reproducibility.contradicted(cells, cells)
     with contextlib.suppress(UserError):
         own_runs.check_compare(directory, [])
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from ranks import launch, run
 
-from allstep.benchmarks import collectives, horovod_settings, timeline
-from allstep.benchmarks.collective_backends import COLLECTIVES, Library, worker
-from allstep.benchmarks.horovod_settings import Costs
-from allstep.benchmarks.launching import LAUNCHERS
-from allstep.common.errors import Fault, UserError
+from allstep.benchmarks import collectives, timeline
+from allstep.benchmarks.collective_backends import COLLECTIVES, Library, horovod_settings, worker
+from allstep.benchmarks.collective_backends.horovod_settings import Costs
+from allstep.benchmarks.harness.launchers import LAUNCHERS
+from allstep.common.process.errors import Fault, UserError
 
 
 def test_bandwidths_are_those_of_nccl_tests():

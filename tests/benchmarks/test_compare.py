@@ -16,11 +16,11 @@ import pytest
 from compared import SETTINGS, TEST, cell, launched_processes, made, output
 from ranks import BIN, environment, run
 
-from allstep.benchmarks.comparison import results, session
+from allstep.benchmarks.comparison import measuring, results
 from allstep.benchmarks.comparison.cells import Settings
-from allstep.benchmarks.comparison.session import Comparison
+from allstep.benchmarks.comparison.measuring import Comparison
 from allstep.common.cli import call
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 
 FLAGS = ("--quick", "--frameworks", "pytorch", "--strategies", "independent", "--workloads", "synthetic-weak")
 CELL = "synthetic-weak.pytorch.independent.{}.cnn.64.float32"
@@ -109,7 +109,7 @@ def stopped(pids: set[int]) -> set[int]:
 
 def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monkeypatch, capsys):
     """compare.json says by which settings samples were measured: without it nobody knows."""
-    monkeypatch.setattr(session, "unavailable", lambda *_, **__: ())
+    monkeypatch.setattr(measuring, "unavailable", lambda *_, **__: ())
     of = cell(ranks=1)
 
     def status() -> str:
@@ -124,7 +124,7 @@ def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monk
     whole = (tmp_path / "compare.json").read_text()
     for broken, expected in ((whole[:100], "cannot be read"), ('{"format": "allstep-compare", "version": 2}', "lacks")):
         (tmp_path / "compare.json").write_text(broken)
-        monkeypatch.setattr(session, "_now", lambda: "a later time")
+        monkeypatch.setattr(measuring, "_now", lambda: "a later time")
         assert status() == "pending"
         [line] = capsys.readouterr().err.splitlines()
         assert expected in line and "compare.json" in line

@@ -22,8 +22,8 @@ from allstep.benchmarks.prediction.networks import known_networks, read_network,
 from allstep.benchmarks.prediction.simulation import Fusion, Gradient, simulate
 from allstep.benchmarks.prediction.stragglers import expected_largest
 from allstep.benchmarks.prediction.validation import PUBLISHED, check
-from allstep.common import schema
-from allstep.common.errors import UserError
+from allstep.common.files import schema
+from allstep.common.process.errors import UserError
 
 ALPHA, BETA = 1e-5, 1e9
 ONE_NODE = Cluster(1024, Link(ALPHA, BETA), Link(math.nan, math.nan))

@@ -12,9 +12,9 @@ import scipy.stats
 from ranks import run
 
 from allstep.benchmarks.synthetic import own_batch, run_steps
-from allstep.common import datasets
-from allstep.common.config import ScheduleConfig, TrainConfig
-from allstep.common.datasets.config import DataConfig
+from allstep.common.config.train_config import ScheduleConfig, TrainConfig
+from allstep.common.data import datasets
+from allstep.common.data.datasets.config import DataConfig
 
 MODULE = ("python", "-m", "allstep.benchmarks.synthetic")
 TINY = ("--num-warmup-batches", "2", "--num-batches-per-iter", "2", "--num-iters", "3")

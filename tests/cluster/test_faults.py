@@ -1,6 +1,6 @@
 """Faults of jobs over two hosts: the job ends in time, says why once, and no host keeps a process of it.
 
-Oracle: the contract of `benchmarks/faults.py`; the processes of each host.
+Oracle: the contract of `benchmarks/proofs/faults.py`; the processes of each host.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cluster import bed
 from cluster.bed import Job
 from ranks import BIN, REPOSITORY, full
 
-from allstep.benchmarks import parity
-from allstep.benchmarks.faults import CLEAN_SECONDS, END_SECONDS, TOLD, faulty
-from allstep.benchmarks.training import last_step
+from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs.faults import CLEAN_SECONDS, END_SECONDS, TOLD, faulty
+from allstep.benchmarks.proofs.training import last_step
 from allstep.common.checkpoint import load
 
 STEP = 5
@@ -57,7 +57,7 @@ class Kind:
     """What the one line says; empty where nobody is left to say it."""
     cuts: bool = False
     program: str = ""
-    """The fault of `benchmarks/faulty.py` in place of a command, on rank 2."""
+    """The fault of `benchmarks/proofs/fault_injection.py` in place of a command, on rank 2."""
 
 
 KINDS = {

@@ -15,8 +15,8 @@ import pytest
 from cluster import bed
 from ranks import BIN, REPOSITORY, events, full, last, train
 
-from allstep.benchmarks import parity
-from allstep.common.hosts import launch_lines, read_hostfile
+from allstep.benchmarks.proofs import parity
+from allstep.common.launch.hosts import launch_lines, read_hostfile
 
 TWO_SERVERS = REPOSITORY / "hostfiles" / "two-servers"
 LINES = launch_lines(read_hostfile(TWO_SERVERS))
@@ -101,9 +101,9 @@ def test_other_strategies(framework, strategy, hosts, controller, tmp_path):
 DOWNLOAD = """
 import hashlib, sys
 from pathlib import Path
-from allstep.common.datasets import mnist
-from allstep.common.datasets.download import RemoteFile
-from allstep.common.ending import run_rank
+from allstep.common.data.datasets import mnist
+from allstep.common.data.datasets.download import RemoteFile
+from allstep.common.process.exit import run_rank
 from allstep.pytorch import train
 files = [Path("{served}") / file.name for file in mnist.FILES["mnist"]]
 mnist.FILES["mnist"] = tuple(
@@ -159,6 +159,6 @@ def test_goes_on_on_other_hosts(tmp_path):
         for run in (events(output), undisturbed)
     )
     assert [step for step, _ in losses] == [step for step, _ in expected]
-    # A ReLU at its kink may part runs on other numbers of ranks by 1e-3 (benchmarks/parity.py); a batch left out or
-    # taken twice shows as 1e-1.
+    # A ReLU at its kink may part runs on other numbers of ranks by 1e-3 (benchmarks/proofs/parity.py); a batch left
+    # out or taken twice shows as 1e-1.
     assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in expected], rel=0.02)

@@ -9,7 +9,7 @@ from ranks import REPOSITORY, full, launch
 
 PROGRAM = """
 import dataclasses
-from allstep.common.ending import run_rank
+from allstep.common.process.exit import run_rank
 from allstep.common.hooks import Hook
 from allstep.common.reporting import Reporter
 from allstep.common.start import start

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ranks import train
 from torch.optim import lr_scheduler
 
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 from allstep.common.schedule import Decay, Schedule, global_batch_size, learning_rate
 
 NUM_STEPS = 20  # an epoch of 1280 samples in batches of 64

@@ -24,8 +24,8 @@ def test_a_mistake_is_told_to_ranks_that_come_late_to_the_watch(tmp_path):
     script = tmp_path / "late.py"
     script.write_text("""
 import dataclasses, time
-from allstep.benchmarks.faulty import Wrapped
-from allstep.common.ending import run_rank
+from allstep.benchmarks.proofs.fault_injection import Wrapped
+from allstep.common.process.exit import run_rank
 from allstep.common.start import start
 from allstep.pytorch import train
 class Late(Wrapped):
@@ -77,7 +77,7 @@ def test_launcher_and_horovod_disagree(framework):
 
 
 EARLY = """
-from allstep.common.ending import run_rank
+from allstep.common.process.exit import run_rank
 from allstep.common.start import start
 from allstep.pytorch import train
 def main():

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from ranks import BIN, run
 
-from allstep.benchmarks import parity
-from allstep.benchmarks.parity import Bounds, Curve, Difference
+from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs.parity import Bounds, Curve, Difference
 from allstep.common.cli import call
-from allstep.common.errors import Fault, UserError
+from allstep.common.process.errors import Fault, UserError
 
 
 def test_one_two_and_four_ranks_and_both_frameworks_train_alike():

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from ranks import Result, environment, events, full, last, launch, run
 
-from allstep.benchmarks import parity, soak
+from allstep.benchmarks.proofs import parity, soak
 from allstep.common.checkpoint import load
 
 FRAMEWORKS = ["pytorch", "tensorflow"]
@@ -193,10 +193,10 @@ def test_one_of_two_ranks_tells_that_there_is_nothing_to_resume(framework, tmp_p
 
 HANGING = """
 import dataclasses, time
-from allstep.benchmarks.faulty import Wrapped
-from allstep.common.command_line import parse
-from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
+from allstep.benchmarks.proofs.fault_injection import Wrapped
+from allstep.common.config.command_line import parse
+from allstep.common.process.exit import run_rank
+from allstep.common.launch.placement import placement
 from allstep.pytorch import train
 class Hangs(Wrapped):
     def state_shapes(self):  # asked for to read the checkpoint

@@ -65,7 +65,7 @@ def test_the_search_finds(source):
 SECRET = "pl4nted-53cret"
 MIRROR = f"http://user:{SECRET}@127.0.0.1:9/{{}}?token={SECRET}"  # a port where nobody listens
 FAILING = """
-from allstep.common.ending import run_rank
+from allstep.common.process.exit import run_rank
 from allstep.common.hooks import Hook
 from allstep.pytorch import train
 class Fails(Hook):

@@ -143,7 +143,7 @@ def annoy(address: tuple[str, int]) -> list[socket.socket]:
 
 LATE = """
 import pathlib, time
-from allstep.common.ending import run_rank
+from allstep.common.process.exit import run_rank
 from allstep.common.start import start
 from allstep.pytorch import train
 def main():

@@ -22,7 +22,7 @@ from mistake import PYTORCH, TENSORFLOW, Mistake, check
 from ranks import run
 
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, Progress, TrainState
-from allstep.common.config import TrainConfig
+from allstep.common.config.train_config import TrainConfig
 from allstep.common.schedule import Schedule
 
 NUM_SAMPLES = 1437  # of digits

@@ -6,8 +6,8 @@ import threading
 
 import torch
 
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import ALONE
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.launch.placement import ALONE
 from allstep.pytorch.strategies.data_parallel import DataParallel
 
 

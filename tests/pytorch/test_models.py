@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 from allstep.common.weights import checksum, initial_weights
 from allstep.pytorch.models import build_model, export_weights, import_weights
 

@@ -24,9 +24,9 @@ from jobs import (
 from ranks import REPOSITORY, alive, environment, full, run
 from ranks import events as read_events
 
-from allstep.common.command_line import parse
-from allstep.common.errors import UserError
-from allstep.common.launcher import ALONE, placement
+from allstep.common.config.command_line import parse
+from allstep.common.launch.placement import ALONE, placement
+from allstep.common.process.errors import UserError
 from allstep.pytorch.models import build_model
 from allstep.pytorch.strategies import MOST_STAGES, STRATEGIES, check, num_ranks_to_spawn
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from ranks import REPOSITORY, full, last, launch, train
 
-from allstep.common import datasets
 from allstep.common.checkpoint import load
-from allstep.common.config import DataConfig, StrategyConfig
+from allstep.common.config.train_config import DataConfig, StrategyConfig
+from allstep.common.data import datasets
 from allstep.common.engine import evaluate
-from allstep.common.launcher import ALONE
+from allstep.common.launch.placement import ALONE
 from allstep.common.watch import Pulse
 from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.single import Single

@@ -91,8 +91,8 @@ def test_operations_side_by_side_take_no_more_than_the_share_of_cores(num_device
     """A rank of one thread on a host with idle cores has one: else what is measured on one rank is not of one core."""
     code = f"""
 import tensorflow as tf
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import ALONE
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.launch.placement import ALONE
 from allstep.tensorflow.strategies.mirrored import Mirrored
 Mirrored(ALONE, StrategyConfig(num_devices={num_devices})).pin_device()
 threads = tf.config.threading
@@ -163,8 +163,8 @@ def test_a_dead_worker_under_a_launcher(tmp_path):
     script = tmp_path / "dies.py"
     script.write_text(f"""
 import os, signal, threading
-from allstep.common.ending import run_rank
-from allstep.common.launcher import placement
+from allstep.common.process.exit import run_rank
+from allstep.common.launch.placement import placement
 from allstep.tensorflow import train
 if placement().rank == 2:
     def die():

@@ -62,7 +62,7 @@ def test_strategies_of_both_frameworks_have_the_same_methods():
 
 # Whose parts may be replaced, and why.
 ASSIGNED = {
-    "common/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
+    "common/launch/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
     "tensorflow/horovod_hooks.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
     "tests/tools/test_layout.py": "what the search must find",
 }
@@ -129,7 +129,7 @@ def test_help_is_there_without_numpy(framework):
     command = [sys.executable, "-X", "importtime", f"{framework}/train.py", "--help"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     imported = {line.split("|")[-1].strip() for line in result.stderr.splitlines()}
-    assert "allstep.common.flags" in imported
+    assert "allstep.common.config.flags" in imported
     assert not imported & {"numpy", "torch", "tensorflow"}
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from compared import OK, cell
 
-from allstep.benchmarks import parity
 from allstep.benchmarks.comparison.gate import Gate, Place, place_of
+from allstep.benchmarks.proofs import parity
 
 
 class MadeUp(Gate):

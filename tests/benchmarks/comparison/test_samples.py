@@ -10,7 +10,7 @@ from compared import cell, made, output
 from allstep.benchmarks.comparison import samples
 from allstep.benchmarks.comparison.estimate import Estimate, estimate
 from allstep.benchmarks.comparison.table import note
-from allstep.benchmarks.jobs import Outcome
+from allstep.benchmarks.harness.jobs import Outcome
 
 
 @pytest.mark.parametrize("values", [[3.0, 1.0, 4.0, 1.0, 5.0], [2.0, 9.0], [7.0, 7.0, 7.0]])

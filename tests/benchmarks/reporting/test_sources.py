@@ -11,7 +11,7 @@ from reported import EPOCHS, START
 from allstep.benchmarks import report
 from allstep.benchmarks.reporting import other_sections
 from allstep.benchmarks.reporting.sources import Run, without_secrets
-from allstep.common.errors import UserError
+from allstep.common.process.errors import UserError
 
 
 def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):

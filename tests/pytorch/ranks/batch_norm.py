@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import ALONE, Placement, placement
-from allstep.common.loader import Batch
-from allstep.common.sharding import Position, rank_slice
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.data.loader import Batch
+from allstep.common.data.sharding import Position, rank_slice
+from allstep.common.launch.placement import ALONE, Placement, placement
 from allstep.pytorch.strategies.horovod import Horovod
 from allstep.pytorch.strategies.single import Single
 from allstep.pytorch.strategies.strategy import Strategy

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from allstep.common.config import StrategyConfig
-from allstep.common.launcher import placement
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.launch.placement import placement
 from allstep.pytorch.strategies.strategy import TrainStep
 
 LEARNING_RATE, NUM_STEPS, NUM_SAMPLES = 0.1, 6, 15

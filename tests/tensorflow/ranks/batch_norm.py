@@ -11,10 +11,10 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.config import OptimizerConfig, StrategyConfig
-from allstep.common.launcher import placement
-from allstep.common.loader import Batch
-from allstep.common.sharding import Position, rank_slice
+from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.data.loader import Batch
+from allstep.common.data.sharding import Position, rank_slice
+from allstep.common.launch.placement import placement
 from allstep.tensorflow.optimizers import build_optimizer
 from allstep.tensorflow.resnet import BatchNorm
 from allstep.tensorflow.strategies.horovod import Horovod

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from allstep.benchmarks.parity import weights_apart
-from allstep.common.config import OptimizerConfig, StrategyConfig
-from allstep.common.errors import Fault
-from allstep.common.instep import check_in_step
-from allstep.common.launcher import ALONE
-from allstep.common.loader import Batch
-from allstep.common.sharding import Position
+from allstep.benchmarks.proofs.parity import weights_apart
+from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.data.loader import Batch
+from allstep.common.data.sharding import Position
+from allstep.common.launch.placement import ALONE
+from allstep.common.process.errors import Fault
+from allstep.common.replica_check import check_in_step
 from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 from allstep.tensorflow.optimizers import build_optimizer

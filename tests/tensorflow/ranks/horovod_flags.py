@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 import tensorflow as tf
-from allstep.common.config import OptimizerConfig, StrategyConfig
-from allstep.common.launcher import placement
+from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.launch.placement import placement
 from allstep.tensorflow.optimizers import build_optimizer
 from allstep.tensorflow.strategies.horovod import Horovod
 

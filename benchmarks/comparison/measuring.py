@@ -1,0 +1,236 @@
+"""One comparison: its results directory, and what is still to be measured for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shlex
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from operator import attrgetter
+from pathlib import Path
+
+from allstep.benchmarks.comparison import gate, machine, results, samples
+from allstep.benchmarks.comparison.availability import unavailable
+from allstep.benchmarks.comparison.cells import INDEPENDENT, OF_TABLE, Cell, Settings, commands, start_of
+from allstep.benchmarks.comparison.ranking import against
+from allstep.benchmarks.comparison.rules import rules
+from allstep.benchmarks.comparison.turns import Launch, run_in_turn
+from allstep.benchmarks.harness.jobs import Outcome
+from allstep.common.process.errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Comparison:
+    """A results directory and what is still to be measured for it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        cells: Sequence[Cell],
+        settings: Settings,
+        *,
+        num_rounds: int,
+        time_limit: float,
+        command: str,
+        oversubscribe: bool = False,
+    ) -> None:
+        """Read what an earlier call has left in `directory`.
+
+        Raises:
+            UserError: it is of another version, other settings or another machine.
+        """
+        self._directory, self._cells, self._settings = directory, cells, settings
+        self._num_rounds, self._time_limit, self._command = num_rounds, time_limit, command
+        self._oversubscribe = oversubscribe
+        self._machine = machine.describe(REPOSITORY, threads_per_rank=settings.threads_per_rank)
+        self._created = _now()
+        if earlier := results.read(directory / results.SUMMARY, "settings", "environment", "created"):
+            self._check_same(earlier)
+            self._created = earlier["created"]
+        self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe))
+        self._gates = {place.id: self._read_good(results.gate_path(directory, place.id)) for place in self._places()}
+        self._samples = {
+            cell.id: [self._read_good(results.sample_path(directory, cell.id, number)) for number in range(num_rounds)]
+            for cell in cells
+        }
+
+    def run(self) -> None:
+        """Judge all curves, then launch all cells round by round."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.write(finished=False)
+        console = Console(stderr=True, soft_wrap=True)
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=console, transient=True) as progress:
+            places = [place for place in self._places() if self._gates[place.id] is None]
+            task = progress.add_task("", total=len(places) + len(self._cells) * self._num_rounds)
+            judge = gate.Gate(self._settings.gate_steps, self._launch)
+            progress.update(task, description="gate")
+            judge.train(places)
+            for place in places:
+                verdict = judge.judge(place, self._reference(place))
+                results.write(results.gate_path(self._directory, place.id), {"created": self._created, **verdict})
+                self._gates[place.id] = verdict
+                console.print(f"gate: {place.id}: {verdict['reason'] or verdict['status']}", highlight=False)
+                progress.advance(task)
+            for number in range(self._num_rounds):
+                for cells in self._launched_together():
+                    due = [cell for cell in cells if self._is_due(cell, number)]
+                    progress.update(task, description=f"round {number + 1}: {cells[0].workload}")
+                    self._measure(due, number)
+                    for cell in due:
+                        sample = self._samples[cell.id][number]
+                        told = sample["reason"] or f"{sample['images_per_second']:.1f} images/s"
+                        console.print(f"round {number + 1}: {cell.id}: {told}", highlight=False)
+                    if due:
+                        self.write(finished=False)
+                    progress.advance(task, len(cells))
+
+    def write(self, *, finished: bool) -> dict:
+        """Write compare.json and return what it holds."""
+        verdicts = {cell.id: self._verdict(cell) for cell in self._cells}
+        summaries = {cell.id: samples.summarise(self._samples[cell.id]) for cell in self._cells}
+        comparable = {
+            cell.id
+            for cell in self._cells
+            if summaries[cell.id]["images_per_second"]
+            and (cell.strategy == INDEPENDENT or verdicts[cell.id]["status"] == "passed")
+        }
+        summary = {
+            "created": self._created,
+            "updated": _now(),
+            "finished": finished,
+            "command": self._command,
+            "settings": dataclasses.asdict(self._settings),
+            "num_rounds": self._num_rounds,
+            "rules": rules(self._settings, num_rounds=self._num_rounds, oversubscribe=self._oversubscribe),
+            "environment": self._machine,
+            "cells": [
+                {
+                    "id": cell.id,
+                    **dataclasses.asdict(cell),
+                    "input": cell.input,
+                    "scaling": cell.scaling,
+                    "global_batch_size": cell.global_batch_size,
+                    **summaries[cell.id],
+                    **self._as_unavailable(cell),
+                    "gate": verdicts[cell.id],
+                    "comparable": cell.id in comparable,
+                    "command": self._commands_text(cell),
+                    "samples": [
+                        str(results.sample_path(Path(), cell.id, number))
+                        for number, sample in enumerate(self._samples[cell.id])
+                        if sample
+                    ],
+                    "target_accuracy": self._settings.target_accuracy if cell.input == "real" else None,
+                    "efficiency": samples.efficiency(cell, self._samples, comparable) or None,
+                    "against": against(cell, self._cells, self._samples, comparable),
+                }
+                for cell in self._cells
+            ],
+        }
+        results.write(self._directory / results.SUMMARY, summary)
+        return summary
+
+    def _check_same(self, earlier: dict) -> None:
+        expected = {**earlier["settings"], **_identity(earlier["environment"])}
+        received = {**dataclasses.asdict(self._settings), **_identity(self._machine)}
+        for name, value in expected.items():
+            if received[name] != value:
+                raise UserError(
+                    f"expected {name.replace('_', '-')} {value}, with which {self._directory} was begun, received "
+                    f"{received[name]}; one comparison has one of them: give another --output-dir"
+                )
+
+    def _places(self) -> list[gate.Place]:
+        places = [gate.place_of(cell) for cell in self._cells if cell.id not in self._unavailable]
+        return list(dict.fromkeys(place for place in places if place is not None))
+
+    def _reference(self, place: gate.Place) -> gate.Place:
+        return next(one for one in self._places() if one.group == place.group)
+
+    def _verdict(self, cell: Cell) -> dict:
+        place = gate.place_of(cell)
+        if place is None:
+            return gate.no_verdict(gate.why_none(cell))
+        return self._gates.get(place.id) or gate.no_verdict("not judged")
+
+    def _as_unavailable(self, cell: Cell) -> dict:
+        reason = self._unavailable.get(cell.id)
+        return {"status": "unavailable", "reason": reason} if reason else {}
+
+    def _is_due(self, cell: Cell, number: int) -> bool:
+        """Whether a sample is missing; a cell that failed is not tried once more in this call."""
+        of_cell = self._samples[cell.id]
+        failed = any(sample and sample["status"] != "ok" for sample in of_cell)
+        return of_cell[number] is None and not failed and cell.id not in self._unavailable
+
+    def _launched_together(self) -> list[list[Cell]]:
+        """The cells in the order of their launches: those of a table, which take turns, or each by itself.
+
+        Those that are ranked against each other, of one framework on as many ranks, follow each other.
+        """
+        if not self._settings.turns:
+            return [[cell] for cell in self._cells]
+        tables = itertools.groupby(self._cells, attrgetter(*OF_TABLE))
+        return [sorted(cells, key=attrgetter("framework", "ranks")) for _, cells in tables]
+
+    def _measure(self, cells: Sequence[Cell], number: int) -> None:
+        target, launches = self._settings.target_accuracy, []
+        with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
+            for index, cell in enumerate(cells):
+                own = Path(folder, str(index))
+                own.mkdir()
+                of_cell, outputs = commands(cell, self._settings, own, turns=own / "turns")
+                launches.append((Launch(of_cell, own / "turns", start_of(cell).polls), outputs))
+            alone = all(cell.input == "synthetic" for cell in cells)  # whose start-up is measured
+            outcomes = self._run([launch for launch, _ in launches], alone=alone)
+            for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
+                written = [json.loads(output.read_text()) for output in outputs] if outcome.status == "ok" else []
+                sample = samples.make(cell, number, outcome, written, target=target, commands=launch.commands)
+                path = results.sample_path(self._directory, cell.id, number)
+                results.write(path, {"created": self._created, **sample})
+                self._samples[cell.id][number] = sample
+
+    def _read_good(self, path: Path) -> dict | None:
+        """What an earlier call found, where it went well; what had failed is tried again.
+
+        Of this comparison alone: where compare.json was lost, nobody knows by which settings the rest was measured.
+        """
+        content = results.read(path, "status", "created")
+        good = content and content["status"] in ("ok", "passed") and content["created"] == self._created
+        return content if good else None
+
+    def _launch(self, commands: Sequence[list[str]]) -> list[Outcome]:
+        """Run commands to their ends; without --no-turns, the next one while the one before still runs."""
+        with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
+            launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
+            return self._run(launches, alone=not self._settings.turns)
+
+    def _run(self, launches: Sequence[Launch], *, alone: bool) -> list[Outcome]:
+        num_threads = self._settings.threads_per_rank
+        return run_in_turn(launches, time_limit=self._time_limit, num_threads=num_threads, alone=alone)
+
+    def _commands_text(self, cell: Cell) -> str:
+        launches, _ = commands(cell, self._settings, Path("FOLDER"))
+        return " & ".join(f"OMP_NUM_THREADS={self._settings.threads_per_rank} {shlex.join(one)}" for one in launches)
+
+
+def _identity(environment: dict) -> dict:
+    """What must not change while a comparison is measured."""
+    return {
+        "versions": environment["versions"],
+        "host": environment["hostname"],
+        "processor": environment["processor"]["name"],
+        "commit": (environment["git"] or {}).get("commit"),
+        "variables": environment["variables"],
+    }
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,178 @@
+"""Training end to end, input included, beside the input pipeline of Horovod's pytorch_mnist example:
+
+    python -m allstep.benchmarks.proofs.input_pipeline [--output runs/input_pipeline.json] [--quick]
+
+Both train on the same IDX files of MNIST's shape, 60,000 images that this benchmark makes itself, for one epoch on 2
+ranks of one thread each, 64 images a rank and step. The reference reads them through torchvision's data set,
+ToTensor, Normalize, DistributedSampler and DataLoader.
+
+    cnn                 the network of the target
+    mlp                 a network so small that the input decides
+    cnn, in memory      the cnn with no input to read at all, beside the same reference: the most that any input
+                        pipeline could reach
+
+Rates are images per second, medians over interleaved rounds. The exit status is 0 where the target is reached.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+import statistics
+import struct
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from allstep.benchmarks.comparison.results import output_file
+from allstep.benchmarks.harness.measure import (
+    Figure,
+    epoch_rates,
+    interleaved,
+    job,
+    median_ratio,
+    print_table,
+    run,
+    save,
+)
+from allstep.common.config.flags import MOST_ROUNDS, Parser, whole
+from allstep.common.data import datasets
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.mnist import FILE_NAMES
+from allstep.common.process.exit import run_rank
+
+BATCH_SIZE = 64
+MODELS = ("cnn", "mlp")
+SAMPLES_IN_MEMORY = 64 * BATCH_SIZE
+
+
+def write_idx_files(directory: Path, num_samples: int) -> None:
+    """Write a data set of MNIST's shape and files: gzipped for the trainer, plain under MNIST/raw for torchvision.
+
+    The trainer takes files that are not MNIST's own by the checksums in SHA256SUMS.
+    """
+    dataset = datasets.load(DataConfig(dataset="synthetic", synthetic_samples=num_samples))
+    zipped, plain = directory / "mnist", directory / "MNIST" / "raw"
+    zipped.mkdir()
+    plain.mkdir(parents=True)
+    sums = []
+    for split, names in {dataset.train: FILE_NAMES["train"], dataset.validation: FILE_NAMES["validation"]}.items():
+        images, labels = split.read(np.arange(len(split)), epoch=0)
+        for name, array in zip(names, (images[..., 0], labels.astype(np.uint8)), strict=True):
+            content = idx(array)
+            (plain / name.removesuffix(".gz")).write_bytes(content)
+            compressed = gzip.compress(content, compresslevel=1)
+            (zipped / name).write_bytes(compressed)
+            sums.append(f"{hashlib.sha256(compressed).hexdigest()}  {name}\n")
+    (zipped / "SHA256SUMS").write_text("".join(sums))
+
+
+def idx(array: np.ndarray) -> bytes:
+    """A uint8 array in the IDX format (`common/data/datasets/mnist.py` says what that is)."""
+    return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
+
+
+def trainer(model: str, data_dir: Path) -> float:
+    """Images per second of the trainer over one epoch."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "output"
+        run(
+            job(
+                "allstep.pytorch.train",
+                "--dataset",
+                "mnist",
+                "--data-dir",
+                data_dir,
+                "--model",
+                model,
+                "--batch-size",
+                BATCH_SIZE,
+                "--epochs",
+                1,
+                "--output-dir",
+                output,
+            )
+        )
+        return epoch_rates(output, num_warmup=0)[0]
+
+
+def example(model: str, data_dir: Path) -> float:
+    """Images per second of the example's pipeline over one epoch."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "output"
+        run(
+            job(
+                "allstep.benchmarks.proofs.handwritten.torchvision_mnist",
+                output,
+                "--data-dir",
+                data_dir,
+                "--model",
+                model,
+                "--batch-size",
+                BATCH_SIZE,
+            )
+        )
+        return json.loads(output.read_text())["images_per_second"]
+
+
+def in_memory() -> float:
+    """Images per second of the cnn over tensors that lie in memory."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "output"
+        run(
+            job(
+                "allstep.benchmarks.proofs.handwritten.pytorch_horovod",
+                output,
+                "--num-samples",
+                SAMPLES_IN_MEMORY,
+                "--batch-size",
+                BATCH_SIZE,
+                "--epochs",
+                3,
+            )
+        )
+        return statistics.median(json.loads(output.read_text())["images_per_second"][1:])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser("python -m allstep.benchmarks.proofs.input_pipeline", __doc__)
+    parser.add_argument("--output", type=output_file, default="runs/input_pipeline.json", help="for raw samples")
+    parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3)
+    parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
+    flags = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="allstep-mnist-") as directory:
+        data_dir = Path(directory)
+        write_idx_files(data_dir, 512 if flags.quick else 60_000)
+        measurements = {"cnn, in memory": in_memory}
+        for model in MODELS:
+            measurements[model] = functools.partial(trainer, model, data_dir)
+            measurements[f"{model}, example"] = functools.partial(example, model, data_dir)
+        samples = interleaved(measurements, 1 if flags.quick else flags.rounds)
+    rows = [
+        figure("cnn", samples, "cnn, example", ">= 2.0"),
+        figure("mlp", samples, "mlp, example", ""),
+        figure("cnn, in memory", samples, "cnn, example", ""),
+    ]
+    print_table(rows)
+    save(flags.output, rows, samples)
+    return 0 if all(row.reached for row in rows) else 1
+
+
+def figure(name: str, samples: dict[str, list[float]], reference: str, target: str) -> Figure:
+    """A row of rates."""
+    return Figure(
+        f"{name}: images/s / example's pipeline",
+        statistics.median(samples[name]),
+        statistics.median(samples[reference]),
+        median_ratio(samples[name], samples[reference]),
+        target,
+    )
+
+
+if __name__ == "__main__":
+    run_rank(lambda: sys.exit(main()))

@@ -1,0 +1,224 @@
+"""What the trainers cost beside the least that one could write by hand, as ratios within one run:
+
+    python -m allstep.benchmarks.proofs.overhead [--frameworks pytorch tensorflow] [--output FILE] [--quick]
+
+For each framework, on 2 ranks of one thread each (the network: cnn, 28x28x1, 64 images a rank and step):
+
+    largest difference of losses    that the trainer and a hand-written Horovod loop train the same thing
+    images/s / hand-written         both with their data in memory
+    images/s / independent          beside two single processes at the same time, which is the limit
+    seconds to first step           more than a bare horovodrun of the same imports (a difference)
+    in-step check / 100 steps       seconds, in the same run
+
+Throughputs and start-ups are medians over interleaved rounds. The exit status is 0 where all targets are reached,
+1 where one is missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.benchmarks.comparison.results import output_file
+from allstep.benchmarks.harness.measure import (
+    Figure,
+    events,
+    interleaved,
+    job,
+    largest_relative_difference,
+    median_difference,
+    median_ratio,
+    print_table,
+    printed_rates,
+    run,
+    save,
+    seconds_until,
+)
+from allstep.benchmarks.proofs.handwritten.data import trainer_flags
+from allstep.common.config.flags import Parser
+from allstep.common.process.exit import run_rank
+from allstep.common.registry import FRAMEWORKS
+
+BATCH_SIZE = 64
+NUM_RANKS = 2
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    num_rounds: int
+    """Interleaved rounds."""
+    steps_per_epoch: int
+    num_epochs: int
+    """Of a run, the first included, which warms up and does not count."""
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples, so that an epoch has `steps_per_epoch`."""
+        return self.steps_per_epoch * BATCH_SIZE * NUM_RANKS
+
+
+FULL = Effort(num_rounds=5, steps_per_epoch=25, num_epochs=5)
+QUICK = Effort(num_rounds=1, steps_per_epoch=2, num_epochs=2)
+
+
+class Bench:
+    """The measurements of one framework; each launches real jobs, in a folder of its own."""
+
+    def __init__(self, framework: str, effort: Effort, directory: Path) -> None:
+        self.framework, self.effort, self._directory = framework, effort, directory
+
+    def throughput(self) -> float:
+        """Images per second of the trainer, the median of its epochs."""
+        [printed] = run(job(f"allstep.{self.framework}.train", *self._flags()))
+        return statistics.median(printed_rates(printed))
+
+    def handwritten_throughput(self) -> float:
+        """Images per second of the hand-written loop, the median of its epochs."""
+        return statistics.median(self._handwritten(self.effort.num_epochs)["images_per_second"][1:])
+
+    def independent_throughput(self) -> float:
+        """Images per second of two single processes at the same time, together."""
+        alone = job(f"allstep.{self.framework}.train", *self._flags(), num_ranks=None)
+        return sum(statistics.median(printed_rates(printed)) for printed in run(*[alone] * NUM_RANKS))
+
+    def loss_difference(self) -> Figure:
+        """Whether the trainer and the hand-written loop train the same thing."""
+        output = self._new_output()
+        run(job(f"allstep.{self.framework}.train", *self._flags(epochs=1), "--output-dir", output, "--log-every", 1))
+        ours = [event["loss"] for event in events(output, "step")]
+        reference = self._handwritten(1)["losses"]
+        return Figure(
+            f"{self.framework}: largest difference of losses",
+            ours[-1],
+            reference[-1],
+            largest_relative_difference(ours, reference),
+            "<= 1e-4",
+        )
+
+    def startup(self) -> float:
+        """Seconds from the launch of the trainer to the end of its first step."""
+        output = self._new_output()
+        metrics = output / "metrics.jsonl"
+        command = job(
+            f"allstep.{self.framework}.train",
+            *self._flags(epochs=1, num_samples=NUM_RANKS),
+            *("--output-dir", output, "--log-every", 1),
+        )
+        return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())
+
+    def bare_startup(self) -> float:
+        """Seconds from a bare launch to its first all-reduce."""
+        done = self._new_output()
+        return seconds_until(job("allstep.benchmarks.proofs.handwritten.bare", self.framework, done), done.exists)
+
+    def check_cost(self) -> Figure:
+        """The in-step check after an epoch, beside 100 steps of the same run."""
+        checks = self._new_output()
+        [printed] = run(job("allstep.benchmarks.proofs.timed_check", self.framework, checks, *self._flags()))
+        step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
+        after_epochs = json.loads(checks.read_text())[2:]
+        check_seconds = statistics.median(after_epochs[1:])
+        return Figure(
+            f"{self.framework}: in-step check / 100 steps",
+            check_seconds,
+            100 * step_seconds,
+            check_seconds / (100 * step_seconds),
+            "<= 0.01",
+        )
+
+    def _handwritten(self, num_epochs: int) -> dict[str, list[float]]:
+        output = self._new_output()
+        run(
+            job(
+                f"allstep.benchmarks.proofs.handwritten.{self.framework}_horovod",
+                output,
+                "--epochs",
+                num_epochs,
+                "--num-samples",
+                self.effort.num_samples,
+                "--batch-size",
+                BATCH_SIZE,
+            )
+        )
+        return json.loads(output.read_text())
+
+    def _flags(self, *, epochs: int | None = None, num_samples: int | None = None) -> Sequence[object]:
+        flags = trainer_flags(num_samples or self.effort.num_samples, epochs or self.effort.num_epochs)
+        return *flags, "--batch-size", BATCH_SIZE
+
+    def _new_output(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self._directory)) / "output"
+
+
+def figures(bench: Bench) -> tuple[list[Figure], dict[str, dict[str, list[float]]]]:
+    """The rows of one framework, and the samples of its rounds."""
+    same = bench.loss_difference()
+    rates = interleaved(
+        {
+            "ours": bench.throughput,
+            "handwritten": bench.handwritten_throughput,
+            "independent": bench.independent_throughput,
+        },
+        bench.effort.num_rounds,
+    )
+    startups = interleaved({"ours": bench.startup, "bare": bench.bare_startup}, bench.effort.num_rounds)
+    middle = {name: statistics.median(samples) for name, samples in rates.items()}
+    rows = [
+        same,
+        Figure(
+            f"{bench.framework}: images/s / hand-written",
+            middle["ours"],
+            middle["handwritten"],
+            median_ratio(rates["ours"], rates["handwritten"]),
+            ">= 0.98",
+        ),
+        Figure(
+            f"{bench.framework}: images/s / independent",
+            middle["ours"],
+            middle["independent"],
+            median_ratio(rates["ours"], rates["independent"]),
+            ">= 0.93",
+        ),
+        Figure(
+            f"{bench.framework}: seconds to first step, more than bare",
+            statistics.median(startups["ours"]),
+            statistics.median(startups["bare"]),
+            median_difference(startups["ours"], startups["bare"]),
+            "<= 1.0",
+        ),
+        bench.check_cost(),
+    ]
+    return rows, {"images_per_second": rates, "startup_seconds": startups}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser("python -m allstep.benchmarks.proofs.overhead", __doc__)
+    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
+    parser.add_argument("--output", type=output_file, default="runs/overhead.json", help="where raw samples are kept")
+    parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
+    flags = parser.parse_args(argv)
+    effort = QUICK if flags.quick else FULL
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"this machine is busy (load {load:.1f}): figures suffer where it has other work", file=sys.stderr)
+    rows: list[Figure] = []
+    samples = {}
+    with tempfile.TemporaryDirectory(prefix="allstep-overhead-") as directory:
+        for framework in flags.frameworks:
+            of_framework, samples[framework] = figures(Bench(framework, effort, Path(directory)))
+            rows += of_framework
+    print_table(rows)
+    save(flags.output, rows, samples)
+    return 0 if all(row.reached for row in rows) else 1
+
+
+if __name__ == "__main__":
+    run_rank(lambda: sys.exit(main()))

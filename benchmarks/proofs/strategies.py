@@ -1,0 +1,149 @@
+"""What each strategy costs beside a script written by hand for it, and Horovod beside the frameworks' own strategies:
+
+    python -m allstep.benchmarks.proofs.strategies [--frameworks pytorch] [--strategies horovod,ddp] [--rounds N]
+
+On 2 ranks of one thread each, or 2 devices of one process (the network: cnn, 28x28x1, 64 images a rank and step), in
+images/s, medians over interleaved rounds. The exit status is 0 where all targets are reached, 1 where one is missed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from allstep.benchmarks.comparison.results import output_file
+from allstep.benchmarks.harness.launchers import start, train_command
+from allstep.benchmarks.harness.measure import Figure, interleaved, median_ratio, print_table, printed_rates, run, save
+from allstep.benchmarks.proofs.handwritten.data import trainer_flags
+from allstep.common.config.flags import MOST_ROUNDS, Parser, listed, one_of, whole
+from allstep.common.launch.rendezvous import free_ports
+from allstep.common.process.exit import run_rank
+from allstep.common.registry import FRAMEWORKS, STRATEGIES, strategy_names
+
+BATCH_SIZE = 64
+NUM_RANKS = 2
+STEPS_PER_EPOCH, NUM_EPOCHS = 25, 4
+TARGET = ">= 0.97"
+# Horovod over what each framework has of its own.
+RIVALS = {"pytorch": ("ddp", ">= 1.0"), "tensorflow": ("multi-worker-mirrored", ">= 1.1")}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, print the table and return the exit status."""
+    parser = Parser("python -m allstep.benchmarks.proofs.strategies", __doc__)
+    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
+    parser.add_argument(
+        "--strategies", type=listed(one_of(*strategy_names())), default=strategy_names(), metavar="NAME,..."
+    )
+    parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3, metavar="N")
+    parser.add_argument("--output", type=output_file, default="runs/strategies.json", help="where samples are kept")
+    flags = parser.parse_args(arguments)
+    rows: list[Figure] = []
+    samples = {}
+    with tempfile.TemporaryDirectory(prefix="allstep-strategies-") as directory:
+        for framework in flags.frameworks:
+            names = [name for name in STRATEGIES[framework] if name in flags.strategies]
+            bench = Bench(framework, Path(directory))
+            samples[framework] = interleaved(
+                {
+                    f"{name} {side}": (lambda name=name, measure=measure: measure(name))
+                    for name in names
+                    for side, measure in (("ours", bench.ours), ("by hand", bench.by_hand))
+                },
+                flags.rounds,
+            )
+            rows += figures(framework, names, samples[framework])
+    print_table(rows)
+    save(flags.output, rows, samples)
+    return 0 if all(row.reached for row in rows) else 1
+
+
+def figures(framework: str, names: Sequence[str], rates: dict[str, list[float]]) -> list[Figure]:
+    """The rows of one framework from its samples by `NAME ours` and `NAME by hand`."""
+
+    def row(what: str, ours: str, reference: str, target: str) -> Figure:
+        one, other = rates[ours], rates[reference]
+        middles = statistics.median(one), statistics.median(other)
+        return Figure(f"{framework}: {what}", *middles, median_ratio(one, other), target)
+
+    rows = [row(f"{name} / by hand", f"{name} ours", f"{name} by hand", TARGET) for name in names]
+    rival, target = RIVALS[framework]
+    if {"horovod", rival} <= set(names):
+        rows.append(row(f"horovod / {rival}", "horovod ours", f"{rival} ours", target))
+    return rows
+
+
+class Bench:
+    """The measurements of one framework; each launches real jobs, in a folder of its own."""
+
+    def __init__(self, framework: str, directory: Path) -> None:
+        self._framework, self._directory = framework, directory
+
+    def ours(self, strategy: str) -> float:
+        """Images per second of the trainer, the median of its epochs after the first."""
+        num_ranks = _num_ranks(self._framework, strategy)
+        batch = ("--global-batch-size", _global_batch_size(strategy))
+        flags = (*trainer_flags(_NUM_SAMPLES, NUM_EPOCHS), *batch)
+        [printed] = run(train_command(self._framework, strategy, num_ranks, flags))
+        return statistics.median(printed_rates(printed))
+
+    def by_hand(self, strategy: str) -> float:
+        """Images per second of the script written for the strategy."""
+        output = self._new_output()
+        run(*handwritten(self._framework, strategy, output))
+        return statistics.median(json.loads(output.read_text())["images_per_second"][1:])
+
+    def _new_output(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self._directory)) / "output"
+
+
+_NUM_SAMPLES = STEPS_PER_EPOCH * BATCH_SIZE * NUM_RANKS
+
+
+def _num_ranks(framework: str, strategy: str) -> int:
+    if strategy == "parameter-server":
+        return NUM_RANKS + 1  # the chief does not train
+    return NUM_RANKS if STRATEGIES[framework][strategy].can_have(NUM_RANKS) else 1
+
+
+def _global_batch_size(strategy: str) -> int:
+    one_process = strategy in ("single", "data-parallel", "parameter-server")
+    return BATCH_SIZE if one_process else BATCH_SIZE * NUM_RANKS
+
+
+def handwritten(framework: str, strategy: str, output: Path) -> list[list[str]]:
+    """The commands, to be run at the same time, of the script that stands beside a strategy."""
+    module = f"allstep.benchmarks.proofs.handwritten.{framework}_"
+    flags = ["--num-samples", str(_NUM_SAMPLES), "--epochs", str(NUM_EPOCHS), "--batch-size"]
+    if strategy == "horovod":
+        return [[*start("horovodrun", NUM_RANKS), "-m", f"{module}horovod", str(output), *flags, str(BATCH_SIZE)]]
+    script = ["-m", f"{module}strategies", strategy, str(output), *flags]
+    if framework == "pytorch":
+        of_all = BATCH_SIZE * NUM_RANKS if strategy == "model-parallel" else BATCH_SIZE
+        alone = strategy in ("single", "data-parallel")
+        return [[*start(None if alone else "torchrun", NUM_RANKS), *script, str(of_all)]]
+    if strategy in ("mirrored", "central-storage"):
+        return [["python", *script, str(BATCH_SIZE * NUM_RANKS), "--num-devices", str(NUM_RANKS)]]
+    if strategy == "single":
+        return [["python", *script, str(BATCH_SIZE)]]
+    with free_ports(NUM_RANKS + 2) as ports:
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+    cluster: dict[str, list[str]] = {"worker": addresses[:NUM_RANKS]}
+    if strategy == "parameter-server":
+        cluster |= {"chief": [addresses[-1]], "ps": [addresses[-2]]}
+    tasks = [(role, index) for role in cluster if role != "ps" for index in range(len(cluster[role]))]
+    return [
+        [
+            *("env", f"TF_CONFIG={json.dumps({'cluster': cluster, 'task': {'type': role, 'index': index}})}"),
+            *("python", *script, str(BATCH_SIZE)),
+        ]
+        for role, index in tasks
+    ]
+
+
+if __name__ == "__main__":
+    run_rank(lambda: sys.exit(main(sys.argv[1:])))

@@ -1,0 +1,41 @@
+"""Train as `train.py` does, and write how long each in-step check took, in seconds, to a JSON file.
+
+    horovodrun -np 2 python -m allstep.benchmarks.proofs.timed_check pytorch checks.json [flags of train.py]
+
+The first check comes after the broadcast, the second after step 1, the others after each epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from allstep.benchmarks.comparison.rank import open_session
+
+
+def timed(check: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
+    """`check`, which adds the seconds it took to a list."""
+
+    def timed_check(*arguments: object) -> None:
+        started = time.perf_counter()
+        check(*arguments)
+        seconds.append(time.perf_counter() - started)
+
+    return timed_check
+
+
+def main() -> None:
+    framework, output, *arguments = sys.argv[1:]
+    seconds: list[float] = []
+    if session := open_session(framework, arguments):
+        dataclasses.replace(session, check_replicas=timed(session.check_replicas, seconds)).train()
+        if session.place.rank == 0:
+            Path(output).write_text(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()

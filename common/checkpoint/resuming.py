@@ -1,0 +1,213 @@
+"""Whether a run may go on from a checkpoint.
+
+A checkpoint may come from anywhere, and its checksums may have been made anew after a change. So everything of it that
+training would use is checked: its own fields against each other, the flags, and the number of samples; its arrays
+against the network. What cannot be told before a framework is imported and the data are there is checked last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from allstep.common import checkpoint
+from allstep.common.checkpoint import TrainState
+from allstep.common.checkpoint.manifest import Manifest
+from allstep.common.config.train_config import OptimizerConfig, TrainConfig
+from allstep.common.data.datasets.config import DatasetName
+from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, whole
+from allstep.common.process.errors import UserError
+from allstep.common.schedule import Decay, Scaling, Schedule
+
+T = TypeVar("T")
+_SEED = whole(-(2**64), 2**64)
+_MOST_SECONDS = 1e10  # three hundred years
+_MOST_EPOCHS_A_STEP = 100
+
+
+def check_early(config: TrainConfig) -> None:
+    """Checks what can be told of the checkpoint that --resume or --init-from names before any framework is imported.
+
+    Raises:
+        UserError: there is none, it is damaged, or the run cannot go on from it.
+    """
+    output = config.output
+    if source := output.resume or output.init_from:
+        manifest = checkpoint.load_manifest(*path_of(str(source), output.output_dir))
+        if output.resume:
+            check_run(manifest)
+            check_flags(config, manifest)
+
+
+def load(config: TrainConfig, num_samples: int, shapes: Mapping[str, tuple[int, ...]], warn: Callable) -> TrainState:
+    """The checked state that --resume names, or that --init-from names, of which the weights are left.
+
+    Args:
+        num_samples: training samples of the data set.
+        shapes: see `Worker.state_shapes`.
+        warn: is told in a line what the run can live with.
+
+    Raises:
+        UserError: there is none, or the run cannot go on from it.
+    """
+    output = config.output
+    state = checkpoint.load(*path_of(str(output.resume or output.init_from), output.output_dir), warn=warn)
+    if output.resume:
+        check_run(state)
+        check_flags(config, state)
+        check_samples(state, num_samples)
+    else:
+        state, shapes = replace(state, arrays=_weights_alone(state.arrays)), _weights_alone(shapes)
+    checkpoint.check_compatible(shapes, state.arrays)
+    return state
+
+
+def path_of(which: str, output_dir: Path | None) -> tuple[str, Path]:
+    """What `which` means: `latest` and `best` are looked for in the output directory.
+
+    Raises:
+        UserError: there is no output directory to look in.
+    """
+    if which in ("latest", "best") and output_dir is None:
+        raise UserError(f"expected --output-dir with --resume {which}, received none; name the run's output directory")
+    return which, (output_dir or Path()) / "checkpoints"
+
+
+def _weights_alone(named: Mapping[str, T]) -> dict[str, T]:
+    """Of what a state names, what is the network's and not the optimizer's."""
+    return {name: value for name, value in named.items() if name.startswith("model/")}
+
+
+def check_run(saved: TrainState | Manifest) -> None:
+    """Checks that a run could have saved this: all but its arrays.
+
+    Raises:
+        UserError: names the first field that is not.
+    """
+    try:
+        _STATE({name: getattr(saved, name) for name in ("rng", "schedule", "config")}, "manifest")
+        _RUNNING(saved.progress.running, "manifest.progress.running")
+        _check_sums(saved)
+        Schedule(**{item.name: saved.schedule[item.name] for item in fields(Schedule)})
+    except (Mismatch, UserError) as error:
+        what = str(error).partition(";")[0]  # without the advice to a user who typed it
+        raise UserError(f"the checkpoint is damaged: {what}; take another one") from None
+
+
+def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
+    """A position means something in the same order of the same samples only, and slots in the same optimizer.
+
+    Learning rate, momentum and weight decay are the user's to change on the way.
+
+    Args:
+        saved: what `check_run` has seen.
+
+    Raises:
+        UserError: names the first flag with which the run cannot go on.
+    """
+    flags = config.flat()
+    for name in ("dataset", *_SHAPES.get(flags["dataset"], ()), "seed", "model", "optimizer"):
+        if flags[name] != saved.config[name]:
+            raise UserError(
+                f"expected --{name} {_as_flag(saved.config[name])}, with which the checkpoint was written, received "
+                f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
+            )
+    completed = saved.progress.epoch + (saved.progress.offset > 0)
+    if config.schedule.epochs < completed:
+        raise UserError(
+            f"expected --epochs to be at least {completed}, the epoch in which the checkpoint was written, received "
+            f"{config.schedule.epochs}; raise it, or resume from an earlier checkpoint"
+        )
+
+
+def check_samples(saved: TrainState | Manifest, num_samples: int) -> None:
+    """Checks that there are as many training samples as there were.
+
+    Raises:
+        UserError: there are not.
+    """
+    if num_samples != saved.schedule["samples_per_epoch"]:
+        raise UserError(
+            f"expected {saved.schedule['samples_per_epoch']} training samples as the checkpoint has, received "
+            f"{num_samples}; resume with the same data, or use --init-from for the weights alone"
+        )
+
+
+def _check_sums(saved: TrainState | Manifest) -> None:
+    """Checks that where training stood can be: see `saving.Saver.save` for what the numbers are."""
+    progress, schedule = saved.progress, saved.schedule
+    samples, epochs = schedule["samples_per_epoch"], schedule["num_epochs"]
+    in_epoch = progress.offset > 0
+    where = "manifest.progress"
+    whole(0, epochs)(progress.epoch, f"{where}.epoch")
+    whole(0, samples if progress.epoch < epochs else 0)(progress.offset, f"{where}.offset")
+    seen = progress.epoch * samples + progress.offset
+    one_of(seen)(progress.samples_seen, f"{where}.samples_seen")
+    whole(progress.epoch + in_epoch, seen)(progress.step, f"{where}.step")
+    whole(1, _MOST_EPOCHS_A_STEP * samples)(schedule["global_batch_size"], "manifest.schedule.global_batch_size")
+    one_of(saved.config["seed"])(saved.rng["seed"], "manifest.rng.seed")
+    running, where = progress.running, f"{where}.running"
+    whole(0, progress.epoch)(running["epochs_without_gain"], f"{where}.epochs_without_gain")
+    if not in_epoch:
+        one_of(0.0)(running["loss_sum"], f"{where}.loss_sum")
+    elif not running["epoch_seconds"]:
+        raise Mismatch(f"expected {where}.epoch_seconds to be above 0 in mid-epoch, received 0")
+
+
+def _pair(value: Any, where: str) -> None:
+    list_of(number(0), least=2, most=2)(value, where)
+    whole(1)(value[1], f"{where}[1]")
+
+
+def _has(**required: Shape) -> Shape:
+    # Flags have hyphens, which keywords cannot.
+    return record(**{name.replace("_", "-"): shape for name, shape in required.items()})
+
+
+def _check_config(value: Any, where: str) -> None:
+    _CONFIG(value, where)
+    _CONFIGS.get(value["dataset"], record())(value, where)
+
+
+_CONFIG = _has(
+    dataset=one_of(*get_args(DatasetName)),
+    seed=_SEED,
+    model=one_of(*get_args(get_type_hints(TrainConfig)["model"])),
+    optimizer=one_of(*get_args(get_type_hints(OptimizerConfig)["optimizer"])),
+)
+_CONFIGS = {
+    "synthetic": _has(synthetic_shape=list_of(whole(1), least=3, most=3), synthetic_classes=whole(1)),
+    "image-folder": _has(image_size=whole(1)),
+}
+# The flags of a data set that say what its images and classes are.
+_SHAPES = {"synthetic": ("synthetic-shape", "synthetic-classes"), "image-folder": ("image-size",)}
+_SCHEDULE = record(
+    base_lr=number(0),
+    samples_per_epoch=whole(1),
+    num_epochs=whole(1),
+    global_batch_size=whole(1),
+    reference_batch_size=whole(1),
+    scaling=one_of(*get_args(Scaling)),
+    warmup_epochs=number(0),
+    decay=one_of(*get_args(Decay)),
+    milestones=nullable(list_of(number(0))),
+    step_factor=number(0, 1),
+    power=number(0),
+    final_lr=number(0),
+    batch_ramp=list_of(_pair),
+)
+_STATE = record(rng=record(seed=_SEED), schedule=_SCHEDULE, config=_check_config)
+_RUNNING = record(
+    loss_sum=number(),
+    learning_rate=number(0),
+    epoch_seconds=number(0, _MOST_SECONDS),
+    cumulative_seconds=number(0, _MOST_SECONDS),
+    best_validation_loss=number(most=float("inf")),
+    epochs_without_gain=whole(),
+)
+
+
+def _as_flag(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,123 @@
+"""Between a run and its checkpoints: what goes into one, and how all ranks go on from one.
+
+Rank 0 alone reads and writes files; the others receive what it read. Nothing is pickled on the way: a header in
+JSON tells names, shapes and types, then come the arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from allstep.common.checkpoint import Checkpoints, TrainState
+from allstep.common.checkpoint import Progress as SavedProgress
+from allstep.common.collectives import Collectives
+from allstep.common.data.sharding import Position
+from allstep.common.progress import Progress
+from allstep.common.schedule import Schedule
+from allstep.common.watch import Pulse
+from allstep.common.worker import Worker
+
+
+class Saver:
+    """Saves a run: every `every` steps (0: never in mid-epoch) and when the engine asks for it.
+
+    All ranks take part, since each may hold a part of what is saved; rank 0 alone has `checkpoints`.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        schedule: Schedule,
+        config: Mapping,
+        checkpoints: Checkpoints | None,
+        *,
+        every: int,
+        active: bool,
+        pulse: Pulse,
+        saved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`active` is whether the run has an output directory, which all ranks know; `saved` is called after a save."""
+        self._worker, self._schedule, self._config = worker, schedule, dict(config)
+        self._checkpoints, self._every, self._active, self._pulse = checkpoints, every, active, pulse
+        self._on_saved = saved
+        self._saved: tuple[int, Position] | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether to save in mid-epoch after `step`."""
+        return self._active and self._every > 0 and step % self._every == 0
+
+    def save(self, progress: Progress, validation_accuracy: float | None = None) -> None:
+        """Save the run as it stands; every rank calls this at the same step."""
+        if not self._active or self._saved == (progress.step, progress.position):
+            return
+        self._saved = progress.step, progress.position
+        self._pulse.enter("checkpoint")
+        [loss_sum] = self._worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
+        self._worker.average_statistics()
+        arrays = self._worker.export_state()
+        self._pulse.enter("writing")
+        if self._checkpoints:
+            self._checkpoints.save(self._state(progress, arrays, float(loss_sum)), metric=validation_accuracy)
+        self._on_saved()
+
+    def _state(self, progress: Progress, arrays: dict[str, np.ndarray], loss_sum: float) -> TrainState:
+        epoch, offset = progress.position.epoch, progress.position.offset
+        return TrainState(
+            framework=self._worker.framework,
+            arrays=arrays,
+            progress=SavedProgress(
+                epoch=epoch,
+                offset=offset,
+                step=progress.step,
+                samples_seen=epoch * self._schedule.samples_per_epoch + offset,
+                running={**{name: getattr(progress, name) for name in _RUNNING}, "loss_sum": loss_sum},
+            ),
+            # Nothing else is random: order, augmentation and initial weights are functions of the seed.
+            rng={"seed": self._config["seed"]},
+            schedule=json.loads(json.dumps(dataclasses.asdict(self._schedule))),
+            config=self._config,
+            versions=self._worker.versions(),
+        )
+
+
+_RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_validation_loss", "epochs_without_gain")
+
+
+def resume(worker: Worker, state: TrainState) -> Progress:
+    """Put a saved state, which `resuming` has checked, into the worker of every rank; say where the run stands."""
+    worker.import_state(state.arrays, state.progress.step)
+    saved = state.progress
+    return Progress(
+        position=Position(saved.epoch, saved.offset),
+        step=saved.step,
+        # The sum over all ranks was saved; whoever resumes, rank 0 carries it on.
+        loss_sum=saved.running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
+        **{name: saved.running[name] for name in _RUNNING},
+    )
+
+
+def broadcast_state(state: TrainState | None, collectives: Collectives) -> TrainState:
+    """Rank 0's state on every rank; the others pass None."""
+    header = b""
+    if state is not None:
+        plain = {
+            **{item.name: getattr(state, item.name) for item in dataclasses.fields(state)},
+            "progress": dataclasses.asdict(state.progress),
+        }
+        plain["arrays"] = {name: (array.shape, array.dtype.str) for name, array in state.arrays.items()}
+        header = json.dumps(plain).encode()
+    size = collectives.broadcast_arrays({"size": np.array([len(header)], np.int64)})["size"][0]
+    text = np.frombuffer(header, np.uint8) if state is not None else np.zeros(size, np.uint8)
+    plain = json.loads(collectives.broadcast_arrays({"header": text})["header"].tobytes())
+    arrays = (
+        state.arrays
+        if state is not None
+        else {name: np.zeros(shape, dtype) for name, (shape, dtype) in plain["arrays"].items()}
+    )
+    return TrainState(
+        **{**plain, "progress": SavedProgress(**plain["progress"]), "arrays": collectives.broadcast_arrays(arrays)}
+    )

@@ -1,0 +1,164 @@
+"""The training command line: flags, and a YAML file of them given by `--config`; flags win over the file.
+
+tyro makes flags and their help text of the fields of `TrainConfig`. What a flag's words mean is said in `flags.py`, so
+that a mistake has the same answer in the file, here, and after the commands of `allstep`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+from allstep.common.config import config_file
+from allstep.common.config.flags import Kind, Parser, nonempty_path, nonempty_text, one_of, wrong
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.config.validation import validate
+from allstep.common.launch.placement import Placement
+from allstep.common.launch.signs import default_strategy
+from allstep.common.process.errors import UserError, shown
+
+if TYPE_CHECKING:
+    from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+
+def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | None = None) -> TrainConfig:
+    """Read a run's configuration from the command line of this process, or from `argv`.
+
+    Args:
+        strategies: names of the framework's strategies; the choice is made by `place` where the user makes none.
+        place: rank 0 alone prints the help text.
+
+    Raises:
+        UserError: a flag, its value or the YAML file is wrong.
+        SystemExit: with status 0, after --help.
+    """
+    import tyro
+
+    defaults = {"list-strategies": False, **TrainConfig().flat()}
+    parser = Parser(None, _DESCRIPTION, add_help=False)
+    parser.add_argument("--config", action="append", type=nonempty_path, default=[])
+    given, words = parser.parse_known_args(argv)
+    entries = {entry.key: entry for path in given.config for entry in config_file.read(path, defaults)}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in ("--batch-size", "--global-batch-size"):  # two ways to say one thing: the file's gives way
+            entries.pop("batch-size", None), entries.pop("global-batch-size", None)
+        if name.startswith("--tyro-"):  # makes scripts for shells, and answers mistakes by assertions
+            parser.refuse(word, ())
+        if equals and isinstance(defaults.get(name.removeprefix("--no-").removeprefix("--")), bool):
+            parser.error(f"expected {name} alone, received it with the value {shown(value)}; leave that out")
+    try:
+        config, unknown = tyro.cli(
+            TrainConfig,
+            prog=parser.prog,
+            description=parser.description,
+            args=words,
+            return_unknown_args=True,
+            console_outputs=place.rank == 0,
+            config=(tyro.conf.OmitArgPrefixes,),
+            registry=_registry(parser, strategies, entries),
+        )
+    except BrokenPipeError:  # --help into a reader that has gone, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has still to write at its end
+        raise SystemExit(0) from None
+    if unknown:
+        parser.refuse(unknown[0], ["--config", *map("--{}".format, defaults)])
+    if config.strategy is None:
+        config = dataclasses.replace(config, strategy=default_strategy(place))
+    validate(config, strategies, place)
+    return config
+
+
+_DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config FILE.yaml; flags win over the file."
+
+
+def _registry(
+    parser: Parser, strategies: Sequence[str], entries: Mapping[str, config_file.Entry]
+) -> ConstructorRegistry:
+    """How tyro makes the configuration: of words by the types of `flags.py`, with the file's values as defaults."""
+    import tyro
+    from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
+
+    registry = ConstructorRegistry()
+    in_progress: list[type] = []  # tyro's own rule is asked for through the registry, which asks this one again
+
+    @registry.struct_rule
+    def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if not dataclasses.is_dataclass(info.type) or info.type in in_progress:
+            return None
+        in_progress.append(info.type)
+        spec = ConstructorRegistry.get_struct_spec(info)
+        in_progress.pop()
+        return dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
+
+    # Its name is known here alone: a constructor of values in a field's annotation is not told whose they are.
+    def flag(field: StructFieldSpec) -> StructFieldSpec:
+        if dataclasses.is_dataclass(field.type):
+            return field
+        name = field.name.replace("_", "-")
+        kind = _kind(field.type)
+        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
+        num_values = None if spec.nargs == "*" else spec.nargs
+        if name in entries:
+            value = _value(kind, num_values, entries[name].words, str(entries[name]))
+            field = dataclasses.replace(field, default=value)
+
+        def from_words(words: Sequence[str]) -> object:
+            if num_values == 1 and not words:
+                parser.error(f"expected a value after --{name}, received none; give one")
+            if num_values == 1 and len(words) > 1:
+                parser.refuse(words[1], ())
+            return _value(kind, num_values, words, f"--{name}")
+
+        metavar = f"{{{','.join(strategies)}}}" if name == "strategy" else spec.metavar.removeprefix("{None}|")
+        # A wrong number of words and a wrong choice are left to from_words: tyro prints several lines and exits.
+        spec = dataclasses.replace(spec, nargs="*", choices=None, metavar=metavar, instance_from_str=from_words)
+        described = tyro.conf.arg(help_behavior_hint="" if field.default in (None, ()) else None)
+        annotated = Annotated[field.type, spec, described]
+        return dataclasses.replace(field, type=annotated, helptext=lambda: " ".join(field.helptext().split()))
+
+    return registry
+
+
+def _kind(hint: Any) -> Kind:
+    """The type of a field's values: what is written beside its hint, or follows from that."""
+    if get_origin(hint) is Annotated:
+        return get_args(hint)[1]
+    if get_origin(hint) is Literal:
+        return one_of(*get_args(hint))
+    return _KINDS[hint]
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in _TRUTHS:
+        raise wrong("to be true or false", word, "write one of them")
+    return _TRUTHS[word.lower()]
+
+
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# Not int and float: each number says in its field how large it may be.
+_KINDS: Mapping[Any, Kind] = {
+    bool: _truth,
+    str | None: nonempty_text,
+    Path: nonempty_path,
+    Path | None: nonempty_path,
+}
+
+
+def _value(kind: Kind, num_values: int | None, words: Sequence[str], name: str) -> object:
+    """The value of a flag by its words, where the message of a mistake calls the flag `name`."""
+    if num_values not in (None, len(words)):
+        many = "one value" if num_values == 1 else f"{num_values} values"
+        received = "1 value" if len(words) == 1 else f"{len(words)} values"
+        raise UserError(f"expected {name} to be {many}, received {received}; see --help")
+    try:
+        values = tuple(map(kind, words))
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"expected {name} {error}") from None
+    return values[0] if num_values == 1 else values

@@ -1,0 +1,189 @@
+"""What a flag's word must be: functions that make a value of it, or say in one line what was expected.
+
+The flags of the trainers (`config.py`) and of the commands of `allstep` have the same types, and the same answers to
+mistakes. A type that refuses a word raises ArgumentTypeError with the rest of a sentence, as in `to be at least 1,
+received 0; raise it`; who knows the name of the flag, or the file and its line, puts it in front.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from allstep.common.process.errors import UserError, shown
+
+Value = TypeVar("Value")
+Kind = Callable[[str], Value]
+"""The type of a flag: from a word to its value."""
+
+_SMALLEST = 1e-30
+"""A smaller number is a mistake, and what is divided by it soon infinite."""
+EVER = 10**9
+"""The most of what is only counted: whoever means "never" or "all" may write it."""
+MOST_ROUNDS = 1000
+"""Of a measurement: more tell no more than the machine's changes."""
+WEEK = 7 * 24 * 3600
+"""In seconds; the longest that anything waits for."""
+
+
+def wrong(expected: str, received: str, advice: str) -> argparse.ArgumentTypeError:
+    """The error of a type: the rest of a sentence that begins with `expected --flag`."""
+    return argparse.ArgumentTypeError(f"{expected}, received {shown(received)}; {advice}")
+
+
+def whole(least: int, most: int, because: str = "") -> Kind[int]:
+    """A whole number from `least` to `most`; `because` says why there are no more, where that is not plain."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,1000}", text):
+            raise wrong("to be a whole number", text, "write it in digits, as in 32")
+        _expect_within(int(text), text, least, most, because)
+        return int(text)
+
+    return parse
+
+
+def number(
+    least: float, most: float, *, above: bool = False, below: bool = False, smallest: float = _SMALLEST
+) -> Kind[float]:
+    """A number from `least` to `most`, without `least` where it must be `above`, without `most` where `below`.
+
+    But for 0 it is at least `smallest` in size.
+    """
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if math.isnan(value):
+            raise wrong("to be a number", text, "write it as in 0.01 or 1e-2")
+        if 0 < abs(value) < smallest:
+            raise wrong(f"to be 0 or at least {smallest:g}", text, "raise it")
+        _expect_within(value, text, least, most, above=above, below=below)
+        return value
+
+    return parse
+
+
+def _expect_within(
+    value: float, text: str, least: float, most: float, because: str = "", *, above: bool = False, below: bool = False
+) -> None:
+    if value < least or (above and value == least):
+        raise wrong(f"to be {'above' if above else 'at least'} {_plain(least)}", text, "raise it")
+    if value > most or (below and value == most):
+        reason = f", {because}" if because else ""
+        raise wrong(f"to be {'below' if below else 'at most'} {_plain(most)}{reason}", text, "lower it")
+
+
+def _plain(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def local_ranks(least: int = 1) -> Kind[int]:
+    """A number of ranks, or devices made of cores, on this machine."""
+    return whole(least, most_local_ranks(), f"as they share the {_num_cores()} cores of this machine")
+
+
+def most_local_ranks() -> int:
+    """As many as a machine has cores; 16 for tests of many ranks on a small one, and for its GPUs."""
+    return max(16, _num_cores())
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def one_of(*names: str) -> Kind[str]:
+    """One of the names."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            near = difflib.get_close_matches(text, names, n=1)
+            raise wrong(f"to be one of {', '.join(names)}", text, f"did you mean {near[0]}?" if near else "name one")
+        return text
+
+    return parse
+
+
+def listed(kind: Kind[Value]) -> Kind[tuple[Value, ...]]:
+    """One or more values with commas between them, each once."""
+    return lambda text: tuple(dict.fromkeys(kind(word) for word in text.split(",")))
+
+
+def nonempty_text(word: str) -> str:
+    """Any text but none."""
+    if not word.strip() or "\0" in word:
+        raise wrong("to be a text", word, "name something, or leave the flag out")
+    return word
+
+
+def nonempty_path(word: str) -> Path:
+    """A path; where it leads, and whether it may be read or written, is for others to say."""
+    if not word.strip() or "\0" in word:
+        raise wrong("to be a path", word, "name one, or leave the flag out")
+    return Path(word)
+
+
+def batch_ramp(word: str) -> str:
+    """EPOCH:FACTOR, a time of the run and the whole number by which the batch is multiplied from then on."""
+    epoch, colon, factor = word.partition(":")
+    try:
+        if not colon:
+            raise wrong("", word, "")
+        number(0, EVER)(epoch), whole(1, EVER)(factor)
+    except argparse.ArgumentTypeError:
+        raise wrong("to be EPOCH:FACTOR", word, "write it as in 5:2") from None
+    return word
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a command's flags, whose errors are the user's mistakes as the rest of allstep reports them."""
+
+    def __init__(self, prog: str | None, description: str, **options: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, **options)
+        # Of what begins with a hyphen, argparse takes -1 and -0.5 for values; 1e-3, inf and nan have signs, too.
+        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+
+    def parse_args(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """As argparse's, but a word that is nobody's is answered with the flag that it may be meant for."""
+        flags, rest = self.parse_known_args(arguments)
+        if rest:
+            self.refuse(rest[0], self._option_string_actions)
+        return flags
+
+    def refuse(self, word: str, names: Iterable[str]) -> NoReturn:
+        """Raise a UserError for a word that belongs to none of the flags of these names."""
+        name = word.partition("=")[0]
+        if not name.startswith("-"):
+            self.error(f"expected flags and their values, received {shown(word)} after them; leave it out")
+        near = difflib.get_close_matches(name, names, n=1)
+        advice = f"; did you mean {near[0]}?" if near else ""
+        self.error(f"expected a flag of {self.prog}, received {shown(name)}{advice}")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UserError that says what argparse has to say as everybody else does."""
+        for pattern, form in _ARGPARSE:
+            if match := re.fullmatch(pattern, message, re.DOTALL):
+                message = form.format(*map(str, match.groups()))
+        raise UserError(f"{message} ({self.prog} --help lists all flags)")
+
+
+_NAMED = r"argument (.+?)(?:/.+?)?: "
+# What argparse says, and what is said instead.
+_ARGPARSE = (
+    (rf"{_NAMED}(to be .+)", "expected {} {}"),
+    (rf"{_NAMED}expected (?:one|1) argument", "expected a value after {}, received none; give one"),
+    (rf"{_NAMED}expected at least one argument", "expected values after {}, received none; give one or more"),
+    (rf"{_NAMED}expected (\d+) arguments", "expected {1} values after {0}, received fewer; give all"),
+    (rf"{_NAMED}ignored explicit argument '(.*)'", "expected {} alone, received it with the value {}; leave that out"),
+    (rf"{_NAMED}invalid choice: '(.*)' \(choose from (.*)\)", "expected {0} to be one of {2}, received {1}; name one"),
+    (r"the following arguments are required: (.+)", "expected {}, received nothing for it; give it"),
+)

@@ -1,0 +1,163 @@
+"""Whether the flags of a run fit together, and the data: all that can be said before a framework is imported."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Sequence
+
+from allstep.common import registry
+from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.files.writable import try_file, try_folder
+from allstep.common.launch.placement import Placement
+from allstep.common.process.errors import UserError, shown
+
+
+def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -> None:
+    """Check what the types of the flags do not say, before a framework is imported.
+
+    Raises:
+        UserError: names the first wrong value.
+    """
+    schedule = config.schedule
+    if config.strategy not in strategies:
+        framework = registry.find_framework(config.strategy)
+        near = difflib.get_close_matches(config.strategy, strategies, n=1)
+        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        if framework:
+            hint = f"a strategy of {registry.TITLES[framework]}: start {framework}/train.py for it"
+        raise UserError(
+            f"expected --strategy to be one of {', '.join(strategies)}, received {shown(config.strategy)}; {hint}"
+        )
+    if schedule.batch_size is not None and schedule.global_batch_size is not None:
+        raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
+    _check_output(config.output)
+    _check_images(config)
+    one_worker = registry.STRATEGIES[registry.find_framework(config.strategy)][config.strategy].one_worker
+    _check_schedule(config, 1 if one_worker else place.world_size)
+    if place.rank == 0:  # on another host the paths may lead nowhere
+        _check_paths(config)
+
+
+def _check_output(output: OutputConfig) -> None:
+    if output.output_dir is None:
+        for name, given in (
+            ("--log-every", output.log_every),
+            ("--tensorboard", output.tensorboard),
+            ("--checkpoint-every", output.checkpoint_every),
+        ):
+            if given:
+                raise UserError(f"expected --output-dir with {name}, received none; name a folder to write to")
+        if output.resume in ("latest", "best"):
+            raise UserError(
+                f"expected --output-dir with --resume {output.resume}, received none; name the run's output directory"
+            )
+    if output.resume and output.init_from:
+        raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
+
+
+def _check_paths(config: TrainConfig) -> None:
+    """Refuse paths that nothing can be written to."""
+    for flag, path, try_it in (
+        ("--output-dir", config.output.output_dir, try_folder),
+        ("--timeline", config.parallel.timeline, try_file),
+    ):
+        try:
+            if path is not None:
+                try_it(path)
+        except OSError as error:
+            raise UserError(
+                f"expected {flag} to be a path that can be written, received {shown(path)}: "
+                f"{error.strerror}; name another"
+            ) from None
+
+
+def _check_schedule(config: TrainConfig, num_workers: int) -> None:
+    """Check what is known of the schedule and the data by the flags alone.
+
+    The number of ranks may still grow, and a resumed run may have another batch: where either matters, the check is
+    left to the time when they are known.
+    """
+    from allstep.common.schedule import make_schedule
+
+    flags = config.schedule
+    num_samples = _num_samples(config.data)
+    known = flags.global_batch_size is not None or flags.lr_scaling == "none"
+    kept = config.output.resume and flags.batch_size is None and flags.global_batch_size is None
+    if num_samples is None or kept:
+        num_samples = 2**62
+    validate_for_data(config, num_samples, num_workers)
+    make_schedule(
+        config,
+        num_samples,
+        config.global_batch_size(num_workers),
+        final_lr=flags.final_lr if known else 0.0,
+    )
+
+
+def _num_samples(data: DataConfig) -> int | None:
+    """Training samples of a data set whose files may not be there yet; None where they decide it."""
+    return {"digits": 1437, "synthetic": data.synthetic_samples}.get(data.dataset)
+
+
+def _check_images(config: TrainConfig) -> None:
+    """Refuse images that the network cannot have, or for which there is no memory, where flags say their size."""
+    data = config.data
+    shapes = {"synthetic": data.synthetic_shape, "image-folder": (data.image_size, data.image_size, 3)}
+    if data.dataset not in shapes:
+        return
+    shape, num_classes = shapes[data.dataset], data.synthetic_classes if data.dataset == "synthetic" else 1
+    check_image_size(config.model, *shape[:2])
+    batch_size = config.schedule.batch_size or DEFAULT_BATCH_SIZE
+    if config.schedule.global_batch_size is not None:
+        batch_size = 1  # of a rank, at least
+    needed = 4 * (batch_size * math.prod(shape) + _num_weights(config.model, shape, num_classes))
+    needed += 256 * num_classes * shape[2]  # the patterns of synthetic images, while they are made
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        images = "x".join(map(str, shape))
+        raise UserError(
+            f"expected a network and a batch for the {memory / 2**30:.3g} GiB of this machine, received {batch_size} "
+            f"images of {images} for --model {config.model}, which take {needed / 2**30:.3g} GiB and more; make them "
+            "smaller"
+        )
+
+
+def _num_weights(model: str, shape: tuple[int, int, int], num_classes: int) -> int:
+    """Weights of the layers that grow with images and classes."""
+    height, width, channels = shape
+    first = {"mlp": height * width * channels, "cnn": 64 * ((height - 4) // 2) * ((width - 4) // 2)}.get(model, 0)
+    return 128 * first + {"mlp": 128, "cnn": 128, "resnet18": 512, "resnet50": 2048}[model] * num_classes
+
+
+def check_image_size(model: str, height: int, width: int) -> None:
+    """Refuse images of which the layers of the network leave nothing.
+
+    Raises:
+        UserError: says which would do.
+    """
+    if model == "cnn" and min(height, width) < 6:
+        raise UserError(
+            f"expected images of 6 x 6 pixels or more for --model cnn, received {height} x {width}; use mlp"
+        )
+
+
+def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:
+    """Check the configuration against the training samples.
+
+    Raises:
+        UserError: there are more ranks than samples, or a global batch does not fill the ranks.
+    """
+    global_batch_size = config.global_batch_size(world_size)
+    if world_size > num_samples:
+        raise UserError(
+            f"expected at least one training sample per rank, received {num_samples} samples of "
+            f"{config.data.dataset} for {world_size} ranks; start fewer ranks"
+        )
+    if global_batch_size < world_size:
+        raise UserError(
+            f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
+            f"received {global_batch_size}; give each rank a sample or start fewer ranks"
+        )

@@ -1,0 +1,175 @@
+"""A data set's arrays, unpacked once a host into .npy files that all its ranks map into memory and share."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import math
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from allstep.common.data.datasets.base import ArraySplit
+from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
+from allstep.common.files.disk import sha256_of, write_atomically
+from allstep.common.files.regular_file import check_memory, regular
+from allstep.common.process.errors import UserError
+
+Arrays = Mapping[str, np.ndarray]
+ARRAY_NAMES = ("train_images", "train_labels", "validation_images", "validation_labels")
+"""uint8 (samples, height, width, channels) for images, int64 (samples,) for labels."""
+
+
+def unpack_once(directory: Path, sums: Mapping[str, str], unpack: Callable[[], Arrays]) -> None:
+    """Writes the arrays that `unpack` makes of the files with these checksums, unless they are there intact.
+
+    Raises:
+        UserError: what `unpack` raises, and what to do.
+        OSError: the folder cannot be read or written.
+    """
+    target = _target(directory, sums)
+    if _is_intact(target):
+        return
+    with one_at_a_time(directory):
+        if not _is_intact(target):  # Another process may have unpacked them while this one waited.
+            try:
+                arrays = unpack()
+            except UserError as error:  # in files of the user's own: the published ones are right
+                raise UserError(f"{error}; put the right file there and write {SUMS_NAME} anew") from error
+            _write(target, arrays)
+
+
+def open_splits(
+    directory: Path, sums: Mapping[str, str], *, image_shape: tuple[int, int, int], num_classes: int
+) -> tuple[ArraySplit, ArraySplit]:
+    """The training and the validation split that `unpack_once` has written.
+
+    Raises:
+        UserError: it has not.
+        OSError: they cannot be read.
+    """
+    target = _target(directory, sums)
+    if not (target / SUMS_NAME).exists():
+        raise UserError(
+            f"expected {target}, received nothing: it is missing on this host; give all ranks of a host the same "
+            "--data-dir"
+        )
+    splits = []
+    for split in ("train", "validation"):
+        images = _mapped(target / f"{split}_images.npy", np.uint8, image_shape)
+        labels = _mapped(target / f"{split}_labels.npy", np.int64, ())
+        if len(images) != len(labels) or not 0 <= labels.min() <= labels.max() < num_classes:
+            raise UserError(
+                f"expected {len(images)} labels from 0 to {num_classes - 1} in {target / split}_labels.npy, received "
+                f"{len(labels)} from {labels.min()} to {labels.max()}; remove {target}"
+            )
+        splits.append(ArraySplit(images, labels))
+    return splits[0], splits[1]
+
+
+def _mapped(path: Path, dtype: type, item_shape: tuple[int, ...]) -> np.ndarray:
+    """The array in a file of `_save`, mapped; the file's size says how many items it has, and so the whole header."""
+    with open(path, "rb", opener=regular) as stream:
+        size, item_bytes = os.fstat(stream.fileno()).st_size, np.dtype(dtype).itemsize * math.prod(item_shape)
+        num_items = max(1, (size - _HEADER_BYTES) // item_bytes)
+        header = _header(np.dtype(dtype), (num_items, *item_shape))
+        if stream.read(len(header)) != header or size != len(header) + num_items * item_bytes:
+            raise UserError(
+                f"expected {np.dtype(dtype)} numbers of shape {('n', *item_shape)} in {path}, received something else; "
+                f"remove {path.parent}"
+            )
+        # As a plain array: indexing np.memmap itself costs several microseconds more.
+        mapped = np.memmap(stream, dtype, mode="r", offset=len(header), shape=(num_items, *item_shape))
+        return mapped.view(np.ndarray)
+
+
+MAX_CONTENT_BYTES = 600_000_000
+"""Of what is unpacked from one file: CIFAR-10 has 184 MB, and EMNIST's largest part, in the form of MNIST, 547 MB."""
+
+
+def check_content_size(path: Path, num_bytes: int) -> None:
+    """Checks what a header says before so much is read.
+
+    Raises:
+        UserError: it is more than any such file has.
+        OSError: it is more than the memory that is left.
+    """
+    if num_bytes > MAX_CONTENT_BYTES:
+        raise UserError(f"expected at most {MAX_CONTENT_BYTES} bytes of content in {path}, received {num_bytes}")
+    check_memory(path, 3 * num_bytes)  # as bytes, as an array, and that in another order
+
+
+class Bounded:
+    """A stream that ends the reading of an archive which unpacks to more than any of ours."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self._path, self._stream, self._num_bytes = path, stream, 0
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes.
+
+        Raises:
+            UserError: they are too many in all.
+        """
+        data = self._stream.read(size)
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_CONTENT_BYTES:
+            raise UserError(f"expected at most {MAX_CONTENT_BYTES} bytes of content in {self._path}, received more")
+        return data
+
+
+@contextmanager
+def archive_errors(path: Path) -> Iterator[None]:
+    """Turns what the standard library raises on a damaged .gz or .tar.gz into a line that names `path`."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+        raise UserError(f"expected {path} to be whole, received one that is damaged or cut short: {error}") from error
+
+
+def _target(directory: Path, sums: Mapping[str, str]) -> Path:
+    # Named after the files' content, so that other files never meet arrays made of earlier ones.
+    content = hashlib.sha256("".join(f"{name}={sums[name]};" for name in sorted(sums)).encode())
+    return directory / f"unpacked-{content.hexdigest()[:12]}"
+
+
+def _write(target: Path, arrays: Arrays) -> None:
+    target.mkdir(exist_ok=True)
+    paths = {name: target / f"{name}.npy" for name in ARRAY_NAMES}
+    for name, path in paths.items():
+        with write_atomically(path) as stream:
+            _save(stream, arrays[name])
+    with write_atomically(target / SUMS_NAME) as stream:
+        stream.writelines(f"{sha256_of(path)}  {path.name}\n".encode() for path in paths.values())
+
+
+def _save(stream: BinaryIO, array: np.ndarray) -> None:
+    """As np.save does, whose error on a full disk ("470400 requested and 61440 written") does not say so."""
+    array = np.ascontiguousarray(array)
+    stream.write(_header(array.dtype, array.shape))
+    stream.write(array.data)
+
+
+def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """What stands before the numbers of an array in a .npy file; it has `_HEADER_BYTES` whatever the shape."""
+    stream = io.BytesIO()
+    content = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, content)
+    return stream.getvalue()
+
+
+_HEADER_BYTES = 128
+
+
+def _is_intact(target: Path) -> bool:
+    if not (target / SUMS_NAME).exists():
+        return False
+    sums = read_sums(target / SUMS_NAME)
+    return all(has_sum(target / f"{name}.npy", sums.get(f"{name}.npy", "")) for name in ARRAY_NAMES)

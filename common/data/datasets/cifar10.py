@@ -1,0 +1,106 @@
+"""cifar10: 60,000 colour images of 32x32 pixels in 10 classes, from the binary archive.
+
+Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.data.datasets.array_cache import (
+    Bounded,
+    archive_errors,
+    check_content_size,
+    open_splits,
+    unpack_once,
+)
+from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, tell_whose_sums
+from allstep.common.files.regular_file import regular
+from allstep.common.process.errors import UserError
+
+NUM_CLASSES = 10
+IMAGE_SHAPE = (32, 32, 3)
+RECORD_BYTES = 1 + 3 * 32 * 32
+"""A label, then the red, the green and the blue plane."""
+
+ARCHIVE = "cifar-10-binary.tar.gz"
+# Size and SHA-256 are those of TensorFlow Datasets (url_checksums/cifar10.txt).
+FILES = (RemoteFile(ARCHIVE, 170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),)
+MIRRORS = ("https://www.cs.toronto.edu/~kriz",)
+MEMBERS = {
+    "train": tuple(f"cifar-10-batches-bin/data_batch_{number}.bin" for number in range(1, 6)),
+    "validation": ("cifar-10-batches-bin/test_batch.bin",),
+}
+
+
+def prepare(config: DataConfig) -> None:
+    """Fetches the archive and unpacks it.
+
+    Raises:
+        UserError: the archive cannot be had, or is not what its name says.
+    """
+    directory = config.data_dir / "cifar10"
+    sums = fetch(FILES, directory, mirrors=[config.mirror] if config.mirror else MIRRORS)
+    unpack_once(directory, sums, lambda: unpack(directory / ARCHIVE))
+    tell_whose_sums(directory)
+
+
+def load(config: DataConfig) -> Dataset:
+    """Opens what `prepare` has unpacked."""
+    directory = config.data_dir / "cifar10"
+    train, validation = open_splits(
+        directory, expected_sums(FILES, directory), image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES
+    )
+    return Dataset(
+        train=train,
+        validation=validation,
+        image_shape=IMAGE_SHAPE,
+        num_classes=NUM_CLASSES,
+        # Of the training images, as usually given.
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    )
+
+
+def unpack(archive: Path) -> dict[str, np.ndarray]:
+    """Reads the archive into arrays; see `unpacked.ARRAY_NAMES`. Nothing is extracted to disk."""
+    wanted = {name for names in MEMBERS.values() for name in names}
+    contents: dict[str, bytes] = {}
+    with (
+        open(archive, "rb", opener=regular) as file,
+        archive_errors(archive),
+        gzip.open(file) as stream,
+        tarfile.open(fileobj=Bounded(archive, stream), mode="r|") as tar,
+    ):
+        # In the archive's own order: going back would decompress it from the start.
+        for member in tar:
+            if member.isfile() and member.name in wanted:
+                check_content_size(archive, member.size)
+                contents[member.name] = tar.extractfile(member).read()
+    if missing := wanted - contents.keys():
+        raise UserError(f"expected a file {min(missing)} in {archive}, received none")
+
+    arrays = {}
+    for split, names in MEMBERS.items():
+        parts = [_parse(contents[name], f"{archive}, {name}") for name in names]
+        arrays[f"{split}_images"] = np.concatenate([images for images, _ in parts])
+        arrays[f"{split}_labels"] = np.concatenate([labels for _, labels in parts])
+    return arrays
+
+
+def _parse(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of one file of records."""
+    if not content or len(content) % RECORD_BYTES:
+        raise UserError(f"expected records of {RECORD_BYTES} bytes in {name}, received {len(content)} bytes")
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD_BYTES)
+    labels = records[:, 0].astype(np.int64)
+    if labels.max() >= NUM_CLASSES:
+        raise UserError(f"expected labels 0 to {NUM_CLASSES - 1} in {name}, received {labels.max()}")
+    planes = records[:, 1:].reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

@@ -1,0 +1,60 @@
+"""digits: the 1,797 real handwritten digits, 8x8 pixels, that come with scikit-learn; no download.
+
+Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
+1998; its test part, written by 13 people.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.data.datasets.base import ArraySplit, Dataset
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.process.errors import UserError
+
+VALIDATION_EVERY = 5
+
+
+def prepare(config: DataConfig) -> None:
+    """Checks that scikit-learn is installed."""
+    _file()
+
+
+def load(config: DataConfig) -> Dataset:
+    """Splits the digits: every fifth sample of each class (360 in all) validates, the other 1,437 train.
+
+    Raises:
+        UserError: scikit-learn is not installed.
+    """
+    with gzip.open(_file(), "rt") as lines:
+        rows = np.loadtxt(lines, delimiter=",", dtype=np.uint16)
+    # Brightness 0..16 in the file, 0..255 here.
+    images = ((rows[:, :64] * 255 + 8) // 16).astype(np.uint8).reshape(-1, 8, 8, 1)
+    labels = rows[:, 64].astype(np.int64)
+
+    is_validation = np.zeros(len(labels), dtype=bool)
+    is_validation[np.argsort(labels, kind="stable")[::VALIDATION_EVERY]] = True
+    train = ArraySplit(images[~is_validation], labels[~is_validation])
+    return Dataset(
+        train=train,
+        validation=ArraySplit(images[is_validation], labels[is_validation]),
+        image_shape=(8, 8, 1),
+        num_classes=10,
+        mean=(float(train.images.mean() / 255),),
+        std=(float(train.images.std() / 255),),
+    )
+
+
+def _file() -> Path:
+    """scikit-learn's own copy of the data, found without importing scikit-learn, which takes a second."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise UserError(
+            "expected scikit-learn for --dataset digits, received no such package; install it, or choose another data "
+            "set"
+        )
+    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"

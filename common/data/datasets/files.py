@@ -1,0 +1,57 @@
+"""Files of data sets on disk: checksums, one writer at a time, and clear errors."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from allstep.common.files.disk import NO_LOCKS, sha256_of
+from allstep.common.files.regular_file import read_regular, regular
+from allstep.common.process.errors import UserError
+
+SUMS_NAME = "SHA256SUMS"
+_MAX_SUMS_BYTES = 2**20
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """SHA-256 by file name, from a file as sha256sum writes it; lines of another form count for nothing."""
+    lines = read_regular(path, most=_MAX_SUMS_BYTES).decode(errors="replace").splitlines()
+    fields = [line.split(maxsplit=1) for line in lines]
+    return {os.path.basename(pair[1].lstrip("*")): pair[0].lower() for pair in fields if len(pair) == 2}
+
+
+def has_sum(path: Path, sha256: str) -> bool:
+    """Whether there is a file at `path` with this SHA-256."""
+    return path.exists() and sha256_of(path) == sha256
+
+
+@contextmanager
+def data_dir_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the disk (full, read-only, forbidden) into a line that names the file, or `path`."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        raise UserError(
+            f"expected a data directory that can be used, received {where}: {error.strerror}; mend that or choose "
+            "another --data-dir"
+        ) from error
+
+
+@contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Lets one process after the other into the block, of all those that share `directory`, on any host.
+
+    Without it hosts with a common file system would download side by side, and replace files under the
+    eyes of others that have just begun to read them. The lock goes when its holder ends, however it ends.
+    """
+    with open(directory / ".lock", "a", opener=regular) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:  # where there are none, each host has partial files of its own
+                raise
+        yield

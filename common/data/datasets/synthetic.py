@@ -1,0 +1,117 @@
+"""synthetic: images of any shape and number, computed from their index; for benchmarks and tests of scale.
+
+Each class has a pattern, a coarse grid of probabilities; a pixel is white with the probability of its cell,
+black otherwise. So a network can learn to tell the classes apart, nearly always right from 28x28 pixels on.
+Patterns and pixels come from a hash of counters: 10^9 samples take no memory, and every rank computes the
+same ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.hashing import hash64
+from allstep.common.process.errors import UserError
+from allstep.common.process.memory import available_memory
+
+GRID = 4
+"""Cells of a pattern in each direction: coarse, so that networks that pool still see it."""
+MAX_SAMPLES = 2**40
+"""Validation samples are numbered from here: disjoint from training, the same whatever its size."""
+PATTERN_COUNTER = 2**63
+"""Counters of the patterns, above those of any sample."""
+MAX_VALIDATION_SAMPLES = 10_000
+BYTES_PER_NUMBER = 16
+"""Of an image or a pattern, while it is made: hashes of 64 bits, and a copy."""
+READ_AHEAD_BYTES = 2**15
+"""An image this large takes tens of microseconds to compute; small ones cost less than handing them over."""
+
+
+def prepare(config: DataConfig) -> None:
+    """Nothing to prepare."""
+
+
+def load(config: DataConfig) -> Dataset:
+    """Describes the data set that the `synthetic_*` flags ask for.
+
+    Raises:
+        UserError: a number is out of range, or an image or the classes' patterns do not fit into memory.
+    """
+    shape, num_samples, num_classes = config.synthetic_shape, config.synthetic_samples, config.synthetic_classes
+    if not 1 <= num_samples <= MAX_SAMPLES:
+        raise UserError(f"expected --synthetic-samples from 1 to 2^40, received {num_samples}")
+    if num_classes < 2:
+        raise UserError(f"expected --synthetic-classes to be at least 2, received {num_classes}")
+    if min(shape) < 1:
+        raise UserError(
+            f"expected --synthetic-shape as height, width and channels of at least 1, received {_shown(shape)}"
+        )
+    num_bytes = BYTES_PER_NUMBER * (math.prod(shape) + GRID**2 * num_classes * shape[2])
+    if num_bytes > (left := available_memory()):
+        raise UserError(
+            f"expected --synthetic-shape and --synthetic-classes to fit into {left} bytes, the memory that is left, "
+            f"received {_shown(shape)} and {num_classes}, which take {num_bytes}"
+        )
+
+    patterns = class_patterns(num_classes, shape[2])
+    # A pixel of which nothing is known is white with the mean probability of its channel.
+    mean = patterns.mean(axis=(0, 1, 2)) / 256
+    std = np.sqrt(mean * (1 - mean))
+    num_validation = min(MAX_VALIDATION_SAMPLES, max(1, num_samples // 6))
+    return Dataset(
+        train=SyntheticSplit(num_samples, first=0, shape=shape, patterns=patterns),
+        validation=SyntheticSplit(num_validation, first=MAX_SAMPLES, shape=shape, patterns=patterns),
+        image_shape=shape,
+        num_classes=num_classes,
+        mean=tuple(mean.tolist()),
+        std=tuple(std.tolist()),
+    )
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " ".join(map(str, shape))
+
+
+def class_patterns(num_classes: int, channels: int) -> np.ndarray:
+    """Of each class the probabilities of white in 1/256, uint8 (num_classes, GRID, GRID, channels).
+
+    They are squares of uniform numbers, at most a quarter: mostly black images, like MNIST's, keep training
+    stable at the learning rates that are usual there.
+    """
+    size = (num_classes, GRID, GRID, channels)
+    counters = np.arange(np.prod(size), dtype=np.uint64) + np.uint64(PATTERN_COUNTER)
+    roots = hash64(counters) >> np.uint64(57)
+    return (roots * roots >> np.uint64(8)).astype(np.uint8).reshape(size)
+
+
+class SyntheticSplit:
+    """Samples `first`, `first + 1`, ... of one endless sequence."""
+
+    def __init__(self, num_samples: int, *, first: int, shape: tuple[int, int, int], patterns: np.ndarray) -> None:
+        height, width, channels = shape
+        self.num_samples = num_samples
+        self.first = np.uint64(first)
+        self.shape = shape
+        self.patterns = patterns
+        self.num_pixels = height * width * channels
+        # One hash gives the label, each following one the noise of eight pixels.
+        self.counters = np.arange(1 + -(-self.num_pixels // 8), dtype=np.uint64)
+        self.rows = np.arange(height) * GRID // height
+        self.columns = np.arange(width) * GRID // width
+        self.parallel = self.num_pixels >= READ_AHEAD_BYTES
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        start = (np.asarray(indices).astype(np.uint64) + self.first) * np.uint64(len(self.counters))
+        bits = hash64(start[:, None] + self.counters)
+        labels = (bits[:, 0] % np.uint64(len(self.patterns))).astype(np.int64)
+        # Columns first: then each of the image's rows is one contiguous copy.
+        patterns = self.patterns[labels].take(self.columns, axis=2).take(self.rows, axis=1)
+        noise = bits[:, 1:].view(np.uint8)[:, : self.num_pixels].reshape(patterns.shape)
+        return (noise < patterns).view(np.uint8) * np.uint8(255), labels

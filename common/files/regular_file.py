@@ -1,0 +1,82 @@
+"""Files that a user names and somebody else may have made, opened so that reading them ends.
+
+A FIFO blocks whoever opens it, a device may never end, and a file may be larger than memory. `regular` opens regular
+files alone, and looks at what it has opened, not at what bore the name before:
+
+    with open(path, "rb", opener=regular) as stream:
+        ...
+    data = read_regular(path, most=2**20)
+
+Both raise OSError, as `open` does, with a reason that says what was expected and what was received.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from allstep.common.process.memory import available_memory
+
+_ALWAYS_THERE = 2**20  # bytes; not worth the question
+_KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+}
+
+
+def regular(path: str | os.PathLike, flags: int) -> int:
+    """An opener for `open`, to read or to write: the descriptor of a regular file. It never waits.
+
+    Raises:
+        OSError: what is there is something else, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO to write to that nobody reads
+            raise _irregular(path, os.stat(path).st_mode) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _irregular(path, mode)
+    return descriptor
+
+
+def read_regular(path: Path, *, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    Raises:
+        OSError: it is larger, or larger than the memory that is left, is no regular file, or cannot be read.
+    """
+    with open(path, "rb", opener=regular) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size <= most:
+            check_memory(path, size)
+            data = stream.read(most + 1)  # it may have grown since, and files of /proc have no size
+            size = len(data)
+    if size > most:
+        raise OSError(errno.EFBIG, f"expected at most {most} bytes, received {size}", str(path))
+    return data
+
+
+def check_memory(path: Path, size: int) -> None:
+    """Checks that there is memory for `size` bytes of a file.
+
+    Raises:
+        OSError: there is not.
+    """
+    if size > _ALWAYS_THERE and size > (left := available_memory()):
+        reason = f"expected at most {left} bytes, the memory that is left, received {size}"
+        raise OSError(errno.ENOMEM, reason, str(path))
+
+
+def _irregular(path: str | os.PathLike, mode: int) -> OSError:
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    return OSError(number, f"expected a regular file, received {kind}", os.fspath(path))

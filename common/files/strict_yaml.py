@@ -1,0 +1,37 @@
+"""YAML that a stranger may have written: of bounded size and depth, and without anything that stands for more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from allstep.common.files.regular_file import read_regular
+
+
+def load(path: Path, *, most: int) -> Any:
+    """The content of a YAML file of at most `most` bytes.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file of that size.
+        ValueError: it is no UTF-8 or no YAML, is nested too deeply, or refers to parts of itself, by which a few lines
+            could stand for billions.
+    """
+    try:
+        return _Loader(read_regular(path, most=most).decode()).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{line}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(None, None, f"the alias *{event.anchor}", event.start_mark)
+        return super().compose_node(parent, index)

@@ -1,0 +1,305 @@
+"""Who am I? Rank, local rank and world size, read from the environment of whichever launcher started this process.
+
+Every launcher tells its processes their place by environment variables of its own. This is the one file
+that knows those names; everything else asks :func:`placement`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from allstep.common.launch.slurm import expand_nodelist, tasks_per_node
+from allstep.common.launch.variables import MOST_RANKS, read_address, read_num_threads, read_number
+from allstep.common.process.errors import UserError
+from allstep.common.process.terminal import quoted
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of this process among the ranks of the job, in Horovod's terms."""
+
+    launcher: str | None
+    """Name of the launcher, None for a process started alone."""
+    rank: int
+    """0 <= rank < world_size, unique in the job."""
+    world_size: int
+    """Number of processes in the job."""
+    local_rank: int
+    """Number of this process among those on its host; it selects the GPU."""
+    local_size: int
+    """Number of processes of the job on this host."""
+    cross_rank: int | None
+    """Number of this host among the hosts of the job; None where the launcher does not tell."""
+    hosts: tuple[str, ...]
+    """Names of all hosts where the launcher tells them, else this host alone."""
+
+
+ALONE = Placement(None, 0, 1, 0, 1, 0, (socket.gethostname(),))
+
+
+BY_HAND = "env://"
+"""The launcher of ranks whose RANK and WORLD_SIZE somebody has set, under the name that torch has for it."""
+
+
+@dataclass(frozen=True)
+class _Variables:
+    """The names under which one launcher gives each number; alternatives in order of preference."""
+
+    launcher: str
+    markers: tuple[str, ...]
+    """Any of them says that this launcher started the process."""
+    rank: str
+    world_size: tuple[str, ...]
+    local_rank: str
+    local_size: tuple[str, ...]
+    cross_rank: str | None = None
+    cross_size: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    meeting: tuple[str, str] | None = None
+    """Address and port at which the ranks meet, where the launcher gives those."""
+
+
+# Ours, for the ranks of `common.spawn`, which are all on one host.
+SPAWN_PORT, SPAWN_LISTENER = "ALLSTEP_PORT", "ALLSTEP_LISTENER"
+_SPAWN_RANK, _SPAWN_SIZE = "ALLSTEP_RANK", "ALLSTEP_SIZE"
+
+MASTER = ("MASTER_ADDR", "MASTER_PORT")
+GLOO_STORE = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+
+
+def _mpi(launcher: str, prefix: str, hosts: tuple[str, ...] = ()) -> _Variables:
+    rank, size, local_rank, local_size = (f"{prefix}_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    return _Variables(launcher, (rank, size), rank, (size,), local_rank, (local_size,), hosts=hosts)
+
+
+# The innermost launcher comes first: torchrun inside an MPI job sets its own names and leaves those of MPI
+# in place; mpirun inside a Slurm allocation likewise. A Slurm batch script has SLURM_PROCID too, but no
+# SLURM_STEP_ID: only what srun started is a rank.
+_LAUNCHERS = (
+    _Variables("allstep", (SPAWN_PORT,), _SPAWN_RANK, (_SPAWN_SIZE,), _SPAWN_RANK, (_SPAWN_SIZE,)),
+    _Variables(
+        "torchrun",
+        ("TORCHELASTIC_RUN_ID",),
+        "RANK",
+        ("WORLD_SIZE",),
+        "LOCAL_RANK",
+        ("LOCAL_WORLD_SIZE",),
+        "GROUP_RANK",
+        ("GROUP_WORLD_SIZE",),
+        meeting=MASTER,
+    ),
+    _Variables(
+        "horovodrun",
+        ("HOROVOD_RANK", "HOROVOD_SIZE"),
+        "HOROVOD_RANK",
+        ("HOROVOD_SIZE",),
+        "HOROVOD_LOCAL_RANK",
+        ("HOROVOD_LOCAL_SIZE",),
+        "HOROVOD_CROSS_RANK",
+        ("HOROVOD_CROSS_SIZE",),
+        ("HOROVOD_HOSTNAME",),
+        meeting=GLOO_STORE,
+    ),
+    _mpi("mpirun", "OMPI_COMM_WORLD", hosts=("PMIX_HOSTNAME",)),
+    _mpi("jsrun", "JSM_NAMESPACE"),
+    _mpi("mpirun_rsh", "MV2_COMM_WORLD"),
+    _Variables(
+        "mpiexec",
+        ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        "PMI_RANK",
+        ("PMI_SIZE",),
+        "MPI_LOCALRANKID",
+        ("MPI_LOCALNRANKS",),
+    ),
+    _Variables(
+        "PMI",
+        ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+        "PMI_RANK",
+        ("PMI_SIZE",),
+        "PMI_LOCAL_RANK",
+        ("PMI_LOCAL_SIZE",),
+    ),
+    _Variables(
+        "srun",
+        ("SLURM_STEP_ID",),
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "SLURM_LOCALID",
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        "SLURM_NODEID",
+        ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
+    ),
+)
+
+# What each says of a process that is alone.
+_SET_BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def placement(environ: Mapping[str, str] = os.environ) -> Placement:
+    """Read this process's place from the environment.
+
+    Returns: the place given by the innermost launcher, or by variables that were set by hand (`by_hand.locate` then
+        finds out which ranks share a host), or `ALONE`.
+
+    Raises:
+        UserError: a launcher's variables are incomplete or contradict each other.
+    """
+    for variables in _LAUNCHERS:
+        if any(marker in environ for marker in variables.markers):
+            if variables.launcher == "srun" and _is_shell(environ):
+                continue
+            place = _read(variables, environ)
+            _check_agreement(place, environ)
+            return place
+    return _by_hand(environ)
+
+
+def apparent_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """The rank of a process whose environment is wrong, as far as it can be read: who speaks first about what is."""
+    found = [variables for variables in _LAUNCHERS if any(marker in environ for marker in variables.markers)]
+    names = [*(variables.rank for variables in found), "RANK"]
+    return next((int(environ[name]) for name in names if re.fullmatch("[0-9]{1,7}", environ.get(name, ""))), 0)
+
+
+def refuse_elastic(environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse to be a rank of a job whose number of ranks changes: `placement` reads it once.
+
+    Raises:
+        UserError: horovodrun started this rank in an elastic job.
+    """
+    if environ.get("HOROVOD_ELASTIC") == "1":
+        raise UserError(
+            "expected a job of a fixed number of ranks, received an elastic one; start it by horovodrun without "
+            "--min-np, --max-np and --host-discovery-script"
+        )
+
+
+def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> dict[str, str]:
+    """What `common.spawn` tells a rank; `listener` is the socket that rank 0 takes over."""
+    port, number = listener.getsockname()[1], listener.fileno()
+    return {_SPAWN_RANK: f"{rank}", _SPAWN_SIZE: f"{num_ranks}", SPAWN_PORT: f"{port}", SPAWN_LISTENER: f"{number}"}
+
+
+def _is_shell(environ: Mapping[str, str]) -> bool:
+    """Whether the Slurm step is the shell that salloc gives: of one task, in an environment for all of them."""
+    return environ.get("SLURM_STEP_NUM_TASKS") == "1" and environ.get("SLURM_NTASKS", "1") != "1"
+
+
+def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
+    markers = [marker for marker in variables.markers if marker in environ]
+    remedy = f"start the job by {variables.launcher} anew, or unset {' and '.join(markers)}"
+
+    def present(names: tuple[str, ...]) -> str:
+        return next((name for name in names if name in environ), names[0])
+
+    def number(name: str, least: int, most: int) -> int:
+        return read_number(name, environ, least=least, most=most, remedy=remedy)
+
+    world_size = number(present(variables.world_size), 1, MOST_RANKS)
+    rank = number(variables.rank, 0, world_size - 1)
+    cross_rank = None
+    if variables.cross_rank:
+        cross_size = number(present(variables.cross_size), 1, world_size)
+        cross_rank = number(variables.cross_rank, 0, cross_size - 1)
+    hosts = (socket.gethostname(),)
+    if any(name in environ for name in variables.hosts):
+        hosts = tuple(expand_nodelist(environ[present(variables.hosts)]))
+    if variables.launcher == "srun":
+        name = present(variables.local_size)
+        tasks = tasks_per_node(environ.get(name, str(world_size)))
+        if len(tasks) != cross_size or len(hosts) != cross_size or not 1 <= tasks[cross_rank] <= world_size:
+            raise UserError(
+                f"expected the name and the tasks of each of {cross_size} nodes from srun, received {len(hosts)} "
+                f"names and {name}={quoted(environ.get(name))}; {remedy}"
+            )
+        local_size = tasks[cross_rank]
+    else:
+        local_size = number(present(variables.local_size), 1, world_size)
+    local_rank = number(variables.local_rank, 0, local_size - 1)
+    if cross_rank is None:
+        cross_rank = _cross_by_slot(rank, world_size, local_rank, local_size)
+    if variables.meeting:
+        read_address(*variables.meeting, environ, remedy=remedy)
+    return Placement(variables.launcher, rank, world_size, local_rank, local_size, cross_rank, hosts)
+
+
+def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int) -> int | None:
+    """Number of the host when ranks fill equal hosts in order; MPI launchers do not tell it."""
+    if world_size % local_size or (rank - local_rank) % local_size:
+        return None
+    return (rank - local_rank) // local_size
+
+
+def _by_hand(environ: Mapping[str, str]) -> Placement:
+    """The place that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT give a process that no launcher started."""
+    given = _given_by_hand(environ)
+    if not given:
+        return ALONE
+    remedy = f"give each rank RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or unset {' and '.join(given)}"
+    world_size = read_number("WORLD_SIZE", environ, least=1, remedy=remedy)
+    rank = read_number("RANK", environ, most=world_size - 1, remedy=remedy)
+    local_rank, local_size = 0, 1
+    if environ.get("LOCAL_WORLD_SIZE"):
+        local_size = read_number("LOCAL_WORLD_SIZE", environ, least=1, most=world_size, remedy=remedy)
+    if environ.get("LOCAL_RANK"):
+        most = local_size if environ.get("LOCAL_WORLD_SIZE") else world_size
+        local_rank = read_number("LOCAL_RANK", environ, most=most - 1, remedy=remedy)
+    if world_size == 1:
+        return ALONE
+    read_address(*MASTER, environ, remedy=remedy)
+    return Placement(BY_HAND, rank, world_size, local_rank, local_size, None, (socket.gethostname(),))
+
+
+def _given_by_hand(environ: Mapping[str, str]) -> list[str]:
+    """Those of the variables that say that there are other ranks, or nothing that can be understood."""
+    return [name for name, alone in _SET_BY_HAND.items() if environ.get(name, "") not in ("", alone)]
+
+
+def _check_agreement(place: Placement, environ: Mapping[str, str]) -> None:
+    """Refuse RANK and WORLD_SIZE that make the launcher's job a part of another one, of which it knows nothing."""
+    expected = {"RANK": str(place.rank), "WORLD_SIZE": str(place.world_size)}
+    received = {name: environ[name] for name in expected if environ.get(name)}
+    if {"RANK", "WORLD_SIZE"} & set(_given_by_hand(environ)) and not received.items() <= expected.items():
+        raise UserError(
+            f"expected RANK and WORLD_SIZE to say rank {place.rank} of {place.world_size} as {place.launcher} does, "
+            f"received {' and '.join(f'{name}={quoted(text)}' for name, text in received.items())}; unset them"
+        )
+
+
+def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:
+    """Number of compute threads for this rank, so that the ranks of a host fill its cores once.
+
+    A number that the user gives in OMP_NUM_THREADS wins. A launcher that bound the rank to cores has
+    divided them already; else the cores are divided by the ranks on the host.
+
+    Raises:
+        UserError: OMP_NUM_THREADS is no number.
+    """
+    if num_threads := read_num_threads(environ):
+        return num_threads
+    cores = len(os.sched_getaffinity(0))
+    bound = environ.get("OMPI_MCA_orte_bound_at_launch") == "1"
+    return cores if bound else max(1, cores // place.local_size)
+
+
+def gpu_of_rank(place: Placement, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Number of this rank's GPU among the `num_gpus` that it sees: its local rank.
+
+    Slurm can give each rank a GPU of its own (--gpus-per-task); it is then the only one that the rank sees.
+
+    Raises:
+        UserError: there are more ranks on the host than GPUs.
+    """
+    if num_gpus == 1 and place.launcher == "srun" and {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"} & set(environ):
+        return 0
+    if place.local_size > num_gpus:
+        raise UserError(
+            f"expected at most one rank per GPU, received {place.local_size} ranks for {num_gpus} GPUs; start fewer "
+            "ranks or set CUDA_VISIBLE_DEVICES= for CPUs"
+        )
+    return place.local_rank

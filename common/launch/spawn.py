@@ -1,0 +1,117 @@
+"""Start the ranks of a job on this host without a launcher, and end as a launcher would.
+
+Each rank is this same program, started anew with its place in the environment (`launcher.placement` reads it).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from allstep.common.launch.placement import spawned_environment
+
+# A rank that was told to end has this long before it is killed; one that was given notice saves first, and has as long
+# as that takes.
+_GRACE_SECONDS = 8.0
+_NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+_POLL_SECONDS = 0.05
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def spawn(num_ranks: int) -> int:
+    """Run this program as `num_ranks` ranks and wait for them; the first that fails ends the others.
+
+    Signals reach the ranks, and none of them outlives this process.
+
+    Returns: the exit status of the job: that of the first rank that failed, 128 + N for a rank ended by signal N; 0
+    where all ranks ended well, as they do when they were asked to stop and have saved.
+    """
+    ranks: list[subprocess.Popen] = []
+    received: list[int] = []
+    previous = {number: signal.signal(number, lambda number, _: received.append(number)) for number in _FORWARDED}
+    try:
+        # The socket at which the ranks will meet is open from here on: nobody else can take its port.
+        with socket.create_server(("127.0.0.1", 0), backlog=num_ranks) as listener:
+            for rank in range(num_ranks):
+                ranks.append(_start(rank, num_ranks, listener))
+        return _wait(ranks, received)
+    finally:
+        _end(ranks)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def _start(rank: int, num_ranks: int, listener: socket.socket) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *sys.orig_argv[1:]],
+        env={**os.environ, **spawned_environment(rank, num_ranks, listener)},
+        pass_fds=[listener.fileno()] if rank == 0 else [],
+        # A terminal's Ctrl-C reaches this process alone, which passes it on once.
+        start_new_session=True,
+        preexec_fn=_die_with_parent(os.getpid()),
+    )
+
+
+def _die_with_parent(parent: int) -> Callable[[], None]:
+    libc = ctypes.CDLL(None)  # loaded before the fork, after which little is safe
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the call
+            os._exit(1)
+
+    return prepare
+
+
+def _wait(ranks: list[subprocess.Popen], received: list[int]) -> int:
+    while True:
+        if received:
+            _signal(ranks, received[0])
+            patience = math.inf if received[0] in _NOTICES else _GRACE_SECONDS
+            _wait_for_all(ranks, patience, until=lambda: len(received) > 1)
+            return 128 + received[0] if any(rank.returncode != 0 for rank in ranks) else 0
+        failed = [rank.returncode for rank in ranks if rank.poll()]
+        if failed:
+            # A rank that was killed, whose status is below 0, is the cause; the others leave since they lost it.
+            return _status(min(failed))
+        if all(rank.returncode == 0 for rank in ranks):
+            return 0
+        time.sleep(_POLL_SECONDS)
+
+
+def _wait_for_all(ranks: list[subprocess.Popen], seconds: float, until: Callable[[], bool] = bool) -> bool:
+    """Whether all ranks ended in time, and before `until` became true."""
+    deadline = time.monotonic() + seconds
+    while any(rank.poll() is None for rank in ranks):
+        if time.monotonic() > deadline or until():
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _end(ranks: list[subprocess.Popen]) -> None:
+    _signal(ranks, signal.SIGTERM)
+    if not _wait_for_all(ranks, _GRACE_SECONDS):
+        _signal(ranks, signal.SIGKILL)
+    for rank in ranks:
+        rank.wait()
+
+
+def _signal(ranks: list[subprocess.Popen], number: int) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.send_signal(number)
+
+
+def _status(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode

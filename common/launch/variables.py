@@ -1,0 +1,135 @@
+"""Environment variables of which a number, a port, an address or an interface is expected, and nothing else taken.
+
+Python's `int` would take the digits of other scripts, and fail at 5,000 of them; C's `strtol`, by which Horovod reads,
+makes 0 of whatever is no number.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+
+from allstep.common.process.errors import UserError
+from allstep.common.process.terminal import quoted
+
+# No job has more ranks than that, and no host more hardware threads or GPUs than Linux runs on (NR_CPUS).
+MOST_RANKS = 2**20
+MOST_PER_HOST = 2**13
+
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_FRACTION = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?(e-?[0-9]{1,2})?")
+_ADDRESS = re.compile(r"(?=.{1,253}$)[!-\-/-~]{1,63}(\.[!-\-/-~]{1,63})*\.?")  # a name, or an address
+
+
+def read_number(name: str, environ: Mapping[str, str], *, least: int = 0, most: int = MOST_RANKS, remedy: str) -> int:
+    """The whole number in the variable `name`.
+
+    Raises:
+        UserError: it is missing, none, or not from `least` to `most`; `remedy` says what to do.
+    """
+    text = environ.get(name)
+    value = int(text) if text and _DIGITS.fullmatch(text) else None
+    if value is None or not least <= value <= most:
+        expected = f"a whole number from {least} to {most}" if least < most else str(least)
+        raise UserError(f"expected {name} to be {expected}, received {quoted(text)}; {remedy}")
+    return value
+
+
+def read_address(name: str, port_name: str, environ: Mapping[str, str], *, remedy: str) -> tuple[str, int]:
+    """The host and the port in two variables.
+
+    Raises:
+        UserError: one of them is missing or wrong; `remedy` says what to do.
+    """
+    host = environ.get(name)
+    if not host or not _ADDRESS.fullmatch(host):
+        raise UserError(f"expected {name} to be the name or address of a host, received {quoted(host)}; {remedy}")
+    return host, read_number(port_name, environ, least=1, most=65535, remedy=remedy)
+
+
+def read_num_threads(environ: Mapping[str, str]) -> int | None:
+    """The number in OMP_NUM_THREADS, or the first of several for nested loops; None where it is not set.
+
+    Raises:
+        UserError: it is none.
+    """
+    text = environ.get("OMP_NUM_THREADS")
+    if not text:
+        return None
+    remedy = "correct it, or unset it to have the cores divided by the ranks of the host"
+    numbers = [
+        read_number("OMP_NUM_THREADS", {"OMP_NUM_THREADS": part}, least=1, most=MOST_PER_HOST, remedy=remedy)
+        for part in text.split(",")
+    ]
+    return numbers[0]
+
+
+_SWITCH = (0, 1)
+_SECONDS = (0, 10**6)
+_HOROVOD_NUMBERS = {
+    "HOROVOD_FUSION_THRESHOLD": (0, 2**34),  # bytes that it allocates, and on each GPU
+    "HOROVOD_CACHE_CAPACITY": (0, 2**20),
+    "HOROVOD_NUM_NCCL_STREAMS": (1, 64),
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE": (1, 2**31 - 1),
+    "HOROVOD_GLOO_TIMEOUT_SECONDS": (1, 10**6),
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": _SECONDS,
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": _SECONDS,
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": (0, 10**6),
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": (1, 10**6),
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": (1, 10**6),
+    **dict.fromkeys(
+        (
+            "HOROVOD_AUTOTUNE",
+            "HOROVOD_BATCH_D2D_MEMCOPIES",
+            "HOROVOD_DISABLE_GROUP_FUSION",
+            "HOROVOD_DYNAMIC_PROCESS_SETS",
+            "HOROVOD_ELASTIC",
+            "HOROVOD_ENABLE_ASYNC_COMPLETION",
+            "HOROVOD_ENABLE_XLA_OPS",
+            "HOROVOD_HIERARCHICAL_ALLGATHER",
+            "HOROVOD_HIERARCHICAL_ALLREDUCE",
+            "HOROVOD_MPI_THREADS_DISABLE",
+            "HOROVOD_STALL_CHECK_DISABLE",
+            "HOROVOD_TIMELINE_MARK_CYCLES",
+            "HOROVOD_TORUS_ALLREDUCE",
+        ),
+        _SWITCH,
+    ),
+}
+_HOROVOD_FRACTIONS = {"HOROVOD_CYCLE_TIME": 60_000, "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": 1}  # at most
+_HOROVOD_WORDS = {
+    "HOROVOD_CONTROLLER": ("mpi", "gloo"),
+    "HOROVOD_CPU_OPERATIONS": ("mpi", "gloo", "ccl"),
+    "HOROVOD_LOG_LEVEL": ("trace", "debug", "info", "warning", "error", "fatal"),
+}
+# Not NCCL's, which may be a pattern.
+_INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Refuse what Horovod, Gloo and OpenMP would read as something else, or abort at.
+
+    Raises:
+        UserError: names the first variable that is wrong.
+    """
+    remedy = "correct it, or unset it"
+    read_num_threads(environ)
+    for name, (least, most) in _HOROVOD_NUMBERS.items():
+        if name in environ:
+            read_number(name, environ, least=least, most=most, remedy=remedy)
+    for name, most in _HOROVOD_FRACTIONS.items():
+        text = environ.get(name, "0")
+        if not _FRACTION.fullmatch(text) or float(text) > most:
+            raise UserError(f"expected {name} to be a number from 0 to {most}, received {quoted(text)}; {remedy}")
+    for name, words in _HOROVOD_WORDS.items():
+        if name in environ and environ[name].lower() not in words:
+            received = quoted(environ[name])
+            raise UserError(f"expected {name} to be one of {', '.join(words)}, received {received}; {remedy}")
+    for name in _INTERFACES:
+        known = [interface for _, interface in socket.if_nameindex()]
+        if any(part not in known for part in environ.get(name, "").split(",") if part):
+            raise UserError(
+                f"expected {name} to be a network interface of this host, one of {', '.join(known)}, received "
+                f"{quoted(environ[name])}; {remedy}"
+            )

@@ -1,0 +1,141 @@
+"""How a rank ends: the exit status and the one message that the user sees.
+
+A mistake is often found by all ranks at once, and a rank that dies takes the others with it. To have the cause
+told once without any communication (it may fail before there is any), ranks speak in turn: rank 0 at once, the
+others later in the order of ranks, who only lost another rank last. The first to speak leaves, upon which the
+launcher ends the others while they still wait for their turn. Ranks that watch each other (`common.watch`) are told
+that somebody has spoken, and leave at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, placement, refuse_elastic
+from allstep.common.process.errors import Fault, UserError, summary
+from allstep.common.process.orphan import wait_until_orphaned
+from allstep.common.process.terminal import print_line
+
+EXIT_FAULT = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+WATCH = "watch"
+"""Name of the threads that watch."""
+
+# Long enough for a launcher to end the job after the first rank that left (0.1 to 1 s were seen). Most mistakes are
+# found before ranks have met, and importing takes some of them seconds longer on a crowded host; short enough that one
+# seen by the last rank alone ends the job within ten seconds.
+_FIRST_TURN_SECONDS = 1.5
+_FIRST_TURN_SECONDS_OF_MISTAKES = 4.0
+_TURN_SECONDS = 0.25
+_LAST_TURN = 16
+
+
+def run_rank(main: Callable[[], None]) -> None:
+    """Run `main`; end the process with the exit status and the message of the contract where it raises."""
+    try:
+        place = placement()
+    except UserError as error:
+        place = ALONE
+        time.sleep(seconds_to_turn(apparent_rank(), first=_FIRST_TURN_SECONDS_OF_MISTAKES))
+        leave(EXIT_USER_ERROR, f"allstep: error: {error}")
+    if place.launcher not in (None, BY_HAND):  # a shell may go, and its processes stay
+        threading.Thread(target=_leave_with_launcher, name=WATCH, args=(place, os.getppid()), daemon=True).start()
+    try:
+        refuse_elastic()
+        main()
+    except KeyboardInterrupt:
+        leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
+    except UserError as error:
+        _failed.set()
+        # Ranks that watch each other have met.
+        first = _FIRST_TURN_SECONDS if _tell_farewell else _FIRST_TURN_SECONDS_OF_MISTAKES
+        time.sleep(seconds_to_turn(place.rank, first=first))
+        leave(EXIT_USER_ERROR, f"allstep: error: {error}")
+    except Exception as error:
+        _failed.set()
+        cause = error.__cause__ if isinstance(error, Fault) else error
+        time.sleep(seconds_to_turn(_LAST_TURN if cause is not None and is_consequence(cause) else place.rank))
+        told = str(error) if isinstance(error, Fault) else summary(error)
+        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {who(place)} stopped: {told}")
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return type(error).__name__ in _CONSEQUENCES or any(text in str(error) for text in _CONSEQUENCE_TEXTS)
+
+
+_CONSEQUENCES = ("HorovodInternalError", "UnavailableError", "DistBackendError", "DistNetworkError", "DistStoreError")
+# The latter are Gloo's.
+_CONSEQUENCE_TEXTS = ("Horovod has been shut down", "Connection closed by peer", "Connection reset by peer")
+
+
+def who(place: Placement) -> str:
+    """A rank and its host in words."""
+    return f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
+
+
+def _traceback(error: BaseException | None) -> str:
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__)) if error else ""
+
+
+def seconds_to_turn(turn: int, *, first: float = _FIRST_TURN_SECONDS) -> float:
+    """How long to wait before speaking: not at all for turn 0, `first` and more for the others."""
+    return first + _TURN_SECONDS * min(turn, _LAST_TURN) if turn > 0 else 0.0
+
+
+def _leave_with_launcher(place: Placement, parent: int) -> None:
+    wait_until_orphaned(place, parent)
+    leave(EXIT_FAULT, f"allstep: {who(place)} stopped: its launcher is gone" if place.local_rank == 0 else "")
+
+
+_failed = threading.Event()
+_leaving, _speaking = threading.Lock(), threading.Lock()
+_tell_farewell: Callable[[int], None] | None = None
+
+
+def before_leaving(tell_farewell: Callable[[int], None] | None) -> None:
+    """Have `leave` tell the other ranks the exit status, so that they neither wait for this rank nor speak as well."""
+    global _tell_farewell
+    _tell_farewell = tell_farewell
+
+
+def speak(message: str) -> None:
+    """Say why this rank stops; only the first time that it is called, by any thread."""
+    if _speaking.acquire(blocking=False):  # for good
+        with contextlib.suppress(OSError):  # nobody reads any more where the launcher is gone
+            sys.stdout.flush()
+            if message:
+                print_line(message, sys.stderr)
+
+
+def note_failure(_kind: object, error: BaseException | None, _stack: object) -> None:
+    """Say at once that this rank has failed, for a block that is long in leaving: to be given to `ExitStack.push`."""
+    if error is not None:
+        _failed.set()
+
+
+def has_failed() -> bool:
+    """Whether this rank cannot go on by itself, and says so when it is its turn, if nobody has before."""
+    return _failed.is_set()
+
+
+def has_spoken() -> bool:
+    """Whether this rank has said why it stops, and is about to leave."""
+    return _speaking.locked()
+
+
+def leave(status: int, message: str) -> None:
+    """End the process at once: an orderly shutdown of MPI or Horovod would wait for ranks that never come."""
+    _leaving.acquire()  # for good: one thread ends the process
+    speak(message)
+    if _tell_farewell:
+        _tell_farewell(status)
+    os._exit(status)

@@ -1,0 +1,37 @@
+"""A rank whose launcher is gone.
+
+A launcher that is killed cannot end its ranks. Those on its own host lose their parent; those that it started by ssh
+keep theirs, a shell, but what they write goes nowhere any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from allstep.common.launch.placement import Placement
+
+_LOOK_MILLISECONDS = 1000
+
+
+def wait_until_orphaned(place: Placement, parent: int) -> None:
+    """Return when the process `parent`, which started this one, is gone, or whoever reads what this rank writes."""
+    outputs = select.poll()
+    # Under other launchers output may well end before the launcher: torchrun's ranks write where the user told it to.
+    if place.launcher == "horovodrun":
+        for stream in (sys.__stdout__, sys.__stderr__):
+            outputs.register(stream, 0)  # that nobody reads is reported without asking for it
+    while os.getppid() == parent and not outputs.poll(_LOOK_MILLISECONDS):
+        pass
+
+
+def end_cut_off_daemon() -> None:
+    """End Open MPI's daemon that started this rank: without mpirun it stays until TCP gives up, in a quarter hour."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError):  # it has ended by itself
+        if Path(f"/proc/{parent}/comm").read_text().strip() == "orted":
+            os.kill(parent, signal.SIGTERM)

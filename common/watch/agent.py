@@ -1,0 +1,246 @@
+"""What every rank has: a thread that tells rank 0 where the rank is, and hears from it and of signals.
+
+The training loop may be stuck in a collective, or in C code that never returns. This thread is not, so a rank leaves
+when it has to, whatever its loop does.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from allstep.common.data.loader import READ_AHEAD
+from allstep.common.launch.placement import Placement
+from allstep.common.process.exit import (
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    has_failed,
+    has_spoken,
+    leave,
+    seconds_to_turn,
+    speak,
+    who,
+)
+from allstep.common.process.orphan import end_cut_off_daemon
+from allstep.common.watch import stall_detection
+from allstep.common.watch.channel import Channel
+from allstep.common.watch.monitor import BEAT_SECONDS, Limits
+from allstep.common.watch.progress_state import Pulse
+
+NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+"""The signals by which a scheduler announces that it will end the job."""
+_CAUGHT = (*NOTICES, signal.SIGINT)
+# A notice may come from the scheduler and once more from the launcher, which was told as well.
+_SAME_NOTICE_SECONDS = 2.0
+_MOST_CALLS = 12  # innermost ones of a stack
+_FINISHED = b"\0"  # no signal has this number
+
+
+class Member:
+    """Runs in a thread of each rank, and ends the process where the job cannot go on."""
+
+    def __init__(
+        self,
+        place: Placement,
+        channel: Channel,
+        pulse: Pulse,
+        limits: Limits,
+        tensors: Callable[[], Sequence[str]],
+        *,
+        first_host: str,
+    ) -> None:
+        """`channel` leads to the monitor, on `first_host`; `tensors` names those that the rank waits for, if known."""
+        self._place, self._channel, self._pulse, self._limits, self._tensors = place, channel, pulse, limits, tensors
+        self._first_host = first_host
+        self._inbox, self._outbox = socket.socketpair()
+        self._outbox.setblocking(False)
+        self._sources = selectors.DefaultSelector()
+        self._sources.register(self._inbox, selectors.EVENT_READ)
+        self._sources.register(channel, selectors.EVENT_READ)
+        self._heard_at = time.monotonic()
+        self._connected = True
+        self._all_here = threading.Event()
+        self._farewell: int | None = None  # the status with which rank 0 said that it leaves; 0 when all are through
+        self._noticed_at: float | None = None
+        self._cut_off = False
+        self._last_words: tuple[float, int, str] | None = None  # when to leave, with which status and message
+
+    def catch_signals(self) -> Callable[[], None]:
+        """Have the thread hear of signals at once, wherever the training loop is; call it in the main thread.
+
+        Returns: what puts everything back when the run is over.
+        """
+        # Python writes a signal's number there when it arrives; the handlers, which run later, have nothing to do.
+        before = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+        handlers = {number: signal.signal(number, lambda *_: None) for number in _CAUGHT}
+
+        def restore() -> None:
+            signal.set_wakeup_fd(before)
+            for number, handler in handlers.items():
+                # Where the run was stopped, this rank's own notice may come after that of the others.
+                signal.signal(number, signal.SIG_IGN if self._pulse.notice else handler)
+
+        return restore
+
+    def wait_for_all(self) -> None:
+        """Wait until rank 0 knows all ranks: who fails from then on can tell all of them."""
+        self._all_here.wait()  # the thread ends the process where that never comes
+
+    def finish(self) -> None:
+        """Let the thread end when all ranks are through: until then a rank may be lost, and somebody has to tell."""
+        self._outbox.send(_FINISHED)
+
+    def tell_farewell(self, status: int) -> None:
+        """Tell rank 0 that this rank leaves and has told why."""
+        self._channel.send(bye=status)
+
+    def run(self) -> None:
+        """Watch until `finish` is called on all ranks."""
+        next_beat = time.monotonic()
+        while self._farewell != 0:
+            until = min(next_beat, self._last_words[0]) if self._last_words else next_beat
+            ready = [key.fileobj for key, _ in self._sources.select(max(0.0, until - time.monotonic()))]
+            if self._inbox in ready:
+                for number in self._inbox.recv(64):
+                    if number == _FINISHED[0]:
+                        self._channel.send(finished=True)
+                    else:
+                        self._signalled(number)
+            if self._channel in ready:
+                self._receive()
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + BEAT_SECONDS
+                self._beat(now)
+            if self._last_words:
+                self._leave(now)
+        self._channel.close()
+
+    def _beat(self, now: float) -> None:
+        pulse = self._pulse
+        phase = pulse.phase
+        self._channel.send(
+            moves=pulse.moves,
+            step=pulse.step,
+            phase=phase,
+            is_new=pulse.is_new,
+            longest=pulse.longest.get(phase, 0.0),
+            first=pulse.first.get(phase, 0.0),
+        )
+        if self._connected and now - self._heard_at > self._limits.lost:
+            self._disconnect()
+            self._lose_first_rank(self._limits.lost)
+
+    def _receive(self) -> None:
+        try:
+            messages = self._channel.receive()
+        except EOFError:
+            self._disconnect()
+            if self._farewell is None:
+                self._lose_first_rank(None)
+            else:
+                leave(self._farewell, "")
+            return
+        self._heard_at = time.monotonic()
+        for message in messages:
+            self._hear(message)
+
+    def _disconnect(self) -> None:
+        self._connected = False
+        self._sources.unregister(self._channel)
+
+    def _hear(self, message: dict) -> None:
+        if "bye" in message:
+            self._farewell = message["bye"]
+        elif "all_here" in message:
+            self._all_here.set()
+        elif "freeze" in message:
+            self._channel.send(begun=self._pulse.freeze())
+        elif "last_tick" in message:
+            self._pulse.decide(message["last_tick"], message["notice"])
+        elif "ask" in message:
+            self._channel.send(
+                stack=stacks(),
+                tensors=list(self._tensors()),
+                in_framework=is_in_framework(),
+                failed=has_failed() or self._last_words is not None,
+            )
+
+    def _signalled(self, number: int) -> None:
+        now = time.monotonic()
+        if has_spoken():
+            leave(EXIT_FAULT, "")
+        elif number == signal.SIGINT:
+            self._leave_in_turn(EXIT_INTERRUPTED, "interrupted")
+        elif number in NOTICES and self._pulse.phase == "start":
+            # There is nothing to save yet, and whoever reads a checkpoint from a host that hangs never comes to it.
+            self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came before anything was trained")
+        elif number in NOTICES and self._noticed_at is None:
+            self._noticed_at = now
+            self._channel.send(notice=signal.Signals(number).name)
+        elif number in NOTICES and now - self._noticed_at > _SAME_NOTICE_SECONDS:
+            self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came again before all was saved")
+
+    def _leave_in_turn(self, status: int, reason: str) -> None:
+        """Leave when it is this rank's turn to speak; where another one speaks before, it leaves without a word."""
+        message = f"allstep: {who(self._place)} stopped at step {self._pulse.step}: {reason}"
+        self._leave_at(seconds_to_turn(self._place.rank), status, message)
+
+    def _lose_first_rank(self, seconds_of_silence: float | None) -> None:
+        """Rank 0 would have told of a fault; in its place the first rank speaks of those that are left on each host."""
+        place, reason = self._place, stall_detection.reason_lost(seconds_of_silence)
+        stopped = f"rank 0 of {place.world_size} on {self._first_host} stopped at step {self._pulse.step}"
+        speaks = place.rank == 1 or place.local_rank == 0
+        message = f"allstep: {stopped}: {reason} (told by {who(place)})" if speaks else ""
+        self._leave_at(seconds_to_turn(place.rank - 1), EXIT_FAULT, message)
+        self._cut_off = seconds_of_silence is not None
+
+    def _leave_at(self, seconds: float, status: int, message: str) -> None:
+        if self._last_words is None:
+            self._last_words = time.monotonic() + seconds, status, message
+
+    def _leave(self, now: float) -> None:
+        """Leave, if the time has come; where the launcher is about to notice what happened, wait for that first."""
+        at, status, message = self._last_words
+        if now < at:
+            return
+        if self._cut_off and self._limits.linger and not has_spoken():
+            speak(message)
+            self._last_words = now + self._limits.linger, status, message
+            return
+        if self._cut_off and self._place.launcher == "mpirun":
+            end_cut_off_daemon()
+        leave(status, message)
+
+
+_WAITING = (
+    *("torch.", "tensorflow.", "keras.", "horovod."),
+    *("allstep.pytorch.", "allstep.tensorflow.", "allstep.common.engine"),
+)
+
+
+def is_in_framework() -> bool:
+    """Whether the main thread is where it may wait for others, and not in anybody else's code.
+
+    That is inside a framework, and in ours that calls it: who waits for a GPU does so in no Python code of PyTorch.
+    """
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return frame.f_globals.get("__name__", "").startswith(_WAITING)
+
+
+def stacks() -> str:
+    """The Python stacks of the main thread and of those that read batches ahead."""
+    frames = sys._current_frames()
+    # One that has started since has no frame here.
+    names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident in frames}
+    return "".join(
+        f"  {name}:\n{''.join(traceback.format_stack(frames[ident], _MOST_CALLS))}"
+        for ident, name in names.items()
+        if name in ("MainThread", READ_AHEAD)
+    )

@@ -1,0 +1,75 @@
+"""Launches that hang or fail."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+from ranks import alive
+
+from allstep.benchmarks.harness.jobs import run_job, running
+
+
+def test_a_hanging_launch_is_ended_with_all_that_it_started(tmp_path):
+    """The grandchild is in a session of its own, as the ranks of mpirun are, and does not listen to SIGTERM."""
+    script = (
+        f"import os, signal, time; signal.signal(15, signal.SIG_IGN); os.setsid(); open({str(tmp_path / 'pid')!r}, "
+    )
+    script += "'w').write(str(os.getpid())); time.sleep(1000)"
+    command = ["sh", "-c", f"{shlex.join([sys.executable, '-c', script])} & sleep 1000"]
+    outcome = run_job([command], time_limit=2, num_threads=1)
+    assert (outcome.status, outcome.reason) == ("timeout", "took longer than 2 s and was ended")
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_the_first_failure_ends_the_others_and_its_line_is_the_reason():
+    told = "echo '[1,0]<stderr>:allstep: error: expected this, received that'; exit 2"
+    outcome = run_job([["sh", "-c", told], ["sleep", "1000"]], time_limit=60, num_threads=1)
+    assert (outcome.status, outcome.reason) == ("failed", "allstep: error: expected this, received that")
+    assert run_job([["sh", "-c", "exit 3"]], time_limit=60, num_threads=1).reason == "ended with status 3"
+
+
+def test_the_reason_of_a_failure_is_the_last_error_that_its_log_names():
+    """A traceback through mpirun, of an error that was raised while another was handled; without one, the status."""
+    program = "try:\n    [][1]\nexcept IndexError as error:\n    raise RuntimeError('no such device') from error"
+    raised = (
+        f"{shlex.join([sys.executable, '-c', program])} 2>&1 | sed 's/^/[1,1]<stderr>:/'; echo 2 ranks ended; exit 1"
+    )
+    outcome = run_job([["sh", "-c", raised]], time_limit=60, num_threads=1)
+    assert (outcome.status, outcome.reason) == ("failed", "RuntimeError: no such device")
+    assert "IndexError" in outcome.log
+
+
+def test_what_an_interrupted_job_has_started_is_ended(tmp_path):
+    """In a session of its own, as ranks are, which no signal to the job's group reaches."""
+    written = tmp_path / "pid"
+    program = (
+        "import pathlib, subprocess, time; child = subprocess.Popen(['sleep', '300'], start_new_session=True); "
+        f"pathlib.Path({str(written)!r}).write_text(str(child.pid)); time.sleep(300)"
+    )
+    with pytest.raises(KeyboardInterrupt), running([sys.executable, "-c", program]):
+        while not written.exists() or not written.read_text():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert not alive(int(written.read_text()))
+
+
+def test_nothing_outlives_whoever_ran_a_job_and_was_killed(tmp_path):
+    """The launched process is in a session of its own, as ranks are."""
+    written = tmp_path / "pid"
+    launched = f"import os, time; open({str(written)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    command = ["setsid", "--wait", sys.executable, "-c", launched]
+    call = f"run_job([{command!r}], time_limit=300, num_threads=1)"
+    program = f"from allstep.benchmarks.harness.jobs import run_job; {call}"
+    deadline = time.monotonic() + 60
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        while not (written.exists() and written.read_text()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+    while alive(int(written.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,157 @@
+"""Kills at any moment, full disks and second runs, with real processes (checkpoint_child.py).
+
+ALLSTEP_KILLS=200 sets how often the writer is killed; the default suits a test run.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from requirements import skip
+
+from allstep.common.checkpoint import OutputDirectory, load
+from allstep.common.process.errors import UserError
+
+SCRIPT = str(Path(__file__).with_name("checkpoint_child.py"))
+CHILD = [sys.executable, SCRIPT]
+state_of = runpy.run_path(SCRIPT)["state_of"]
+
+
+def refuse_warning(message: str) -> None:
+    raise AssertionError(f"unexpected warning: {message}")
+
+
+def latest_step(output: Path) -> int:
+    """The step of the latest checkpoint, which must be undamaged and what was saved, bit for bit."""
+    state = load("latest", output / "checkpoints", warn=refuse_warning)
+    step = state.progress.step
+    expected = state_of(step, state.arrays["model/weight"].size).arrays
+    assert state.arrays.keys() == expected.keys()
+    assert all(state.arrays[name].tobytes() == array.tobytes() for name, array in expected.items())
+    return step
+
+
+def test_killed_at_random_moments(tmp_path):
+    """Oracle: the state as it follows from the step loaded, which is at least the last one the child had
+    reported to be on the disk, and at most one more."""
+    moments = random.Random(0)
+    for _ in range(int(os.environ.get("ALLSTEP_KILLS", 15))):
+        child = subprocess.Popen([*CHILD, "save_forever", tmp_path], stdout=subprocess.PIPE, text=True)
+        first = child.stdout.readline()  # it is past its imports
+        time.sleep(moments.uniform(0, 0.1))
+        child.kill()
+        reported = [first, *child.communicate()[0].splitlines()]
+        last = int(reported[-1])  # no warning among them: it is not a number
+        assert last <= latest_step(tmp_path) <= last + 1
+
+
+def test_killed_before_every_touch_of_the_disk(tmp_path):
+    """Not one moment is left to chance: SIGKILL at each audit event (open, mkdir, rename, remove, ...).
+
+    Oracle: the steps left are 1, from some event on 2, and never anything else or with a warning.
+    """
+    result = subprocess.run([*CHILD, "kill_everywhere", tmp_path], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    *steps, done = result.stdout.split()
+    assert done == "done" and steps == sorted(steps) and set(steps) == {"1", "2"}
+    assert len(steps) > 30
+
+
+def check_full_disk(result: subprocess.CompletedProcess, output: Path, cause: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "could not be saved" in result.stderr and cause in result.stderr
+    assert "warning" not in result.stdout
+    assert not list(output.glob("checkpoints/.*"))  # the half-written one makes room
+
+
+def test_full_disk_by_file_size_limit(tmp_path):
+    result = subprocess.run([*CHILD, "limited_fill", tmp_path], capture_output=True, text=True)
+    check_full_disk(result, tmp_path, "File too large")
+    assert latest_step(tmp_path) == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        skip("mounting needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_full_disk(small_disk):
+    result = subprocess.run([*CHILD, "fill_disk", small_disk], capture_output=True, text=True)
+    check_full_disk(result, small_disk, "No space left on device")
+    assert latest_step(small_disk) == int(result.stdout.split()[-1])  # the last large one that fitted
+    with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
+        while filler.write(b"x" * 4096):
+            pass
+    result = subprocess.run([*CHILD, "fill_disk", small_disk], capture_output=True, text=True)
+    check_full_disk(result, small_disk, "No space left on device")  # not even the small one fits now
+    assert latest_step(small_disk) == 2
+
+
+def test_a_disk_that_is_full_from_the_start(small_disk):
+    with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError):
+        while filler.write(b"x" * 4096):
+            pass
+    with pytest.raises(UserError, match="expected an output directory that can be written, .*: No space left"):
+        OutputDirectory(small_disk / "run", warn=refuse_warning)
+
+
+def test_second_run_is_refused_until_the_first_is_gone(tmp_path):
+    child = subprocess.Popen([*CHILD, "hold", tmp_path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(UserError) as error:
+            OutputDirectory(tmp_path, warn=refuse_warning)
+        assert f"in use by pid {child.pid} on host {socket.gethostname()}" in str(error.value)
+        assert "\n" not in str(error.value)
+    finally:
+        child.kill()
+        child.communicate()
+    OutputDirectory(tmp_path, warn=refuse_warning).close()
+
+
+def test_closed_directory_can_be_opened_again(tmp_path):
+    output = OutputDirectory(tmp_path, warn=refuse_warning)
+    with pytest.raises(UserError, match=f"pid {os.getpid()} "):
+        OutputDirectory(tmp_path, warn=refuse_warning)
+    output.close()
+    output.close()
+    with OutputDirectory(tmp_path, warn=refuse_warning):
+        pass
+
+
+def test_unwritable_output_directory(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="expected an output directory that can be written") as error:
+        OutputDirectory(tmp_path / "file" / "run", warn=refuse_warning)
+    assert "\n" not in str(error.value)
+
+
+def test_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    """No such file system is at hand: flock answers as the kernel does on one."""
+
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    warnings = []
+    OutputDirectory(tmp_path, warn=warnings.append).close()
+    assert len(warnings) == 1 and "has no locks (No locks available)" in warnings[0]

@@ -1,0 +1,260 @@
+"""image-folder: real JPEG and PNG files in the layout of ImageNet."""
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_files import endless, png_of, sparse
+from PIL import Image
+
+from allstep.common.data.datasets import DataConfig, image_folder, load, prepare
+from allstep.common.process.errors import UserError
+
+COLOURS = {"ant": (200, 30, 30), "bee": (30, 200, 30), "cat": (30, 30, 200)}
+
+
+def save(path: Path, *, colour=(9, 9, 9), size=(40, 30), mode="RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).convert(mode).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Four training and two validation images a class: a colour for each class, a size for each image."""
+    for name, colour in COLOURS.items():
+        for number in range(4):
+            suffix = (".jpg", ".JPEG", ".png", ".PNG")[number]
+            save(tmp_path / "train" / name / f"{number}{suffix}", colour=colour, size=(40 + 9 * number, 37))
+        for number in range(2):
+            save(tmp_path / "val" / name / f"{number}.png", colour=colour, size=(30, 41))
+    return tmp_path
+
+
+def open_folder(folder: Path, **flags):
+    return load(DataConfig(**{"dataset": "image-folder", "data_dir": folder, "image_size": 16, **flags}))
+
+
+def unreadable(split) -> set[Path]:
+    """The files that were tried to be read and could not."""
+    return {split.images.path(index) for index in np.flatnonzero(split.unreadable_mask())}
+
+
+def gradient(path: Path, *, width=120, height=90) -> None:
+    """An image in which every place has its own colour, so that any change of crop or flip is seen."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows, columns = np.mgrid[0:height, 0:width]
+    pixels = np.stack([255 * columns / width, 255 * rows / height, (columns + rows) % 256], axis=-1)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+@pytest.fixture
+def gradients(tmp_path) -> Path:
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            for number in range(5):
+                gradient(tmp_path / split / name / f"{number}.png", width=100 + number)
+    return tmp_path
+
+
+def test_classes_are_numbered_by_name_and_images_have_their_colour(folder):
+    dataset = open_folder(folder)
+    assert dataset.num_classes == 3 and dataset.image_shape == (16, 16, 3)
+    for split, count in ((dataset.train, 4), (dataset.validation, 2)):
+        assert len(split) == 3 * count and split.parallel
+        indices = np.random.default_rng(0).permutation(len(split))
+        images, labels = split.read(indices, epoch=0)
+        assert images.shape == (len(split), 16, 16, 3) and images.dtype == np.uint8
+        assert labels.dtype == np.int64 and labels.tolist() == (indices // count).tolist()
+        # JPEG is off by a little.
+        colours = np.array(list(COLOURS.values()))[labels]
+        assert np.abs(images.astype(int) - colours[:, None, None]).max() <= 4
+
+
+def test_augmentation_depends_on_seed_epoch_and_index_alone(gradients):
+    split = open_folder(gradients, decode_threads=3).train
+    images, _ = split.read(np.arange(10), epoch=4)
+    alone = open_folder(gradients, decode_threads=1).train
+    for index in (9, 0, 4):
+        np.testing.assert_array_equal(alone.read(np.array([index]), epoch=4)[0][0], images[index])
+    repeated, _ = split.read(np.array([3, 3, 7]), epoch=4)
+    np.testing.assert_array_equal(repeated, images[[3, 3, 7]])
+    assert (split.read(np.arange(10), epoch=5)[0] != images).any(axis=(1, 2, 3)).all()
+    other_seed = open_folder(gradients, seed=1).train
+    assert (other_seed.read(np.arange(10), epoch=4)[0] != images).any(axis=(1, 2, 3)).all()
+
+
+def test_half_of_the_training_images_are_mirrored(gradients):
+    # Oracle: red grows to the right in the files. 200 fair coins give 70 to 130 but once in 50,000 times.
+    split = open_folder(gradients).train
+    images = np.concatenate([split.read(np.arange(10), epoch=epoch)[0] for epoch in range(20)]).astype(int)
+    mirrored = images[:, :, 0, 0].mean(axis=1) > images[:, :, -1, 0].mean(axis=1)
+    assert 70 <= mirrored.sum() <= 130
+
+
+def test_validation_is_the_centre_crop_in_every_epoch(gradients):
+    # Oracle: resize the shorter side to 256/224 of the size, then cut the centre, as is usually done.
+    split = open_folder(gradients, image_size=56).validation
+    images, _ = split.read(np.arange(10), epoch=0)
+    np.testing.assert_array_equal(images, split.read(np.arange(10), epoch=1)[0])
+    with Image.open(gradients / "val" / "a" / "0.png") as image:  # 100 x 90
+        resized = np.asarray(image.resize((71, 64), Image.Resampling.BILINEAR)).astype(int)
+    expected = resized[4:60, 7:63, :2]
+    assert np.abs(images[0, :, :, :2] - expected).mean() < 2
+
+
+def test_grey_palette_and_cmyk_images_become_rgb(folder):
+    save(folder / "train" / "ant" / "9.jpg", mode="L", colour=(77, 77, 77))
+    save(folder / "train" / "bee" / "9.png", mode="P", colour=(30, 200, 30))
+    save(folder / "train" / "cat" / "9.jpg", mode="CMYK", colour=(30, 30, 200))
+    images, _ = open_folder(folder).train.read(np.array([4, 9, 14]), epoch=0)
+    for image, colour in zip(images, [(77, 77, 77), (30, 200, 30), (30, 30, 200)], strict=True):
+        assert np.abs(image.astype(int) - colour).max() <= 12
+
+
+def test_other_files_are_passed_over_and_links_followed(folder, tmp_path_factory):
+    ant = folder / "train" / "ant"
+    for name in ("readme.txt", ".hidden.png", "Thumbs.db"):
+        (ant / name).write_bytes(b"not an image")
+    save(ant / "deeper" / "0.png")
+    save(folder / "train" / ".cache" / "0.png")
+    (folder / "train" / "classes.txt").write_text("ant bee cat")
+    save(ant / "folder.png" / "0.png")
+    assert len(open_folder(folder).train) == 12
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    save(elsewhere / "dog" / "0.png", colour=(1, 2, 3))
+    for split in ("train", "val"):
+        (folder / split / "dog").symlink_to(elsewhere / "dog")
+    os.symlink(elsewhere / "dog" / "0.png", ant / "link.png")
+    dataset = open_folder(folder)
+    assert dataset.num_classes == 4 and len(dataset.train) == 14
+    assert (dataset.train.read(np.array([4]), epoch=0)[0] == (1, 2, 3)).all()
+
+
+def png_of_16_bits() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((20, 20), 40_000, np.uint16)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def gif() -> bytes:
+    stream = io.BytesIO()
+    Image.new("P", (20, 20)).save(stream, "GIF")
+    return stream.getvalue()
+
+
+def truncated(kind: str) -> bytes:
+    stream = io.BytesIO()
+    Image.effect_noise((64, 64), 90).convert("RGB").save(stream, kind)
+    return stream.getvalue()[: stream.tell() // 2]
+
+
+UNREADABLE = {
+    "empty": b"",
+    "text": b"<html>404</html>",
+    "truncated JPEG": truncated("JPEG"),
+    "truncated PNG": truncated("PNG"),
+    "16 bits": png_of_16_bits(),
+    "GIF": gif(),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_an_unreadable_image_is_named_and_stops_the_run(folder, kind):
+    path = folder / "train" / "bee" / "2.png"
+    path.write_bytes(UNREADABLE[kind])
+    split = open_folder(folder).train
+    split.read(np.array([0, 5, 7, 11]), epoch=0)
+    with pytest.raises(UserError) as caught:
+        split.read(np.arange(12), epoch=0)
+    assert str(path) in str(caught.value) and "--skip-unreadable" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_link_to_nowhere_is_an_unreadable_image(folder):
+    (folder / "train" / "bee" / "4.png").symlink_to(folder / "nowhere.png")
+    with pytest.raises(UserError, match="expected an image in .*bee/4.png, received what cannot be read as one"):
+        open_folder(folder).train.read(np.arange(13), epoch=0)
+
+
+def test_skipped_images_are_replaced_by_the_next_of_their_class(gradients):
+    # Oracle: the same folder with the replacement's content in the place of the unreadable file.
+    bad = [gradients / "train" / "a" / f"{number}.png" for number in (3, 4)]
+    for path in bad:
+        path.write_bytes((gradients / "train" / "a" / "0.png").read_bytes())
+    expected, labels = open_folder(gradients).train.read(np.arange(10), epoch=2)
+    for path in bad:
+        path.write_bytes(b"bad")
+    for threads in (1, 4):
+        split = open_folder(gradients, skip_unreadable=True, decode_threads=threads).train
+        assert unreadable(split) == set()
+        images, found = split.read(np.arange(10), epoch=2)
+        np.testing.assert_array_equal(images, expected)
+        assert found.tolist() == labels.tolist() == [0] * 5 + [1] * 5
+        split.read(np.arange(10), epoch=3)
+        assert unreadable(split) == set(bad)
+
+
+def test_a_class_without_a_readable_image_stops_even_so(folder):
+    for path in (folder / "val" / "cat").iterdir():
+        path.write_bytes(b"bad")
+    split = open_folder(folder, skip_unreadable=True).validation
+    with pytest.raises(UserError, match="expected an image that can be read in .*val/cat, received none"):
+        split.read(np.arange(6), epoch=0)
+
+
+@pytest.mark.parametrize("step", [prepare, load])
+def test_folders_that_are_not_right(folder, step):
+    config = DataConfig(dataset="image-folder", data_dir=folder, image_size=16)
+    (folder / "val" / "dog").mkdir()
+    with pytest.raises(UserError, match="expected JPEG or PNG files in .*val/dog, received none"):
+        step(config)
+    save(folder / "val" / "dog" / "0.png")
+    with pytest.raises(UserError, match="expected the same classes .*, received dog in .*val and not in .*train"):
+        step(config)
+    (folder / "val").rename(folder / "validation")
+    with pytest.raises(UserError, match="expected --data-dir to hold train/ and val/, .* received none at .*val"):
+        step(config)
+    (folder / "val").mkdir()
+    with pytest.raises(UserError, match="expected a folder of images for each class in .*val, received none"):
+        step(config)
+
+
+@pytest.mark.parametrize("flags", [{"image_size": 0}, {"decode_threads": 0}])
+def test_flags_out_of_range(folder, flags):
+    with pytest.raises(UserError, match="expected --.* to be at least 1, received 0"):
+        open_folder(folder, **flags)
+
+
+HOSTILE = {
+    "a FIFO": (os.mkfifo, "expected a regular file, received a FIFO"),
+    "endless": (endless, "expected a regular file, received a character device"),
+    "many pixels": (lambda path: path.write_bytes(png_of(10_000, 10_000)), "exceeds limit"),
+    "more pixels": (lambda path: path.write_bytes(png_of(2**31 - 1, 2**31 - 1)), "exceeds limit"),
+    "40 GB": (sparse, "it has 40000000000 bytes, more than"),
+    "text": (lambda path: path.write_text("meow"), "neither JPEG nor PNG"),
+    "cut": (lambda path: path.write_bytes(png_of(1000, 1000)), "truncated"),
+    "16 bits": (lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path), "more than 8 bits a channel"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_image_is_an_unreadable_one(folder, kind):
+    make, reason = HOSTILE[kind]
+    path = folder / "train" / "bee" / "2.png"
+    path.unlink()
+    make(path)
+    with pytest.raises(UserError, match=f"expected an image in {path}, received what .*{reason}") as caught:
+        open_folder(folder).train.read(np.arange(12), epoch=0)
+    assert "\n" not in str(caught.value)
+    split = open_folder(folder, skip_unreadable=True).train
+    split.read(np.arange(12), epoch=0)
+    assert unreadable(split) == {path}
+
+
+def test_a_mistake_of_ours_is_no_unreadable_image(folder, monkeypatch):
+    """Who counts every exception as damage trains on other images than those that are there, and never says so."""
+    monkeypatch.setattr(image_folder, "MAX_FILE_BYTES", None)
+    with pytest.raises(TypeError):
+        open_folder(folder, skip_unreadable=True).train.read(np.arange(12), epoch=0)

@@ -1,0 +1,36 @@
+"""What ranks that are all on one host are told. Oracle: Open MPI's and Gloo's names; tests/cluster looks at sockets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from allstep.common.launch.loopback import stay_on_host
+from allstep.common.launch.placement import ALONE
+
+ONE_HOST = dataclasses.replace(ALONE, launcher="mpirun", world_size=4, local_size=4)
+TWO_HOSTS = dataclasses.replace(ONE_HOST, local_size=2)
+TOLD = {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo", "OMPI_MCA_btl": "self,vader"}
+
+
+@pytest.mark.parametrize(
+    ("place", "before", "after"),
+    [
+        (ONE_HOST, {}, TOLD),
+        (ALONE, {}, TOLD),
+        (ONE_HOST, {"OMPI_MCA_btl": "^openib"}, TOLD),  # as horovodrun starts ranks
+        (TWO_HOSTS, {}, {}),
+        (TWO_HOSTS, {"OMPI_MCA_btl": "^openib"}, {"OMPI_MCA_btl": "^openib"}),
+    ],
+)
+def test_told(place, before, after):
+    stay_on_host(place, before)
+    assert before == after
+
+
+def test_what_the_user_chose_stays():
+    chosen = {"GLOO_SOCKET_IFNAME": "eth0", "HOROVOD_GLOO_IFACE": "eth0", "OMPI_MCA_btl": "tcp,self"}
+    environ = dict(chosen)
+    stay_on_host(ONE_HOST, environ)
+    assert environ == chosen

@@ -1,0 +1,268 @@
+"""What a run tells. Oracles: the contract's epoch line, TensorBoard's own reader, a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allstep.common.config.train_config import OutputConfig, TrainConfig
+from allstep.common.data.sharding import Position
+from allstep.common.process.errors import UserError
+from allstep.common.progress import Progress
+from allstep.common.reporting import open_reporter
+from allstep.common.reporting.console import epoch_line
+from allstep.common.reporting.jsonl import JsonLines, rewind
+
+EPOCH = {
+    "train_loss": 0.5,
+    "validation_loss": 0.278,
+    "validation_accuracy": 0.9034,
+    "validation_samples": 360,
+    "epoch_seconds": 32.6351,
+    "cumulative_seconds": 65.2699,
+    "images_per_second": 1835.61,
+    "learning_rate": 0.05,
+}
+STEPS_PER_EPOCH = 4
+
+
+def tell(output_dir: Path, *, until: int, progress: Progress | None = None, tensorboard: bool = False) -> None:
+    """What a run tells from `progress` to the step `until`, which ends it where it completes the second epoch."""
+    progress = progress or Progress()
+    config = TrainConfig(output=OutputConfig(output_dir=output_dir, tensorboard=tensorboard))
+    reporter = open_reporter(config, 0, progress)
+    reporter.event("start", world_size=1)
+    for step in range(progress.step + 1, until + 1):
+        reporter.event("step", step=step, epoch=step / STEPS_PER_EPOCH, learning_rate=0.05, loss=1 / step)
+        if step % STEPS_PER_EPOCH == 0:
+            reporter.event("epoch", epoch=step // STEPS_PER_EPOCH, **EPOCH)
+    if until == 2 * STEPS_PER_EPOCH:
+        reporter.event("end", weights_checksum="0", peak_memory_bytes=1)
+    reporter.close()
+
+
+def at_step(step: int) -> Progress:
+    """Where a run stands after so many steps."""
+    return Progress(position=Position(step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH), step=step)
+
+
+def told(output_dir: Path, name: str) -> list[int]:
+    events = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
+    return [event.get(name, 0) for event in events if event["event"] == name]
+
+
+def test_epoch_line_is_that_of_the_contract():
+    assert epoch_line(epoch=1, **EPOCH) == (
+        "Epoch =  1: Cumulative Time = 65.270, Epoch Time = 32.635, Images/sec = 1835.6, "
+        "Validation Loss = 0.278, Validation Accuracy = 0.903"
+    )
+    assert epoch_line(epoch=12, **EPOCH).startswith("Epoch = 12: ")
+
+
+def test_other_ranks_are_silent(tmp_path, capfd):
+    config = TrainConfig(output=OutputConfig(output_dir=tmp_path, tensorboard=True))
+    reporter = open_reporter(config, 1, Progress())
+    reporter.event("epoch", epoch=1, **EPOCH)
+    reporter.progress(1, 2, 3)
+    reporter.close()
+    assert capfd.readouterr() == ("", "") and not list(tmp_path.iterdir())
+
+
+def test_each_line_is_there_before_the_next_event(tmp_path):
+    reporter = open_reporter(TrainConfig(output=OutputConfig(output_dir=tmp_path)), 0, Progress())
+    for step in range(1, 4):
+        reporter.event("step", step=step, loss=0.1)
+        assert told(tmp_path, "step")[-1] == step
+    reporter.close()
+
+
+@pytest.mark.parametrize("killed_at", range(1, 2 * STEPS_PER_EPOCH + 1))
+@pytest.mark.parametrize("saved", range(2 * STEPS_PER_EPOCH + 1))
+def test_a_resumed_run_tells_everything_once(killed_at, saved, tmp_path):
+    """Killed after telling of one step, resumed from an earlier one, or the same, in mid-epoch or between epochs."""
+    if saved > killed_at:
+        return
+    tell(tmp_path, until=killed_at)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "step", "step": 9')  # it was killed while it wrote this
+    tell(tmp_path, until=2 * STEPS_PER_EPOCH, progress=at_step(saved))
+    assert told(tmp_path, "step") == list(range(1, 2 * STEPS_PER_EPOCH + 1))
+    assert told(tmp_path, "epoch") == [1, 2]
+    assert len(told(tmp_path, "end")) == 1
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_rewinding_to_a_finished_epoch_keeps_its_line(tmp_path):
+    tell(tmp_path, until=6)
+    rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
+    assert (told(tmp_path, "step"), told(tmp_path, "epoch")) == ([1, 2, 3, 4], [1])
+
+
+@pytest.mark.parametrize("line", ["7", "{}", '{"event": 1}', '{"event": "step", "step": "1"}', '{"event": []}'])
+def test_rewinding_what_is_no_runs(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match="metrics.jsonl is no run's: expected .* received .*; move it"):
+        rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
+    assert (tmp_path / "metrics.jsonl").read_text() == line + "\n"
+
+
+def test_a_fifo_is_neither_rewound_nor_written_to(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    for open_it in (lambda path: rewind(path, step=4, epoch=1), JsonLines):
+        with pytest.raises(UserError, match="expected a regular file, received a FIFO"):
+            open_it(tmp_path / "metrics.jsonl")
+
+
+def test_rewinding_nothing(tmp_path):
+    rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_reads_it_back(tmp_path):
+    scalars = read_scalars(tmp_path, until=8)
+    assert scalars["step/loss"] == {step: pytest.approx(1 / step) for step in range(1, 9)}
+    assert scalars["step/learning_rate"] == {step: pytest.approx(0.05) for step in range(1, 9)}
+    for name in ("train_loss", "validation_loss", "validation_accuracy", "images_per_second"):
+        assert scalars[f"epoch/{name}"] == {epoch: pytest.approx(EPOCH[name]) for epoch in (1, 2)}
+
+
+@pytest.mark.parametrize("saved", [3, 4, 5])
+def test_tensorboard_hides_what_a_resumed_run_tells_again(saved, tmp_path):
+    tell(tmp_path, until=7, tensorboard=True)
+    scalars = read_scalars(tmp_path, until=8, progress=at_step(saved))
+    assert list(scalars["step/loss"]) == list(range(1, 9))
+    assert list(scalars["epoch/validation_loss"]) == [1, 2]
+
+
+def read_scalars(output_dir: Path, **run: object) -> dict[str, dict[int, float]]:
+    """Tell a run to TensorBoard, and what its reader makes of all that lies there: by tag, the value of each step.
+
+    A step that stands there twice counts as an error.
+    """
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    tell(output_dir, tensorboard=True, **run)
+    reader = EventMultiplexer().AddRunsFromDirectory(str(output_dir / "tensorboard")).Reload()
+    scalars = {}
+    for folder, tags in reader.Runs().items():
+        for tag in tags["scalars"]:
+            events = reader.Scalars(folder, tag)
+            scalars[tag] = {event.step: event.value for event in events}
+            assert len(scalars[tag]) == len(events), events
+    return scalars
+
+
+TELL_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from allstep.common.process.errors import UserError
+from allstep.common.process.errors import UserError
+from allstep.common.progress import Progress
+from allstep.common.reporting.jsonl import JsonLines, rewind
+from allstep.common.reporting.tensorboard import TensorBoard
+path = Path(sys.argv[1])
+
+def check(call, *arguments, **keywords):
+    try:
+        return call(*arguments, **keywords)
+    except UserError as error:
+        print(error)
+
+def tell(reporter):
+    for step in range(1, 1000):
+        reporter.event("step", step=step, learning_rate=0.1, loss=0.5)
+
+def limit(num_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+limit(20_000)
+reporter = check(REPORTER)
+check(tell, reporter)
+check(reporter.close)
+limit(0)
+check(REOPEN)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reporter", "reopen"),
+    [
+        ("metrics.jsonl", "JsonLines, path", "rewind, path, step=900, epoch=0"),
+        ("tensorboard/steps", "TensorBoard, path.parent, Progress()", "TensorBoard, path.parent, Progress()"),
+    ],
+)
+def test_a_full_disk_is_one_line(name, reporter, reopen, tmp_path):
+    """A limit on file size stands in for a full disk: while telling, while closing, and when it is opened again."""
+    program = TELL_ON_A_FULL_DISK.replace("REPORTER", reporter).replace("REOPEN", reopen)
+    path = tmp_path / name
+    result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=300)
+    advice = "the checkpoints are unharmed: make room, then --resume latest"
+    assert (result.stdout, result.stderr) == (
+        f"expected to write {path}, received the error: File too large; {advice}\n" * 3,
+        "",
+    )
+
+
+def test_tensorboard_needs_no_framework(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from allstep.common.progress import Progress\n"
+        "from allstep.common.reporting.tensorboard import TensorBoard\n"
+        "TensorBoard(Path(sys.argv[1]), Progress()).close(); print({'torch', 'tensorflow'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True, timeout=300)
+    assert result.stdout == "set()\n"
+
+
+SHOW_PROGRESS = """
+from allstep.common.config.train_config import ScheduleConfig, TrainConfig
+from allstep.common.process.errors import UserError
+from allstep.common.progress import Progress
+from allstep.common.reporting import open_reporter
+import time
+reporter = open_reporter(TrainConfig(schedule=ScheduleConfig(epochs=3)), RANK, Progress())
+for done in range(0, 101, 10):
+    reporter.progress(2, done, 100)
+    time.sleep(0.02)
+reporter.event("epoch", epoch=2, train_loss=1, validation_loss=1, validation_accuracy=1, epoch_seconds=1,
+               cumulative_seconds=1, images_per_second=1)
+reporter.close()
+"""
+
+
+@pytest.mark.parametrize(("rank", "terminal"), [(0, True), (0, False), (1, True)])
+def test_progress_bar_on_a_terminal_alone(rank, terminal):
+    """A real terminal at standard error; standard output is piped, as under a launcher."""
+    listener, speaker = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOW_PROGRESS.replace("RANK", str(rank))],
+        stdout=subprocess.PIPE,
+        stderr=speaker if terminal else subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(speaker)
+    output, errors = process.communicate(timeout=60)
+    shown = read_all(listener) if terminal else errors.decode()
+    assert process.returncode == 0, shown
+    assert ("epoch 2/3" in shown) == (rank == 0 and terminal)
+    assert re.fullmatch(r"Epoch =  2: [^\x1b]*\n" if rank == 0 else "", output.decode())
+    if not terminal or rank:
+        assert shown == ""
+
+
+def read_all(terminal: int) -> str:
+    """Everything written to a terminal whose other side is closed."""
+    parts = []
+    try:
+        while part := os.read(terminal, 65536):
+            parts.append(part)
+    except OSError:  # Linux says so at the end (EIO)
+        pass
+    os.close(terminal)
+    return b"".join(parts).decode()
