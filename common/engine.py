@@ -23,7 +23,7 @@ from allstep.common.process.errors import Fault, UserError, summary
 from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter
 from allstep.common.schedule import Schedule, global_batch_size, learning_rate
-from allstep.common.watch import Pulse
+from allstep.common.watch import ProgressState
 from allstep.common.weights import checksum
 from allstep.common.worker import Worker
 
@@ -60,7 +60,7 @@ class Run:
     schedule: Schedule
     reporter: Reporter
     saver: Saver
-    pulse: Pulse
+    progress_state: ProgressState
     """What the engine tells the watch, and what the watch asks of it."""
 
 
@@ -77,13 +77,13 @@ def fit(run: Run) -> bool:
         UserError: a loss is not a finite number any more, or a checkpoint cannot be written.
         Fault: the ranks are out of step, or a step failed; the message names the step.
     """
-    with _naming_the_step(run.pulse):
+    with _naming_the_step(run.progress_state):
         try:
             _fit(run)
             is_through = True
         except Stopped:
             progress = run.session.progress
-            run.pulse.step = progress.step
+            run.progress_state.step = progress.step
             run.saver.save(progress)
             is_through = False
         for hook in run.session.hooks:
@@ -93,20 +93,20 @@ def fit(run: Run) -> bool:
 
 def _fit(run: Run) -> None:
     session, worker, progress = run.session, run.session.worker, run.session.progress
-    run.pulse.step = progress.step
+    run.progress_state.step = progress.step
     for hook in session.hooks:
         hook.on_start(session)
     session.check_replicas(worker.parameters(), worker.collectives, "after the broadcast")
     while progress.position.epoch < run.schedule.num_epochs and not _stops_early(session):
         epoch = progress.position.epoch + 1
         train_epoch(run)
-        run.pulse.step = progress.step
-        run.pulse.enter("check")
+        run.progress_state.step = progress.step
+        run.progress_state.enter("check")
         session.check_replicas(worker.parameters(), worker.collectives, f"after epoch {epoch}")
-        run.pulse.enter("sums")
+        run.progress_state.enter("sums")
         [train_loss_sum] = worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
         worker.average_statistics()
-        validation = evaluate(worker, session.dataset.validation, run.schedule.global_batch_size, run.pulse)
+        validation = evaluate(worker, session.dataset.validation, run.schedule.global_batch_size, run.progress_state)
         if not math.isfinite(validation.loss):
             raise UserError(
                 f"expected a finite validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
@@ -115,7 +115,7 @@ def _fit(run: Run) -> None:
         epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
         _finish_epoch(progress, validation)
         metrics = session.metrics()
-        run.pulse.enter("reporting")
+        run.progress_state.enter("reporting")
         run.reporter.event(
             "epoch",
             epoch=epoch,
@@ -160,7 +160,7 @@ def train_epoch(run: Run) -> None:
     Raises:
         Stopped: see there.
     """
-    session, schedule, pulse = run.session, run.schedule, run.pulse
+    session, schedule, progress_state = run.session, run.schedule, run.progress_state
     worker, split, progress, config = session.worker, session.dataset.train, session.progress, session.config
     steps_in_flight, log_every = session.strategy.steps_in_flight, config.output.log_every
     epoch, num_samples = progress.position.epoch, len(split)
@@ -188,13 +188,13 @@ def train_epoch(run: Run) -> None:
         now = time.perf_counter()
         progress.epoch_seconds, started = progress.epoch_seconds + now - started, now
 
-    pulse.step = progress.step + 1
-    pulse.enter("input")
+    progress_state.step = progress.step + 1
+    progress_state.enter("input")
     for batch in batches:
-        if not pulse.begin_tick():
+        if not progress_state.begin_tick():
             settle()
             raise Stopped
-        pulse.enter("step")
+        progress_state.enter("step")
         rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
         step = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
         unsettled.append(step)
@@ -203,15 +203,15 @@ def train_epoch(run: Run) -> None:
         for hook in session.hooks:
             hook.on_step(session)
         if step.number == 1:
-            pulse.enter("check")
+            progress_state.enter("check")
             session.check_replicas(worker.parameters(), worker.collectives, "after step 1")
         if run.saver.due(step.number) and batch.position.offset < num_samples:
             settle()
             run.saver.save(progress)
-        pulse.enter("reporting")
+        progress_state.enter("reporting")
         run.reporter.progress(epoch + 1, batch.position.offset, num_samples)
-        pulse.step = progress.step + 1
-        pulse.enter("input")
+        progress_state.step = progress.step + 1
+        progress_state.enter("input")
     settle()
 
 
@@ -236,26 +236,26 @@ class _Step:
 
 
 def _report_step(run: Run, step: _Step, loss_sum: float, epoch: float) -> None:
-    run.pulse.enter("sums")
+    run.progress_state.enter("sums")
     [loss_sum] = run.session.worker.collectives.all_reduce_sum(np.array([loss_sum]))
-    run.pulse.enter("reporting")
+    run.progress_state.enter("reporting")
     run.reporter.event(
         "step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss_sum / step.batch.num_global
     )
-    run.pulse.enter("step")
+    run.progress_state.enter("step")
 
 
 @contextmanager
-def _naming_the_step(pulse: Pulse) -> Iterator[None]:
+def _naming_the_step(progress_state: ProgressState) -> Iterator[None]:
     try:
         yield
     except (UserError, Fault):
         raise
     except Exception as error:
-        raise Fault(f"{pulse.where} failed: {summary(error)}") from error
+        raise Fault(f"{progress_state.where} failed: {summary(error)}") from error
 
 
-def evaluate(worker: Worker, split: Split, global_batch: int, pulse: Pulse) -> Evaluation:
+def evaluate(worker: Worker, split: Split, global_batch: int, progress_state: ProgressState) -> Evaluation:
     """Mean loss and accuracy with every sample counted once over all ranks, for any number of ranks.
 
     Raises:
@@ -263,15 +263,15 @@ def evaluate(worker: Worker, split: Split, global_batch: int, pulse: Pulse) -> E
     """
     collectives = worker.collectives
     sums = np.zeros(3)
-    pulse.enter("validation")
+    progress_state.enter("validation")
     for batch in validation_batches(split, global_batch, rank=collectives.rank, world_size=collectives.world_size):
-        if not pulse.begin_tick():
+        if not progress_state.begin_tick():
             raise Stopped
         # A rank without samples takes part: it may hold weights that the others need.
         loss_sum, num_correct = worker.eval_step(batch)
         if batch.num_samples:
             sums += (loss_sum, num_correct, batch.num_samples)
-        pulse.enter("validation")
-    pulse.enter("sums")
+        progress_state.enter("validation")
+    progress_state.enter("sums")
     loss_sum, num_correct, num_samples = collectives.all_reduce_sum(sums)
     return Evaluation(loss_sum / num_samples, num_correct / num_samples, int(num_samples))

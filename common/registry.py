@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Entry:
+class StrategyEntry:
     """A strategy."""
 
     module: str
@@ -44,11 +44,11 @@ class Entry:
 _HOROVOD = ("compression", "op", "autotune", "timeline", "accumulate_steps")
 _DDP = ("accumulate_steps", "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
 
-STRATEGIES: dict[str, dict[str, Entry]] = {
+STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
-        "horovod": Entry("horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", polls=True),
-        "ddp": Entry("ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True),
-        "fsdp": Entry(
+        "horovod": StrategyEntry("horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", polls=True),
+        "ddp": StrategyEntry("ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True),
+        "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
             ("accumulate_steps", "sync_batch_norm", "num_gpus"),
@@ -56,10 +56,10 @@ STRATEGIES: dict[str, dict[str, Entry]] = {
             "--num-gpus",
             spawns=True,
         ),
-        "data-parallel": Entry(  # it takes all GPUs; without any it runs on one device
+        "data-parallel": StrategyEntry(  # it takes all GPUs; without any it runs on one device
             "data_parallel", "DataParallel", ("accumulate_steps", "num_gpus"), most_ranks=1, one_process=True
         ),
-        "model-parallel": Entry(
+        "model-parallel": StrategyEntry(
             "model_parallel",
             "ModelParallel",
             ("stages", "micro_batches"),
@@ -68,29 +68,29 @@ STRATEGIES: dict[str, dict[str, Entry]] = {
             least_ranks=2,
             one_worker=True,
         ),
-        "single": Entry("single", "Single", ("accumulate_steps",), most_ranks=1, one_process=True),
+        "single": StrategyEntry("single", "Single", ("accumulate_steps",), most_ranks=1, one_process=True),
     },
     "tensorflow": {
-        "horovod": Entry("horovod", "Horovod", _HOROVOD, "horovodrun", polls=True),
-        "single": Entry("single", "Single", ("accumulate_steps",), most_ranks=1, one_process=True),
-        "mirrored": Entry(
+        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", polls=True),
+        "single": StrategyEntry("single", "Single", ("accumulate_steps",), most_ranks=1, one_process=True),
+        "mirrored": StrategyEntry(
             "mirrored",
             "Mirrored",
             ("accumulate_steps", "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
         ),
-        "multi-worker-mirrored": Entry(
+        "multi-worker-mirrored": StrategyEntry(
             "multi_worker_mirrored", "MultiWorkerMirrored", ("accumulate_steps", "communication"), "horovodrun"
         ),
-        "central-storage": Entry(
+        "central-storage": StrategyEntry(
             "central_storage",
             "CentralStorage",
             ("accumulate_steps", "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
         ),
-        "parameter-server": Entry(
+        "parameter-server": StrategyEntry(
             "parameter_server",
             "ParameterServer",
             ("accumulate_steps",),

@@ -1,4 +1,4 @@
-"""The in-step check: are the weights the same on every rank?
+"""The replica check: are the weights the same on every rank?
 
 Each rank reduces each parameter to 64 bits; the numbers are gathered and compared. That moves 8 bytes a
 parameter, so a check after every epoch costs next to nothing, and an unsynchronised training cannot go unseen.
@@ -16,7 +16,7 @@ from allstep.common.collectives import Collectives
 from allstep.common.process.errors import Fault
 
 
-def check_in_step(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:
+def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:
     """Compare parameters across ranks, and across the devices of each rank, bit by bit.
 
     Args:
@@ -46,7 +46,7 @@ def digest(array: np.ndarray) -> int:
 
 
 def compare(names: list[str], digests: np.ndarray, moment: str) -> None:
-    """Raise the Fault of `check_in_step` where rows of `digests`, (world_size, parameters), differ."""
+    """Raise the Fault of `check_replicas_equal` where rows of `digests`, (world_size, parameters), differ."""
     differs = digests != digests[0]
     if not differs.any():
         return

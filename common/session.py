@@ -29,11 +29,11 @@ from allstep.common.process.exit import note_failure, who
 from allstep.common.process.memory import available_memory
 from allstep.common.process.terminal import print_line
 from allstep.common.progress import Progress
-from allstep.common.replica_check import check_in_step
+from allstep.common.replica_check import check_replicas_equal
 from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import output_dir_errors, write_whole
 from allstep.common.schedule import Schedule, make_schedule
-from allstep.common.watch import Limits, Pulse, watching
+from allstep.common.watch import Limits, ProgressState, watching
 from allstep.common.worker import Worker
 
 # The keepalive of Open MPI's daemons (tools/setup_environment.py), and the time that mpirun takes to end the ranks.
@@ -82,7 +82,7 @@ class Session:
     """How far it has come."""
     open_reporter: Callable[[TrainConfig, int, Progress], Reporter] = reporting.open_reporter
     """What reports, by configuration, rank and where the run begins."""
-    check_replicas: Callable[[Iterable[tuple[str, np.ndarray]], Collectives, str], None] = check_in_step
+    check_replicas: Callable[[Iterable[tuple[str, np.ndarray]], Collectives, str], None] = check_replicas_equal
     """Compares weights across ranks: after the broadcast, after step 1 and after each epoch."""
 
     @property
@@ -100,7 +100,7 @@ class Session:
             UserError: the output directory cannot be written, or the checkpoint cannot be gone on from.
             Fault: the run cannot go on, or was stopped without an output directory to save to.
         """
-        pulse, place, config = Pulse(), self.place, self.config
+        progress_state, place, config = ProgressState(), self.place, self.config
         # Where steps are asynchronous, ranks are at no common point, and the strategy watches its processes itself.
         collectives = self.worker.collectives if self.strategy.steps_in_flight == 1 else None
         limits = Limits(
@@ -108,13 +108,14 @@ class Session:
             silence=config.faults.fault_timeout,
             launcher=MPIRUN_NOTICES_SECONDS if place.launcher == "mpirun" else 0.0,
         )
-        with watching(collectives, place, pulse, limits, self.worker.pending_tensors):
-            if self._train(pulse):
+        with watching(collectives, place, progress_state, limits, self.worker.pending_tensors):
+            if self._train(progress_state):
                 return
             if config.output.output_dir is None:
-                raise Fault(f"{pulse.notice} after step {pulse.step}; nothing is saved without --output-dir")
+                stopped = f"{progress_state.notice} after step {progress_state.step}"
+                raise Fault(f"{stopped}; nothing is saved without --output-dir")
             if place.rank == 0:
-                stopped = f"{who(place)} stopped after step {pulse.step} by {pulse.notice}"
+                stopped = f"{who(place)} stopped after step {progress_state.step} by {progress_state.notice}"
                 print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
 
     def metrics(self) -> Mapping[str, float]:
@@ -125,7 +126,7 @@ class Session:
         masks = np.concatenate([split.unreadable_mask() for split in (self.dataset.train, self.dataset.validation)])
         return {**metrics, "unreadable_images": int(np.count_nonzero(self.worker.collectives.all_reduce_sum(masks)))}
 
-    def _train(self, pulse: Pulse) -> bool:
+    def _train(self, progress_state: ProgressState) -> bool:
         """Train; returns what `engine.fit` does, when all is written."""
         worker, dataset, config, place = self.worker, self.dataset, self.config, self.place
         with contextlib.ExitStack() as cleanup:
@@ -159,14 +160,14 @@ class Session:
                 checkpoints,
                 every=config.output.checkpoint_every,
                 active=config.output.output_dir is not None,
-                pulse=pulse,
-                saved=self._tell_saved,
+                progress_state=progress_state,
+                saved=self._report_saved,
             )
             # What is being written is waited for after a failure too, and this rank does not count as stuck meanwhile.
             cleanup.push(note_failure)
-            return engine.fit(engine.Run(self, schedule, reporter, saver, pulse))
+            return engine.fit(engine.Run(self, schedule, reporter, saver, progress_state))
 
-    def _tell_saved(self) -> None:
+    def _report_saved(self) -> None:
         for hook in self.hooks:
             hook.on_save(self)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from allstep.benchmarks.comparison.cells import Cell, start_of, trainers_name
+from allstep.benchmarks.comparison.cells import Cell, strategy_entry, trainers_name
 from allstep.benchmarks.harness.jobs import environment
 from allstep.common.process.errors import Fault
 
@@ -23,7 +23,7 @@ def unavailable(cells: Sequence[Cell], *, oversubscribe: bool = False) -> Iterat
     num_cores, path = len(os.sched_getaffinity(0)), environment()["PATH"]
     reasons = {framework: _reasons(framework) for framework in dict.fromkeys(cell.framework for cell in cells)}
     for cell in cells:
-        start = start_of(cell)
+        start = strategy_entry(cell)
         if reason := reasons[cell.framework].get(trainers_name(cell.strategy)):
             yield cell.id, reason
         elif start.launcher and shutil.which(start.launcher, path=path) is None:

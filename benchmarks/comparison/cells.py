@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.harness.launchers import train_command
-from allstep.common.registry import STRATEGIES, Entry
+from allstep.common.registry import STRATEGIES, StrategyEntry
 
 INDEPENDENT = "independent"
 """So many single processes at once, without communication: on one rank the plain program, on more the machine's own
@@ -81,7 +81,7 @@ class Cell:
     @property
     def global_batch_size(self) -> int:
         """Samples a step over all ranks; where updates are asynchronous, of one update."""
-        many = self.scaling == "weak" and start_of(self).synchronous
+        many = self.scaling == "weak" and strategy_entry(self).synchronous
         return self.batch_size * (self.ranks if many else 1)
 
 
@@ -90,7 +90,7 @@ def trainers_name(strategy: str) -> str:
     return "single" if strategy == INDEPENDENT else strategy
 
 
-def start_of(cell: Cell) -> Entry:
+def strategy_entry(cell: Cell) -> StrategyEntry:
     """How the trainers start a cell's strategy."""
     return STRATEGIES[cell.framework][trainers_name(cell.strategy)]
 
@@ -114,7 +114,7 @@ def matrix(
     for workload, *what in itertools.product(workloads, models, batch_sizes, precisions):
         for framework, strategy, number in itertools.product(frameworks, strategies, ranks):
             cell = Cell(workload, framework, strategy, number, *what)
-            if strategy == INDEPENDENT or (strategy in STRATEGIES[framework] and start_of(cell).can_have(number)):
+            if strategy == INDEPENDENT or (strategy in STRATEGIES[framework] and strategy_entry(cell).can_have(number)):
                 cells.append(cell)
     return list(dict.fromkeys(cells))
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, start_of, trainers_name
+from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, strategy_entry, trainers_name
 from allstep.benchmarks.harness.jobs import Outcome
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.proofs import parity
@@ -39,7 +39,7 @@ _BF16_BOUNDS = parity.Bounds(runs=2e-2, frameworks=4e-2)
 
 
 @dataclass(frozen=True)
-class Place:
+class GateRun:
     """Where a curve is trained."""
 
     framework: str
@@ -64,11 +64,11 @@ class Place:
         return (*curve, self.ranks) if self.deep else curve
 
 
-def place_of(cell: Cell) -> Place | None:
+def gate_run(cell: Cell) -> GateRun | None:
     """Where a cell's curve is trained; None where it has none that could be compared."""
-    if (cell.strategy == INDEPENDENT and cell.ranks > 1) or not start_of(cell).synchronous:
+    if (cell.strategy == INDEPENDENT and cell.ranks > 1) or not strategy_entry(cell).synchronous:
         return None
-    return Place(cell.framework, cell.strategy, cell.ranks, cell.model, cell.precision)
+    return GateRun(cell.framework, cell.strategy, cell.ranks, cell.model, cell.precision)
 
 
 def why_none(cell: Cell) -> str:
@@ -84,14 +84,14 @@ class Gate:
     def __init__(self, num_steps: int, launch: Callable[[Sequence[list[str]]], Sequence[Outcome]]) -> None:
         """`launch` runs commands, each a job of its own."""
         self._num_steps, self._launch = num_steps, launch
-        self._trained: dict[tuple[Place, int], tuple[Outcome, parity.Curve | None]] = {}
+        self._trained: dict[tuple[GateRun, int], tuple[Outcome, parity.Curve | None]] = {}
         """By place and seed."""
 
-    def train(self, places: Sequence[Place]) -> None:
+    def train(self, places: Sequence[GateRun]) -> None:
         """Train places that will be judged; together that takes less time than one by one."""
         self._train(places, _SEEDS[0])
 
-    def judge(self, place: Place, reference: Place) -> dict:
+    def judge(self, place: GateRun, reference: GateRun) -> dict:
         """The verdict on `place`, as the file format has it; `reference` is the first place of its group."""
         for seed in _SEEDS:
             verdict = self._judge(place, reference, seed)
@@ -99,7 +99,7 @@ class Gate:
                 break
         return verdict
 
-    def _judge(self, place: Place, reference: Place, seed: int) -> dict:
+    def _judge(self, place: GateRun, reference: GateRun, seed: int) -> dict:
         outcome, expected = self._curve(reference, seed)
         if expected is None:
             return self._verdict(place, "failed", f"{reference.id}, the reference: {outcome.reason}", log=outcome.log)
@@ -123,15 +123,15 @@ class Gate:
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         return self._verdict(place, "failed", reason, reference=reference.id, **finite)
 
-    def _num_steps_of(self, place: Place) -> int:
+    def _num_steps_of(self, place: GateRun) -> int:
         return min(self._num_steps, _DEEP_STEPS) if place.deep else self._num_steps
 
-    def _curve(self, place: Place, seed: int) -> tuple[Outcome, parity.Curve | None]:
+    def _curve(self, place: GateRun, seed: int) -> tuple[Outcome, parity.Curve | None]:
         if (place, seed) not in self._trained:
             self._train([place], seed)
         return self._trained[place, seed]
 
-    def _train(self, places: Sequence[Place], seed: int) -> None:
+    def _train(self, places: Sequence[GateRun], seed: int) -> None:
         with tempfile.TemporaryDirectory(prefix="allstep-gate-") as folder:
             folders = [Path(folder, str(number)) for number in range(len(places))]
             commands = [self._command(*pair, seed) for pair in zip(places, folders, strict=True)]
@@ -139,7 +139,7 @@ class Gate:
                 curve = parity.read_curve(own, self._num_steps_of(place)) if outcome.status == "ok" else None
                 self._trained[place, seed] = outcome, curve
 
-    def _command(self, place: Place, folder: Path, seed: int) -> list[str]:
+    def _command(self, place: GateRun, folder: Path, seed: int) -> list[str]:
         flags = (
             *("--dataset", "digits", "--model", place.model, "--precision", place.precision),
             *("--epochs", 1, "--log-every", 1, "--seed", seed),
@@ -149,7 +149,7 @@ class Gate:
         )
         return train_command(place.framework, trainers_name(place.strategy), place.ranks, flags)
 
-    def _verdict(self, place: Place, status: str, reason: str | None, **found: object) -> dict:
+    def _verdict(self, place: GateRun, status: str, reason: str | None, **found: object) -> dict:
         nothing = dict.fromkeys(("reference", "loss_difference", "weight_difference", "bound", "log"))
         return {"status": status, "reason": reason, "num_steps": self._num_steps_of(place), **nothing, **found}
 
@@ -160,7 +160,7 @@ def _may_be_a_kink(verdict: dict) -> bool:
     return verdict["status"] == "failed" and loss is not None and loss <= verdict["bound"]
 
 
-def _bounds_of_losses(place: Place) -> parity.Bounds | None:
+def _bounds_of_losses(place: GateRun) -> parity.Bounds | None:
     """The bounds where losses alone are judged; None where weights are as well."""
     if place.precision != "float32":
         return _BF16_BOUNDS

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison import gate, machine, results, samples
 from allstep.benchmarks.comparison.availability import unavailable
-from allstep.benchmarks.comparison.cells import INDEPENDENT, OF_TABLE, Cell, Settings, commands, start_of
+from allstep.benchmarks.comparison.cells import INDEPENDENT, OF_TABLE, Cell, Settings, commands, strategy_entry
 from allstep.benchmarks.comparison.ranking import against
 from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
@@ -147,15 +147,15 @@ class Comparison:
                     f"{received[name]}; one comparison has one of them: give another --output-dir"
                 )
 
-    def _places(self) -> list[gate.Place]:
-        places = [gate.place_of(cell) for cell in self._cells if cell.id not in self._unavailable]
+    def _places(self) -> list[gate.GateRun]:
+        places = [gate.gate_run(cell) for cell in self._cells if cell.id not in self._unavailable]
         return list(dict.fromkeys(place for place in places if place is not None))
 
-    def _reference(self, place: gate.Place) -> gate.Place:
+    def _reference(self, place: gate.GateRun) -> gate.GateRun:
         return next(one for one in self._places() if one.group == place.group)
 
     def _verdict(self, cell: Cell) -> dict:
-        place = gate.place_of(cell)
+        place = gate.gate_run(cell)
         if place is None:
             return gate.no_verdict(gate.why_none(cell))
         return self._gates.get(place.id) or gate.no_verdict("not judged")
@@ -187,7 +187,7 @@ class Comparison:
                 own = Path(folder, str(index))
                 own.mkdir()
                 of_cell, outputs = commands(cell, self._settings, own, turns=own / "turns")
-                launches.append((Launch(of_cell, own / "turns", start_of(cell).polls), outputs))
+                launches.append((Launch(of_cell, own / "turns", strategy_entry(cell).polls), outputs))
             alone = all(cell.input == "synthetic" for cell in cells)  # whose start-up is measured
             outcomes = self._run([launch for launch, _ in launches], alone=alone)
             for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):

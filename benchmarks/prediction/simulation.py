@@ -38,7 +38,7 @@ class Fusion:
 
 
 @dataclass(frozen=True)
-class Step:
+class SimulatedStep:
     """How a step went; all in seconds."""
 
     total: float
@@ -56,7 +56,7 @@ def simulate(
     fusion: Fusion,
     contention: float = 0.0,
     request: float = 0.0,
-) -> Step:
+) -> SimulatedStep:
     """Let a step pass.
 
     Args:
@@ -107,7 +107,7 @@ def simulate(
         advance(clock + seconds, 1.0 - contention)
         look = max(look, clock)
         busy, sent, num_collectives = busy + seconds, last, num_collectives + 1
-    return Step(clock, forward + backward, busy)
+    return SimulatedStep(clock, forward + backward, busy)
 
 
 def _next_look(look: float, now: float, cycle: float) -> float:

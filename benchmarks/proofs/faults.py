@@ -14,7 +14,7 @@ END_SECONDS = 15
 CLEAN_SECONDS = 10
 STALL_SECONDS = 3
 POLL_SECONDS = 0.05
-TOLD = re.compile(r"allstep: ranks? \d.* stopped")
+REPORTED = re.compile(r"allstep: ranks? \d.* stopped")
 
 
 class Violation(Exception):
@@ -32,7 +32,7 @@ class Kind:
     """The fault of `benchmarks/proofs/fault_injection.py` in place of a signal."""
     is_notice: bool = False
     """Whether the run saves, ends with status 0 and says that it is resumable."""
-    can_tell: bool = True
+    can_report: bool = True
     """Whether there is still a terminal to tell it on."""
 
 
@@ -43,14 +43,14 @@ KINDS = {
     "a rank that leaves a collective out": Kind(program="leaves-out"),
     "SIGTERM to the launcher": Kind(signal.SIGTERM, "launcher"),
     "SIGINT to the launcher": Kind(signal.SIGINT, "launcher"),
-    "SIGKILL to the launcher": Kind(signal.SIGKILL, "launcher", can_tell=False),
+    "SIGKILL to the launcher": Kind(signal.SIGKILL, "launcher", can_report=False),
     "SIGTERM to all ranks": Kind(signal.SIGTERM, "ranks", is_notice=True),
     "SIGUSR1 to a rank": Kind(signal.SIGUSR1, is_notice=True),
 }
 
 
 @dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """A fault to come."""
 
     kind: str
@@ -106,12 +106,12 @@ def check_ended(run: Training, kind: Kind) -> float | None:
             raise Violation(f"left the processes {left}: {run.printed()}")
         time.sleep(POLL_SECONDS)
     output = run.printed()
-    if run.told_its_end():
+    if run.reported_its_end():
         return None
     if kind.is_notice and (status or output.count("resumable") != 1):
         raise Violation(f"expected status 0 and `resumable`, received {status}: {output}")
     if not kind.is_notice and not status:
         raise Violation(f"ended with status 0: {output}")
-    if kind.can_tell and len(TOLD.findall(output)) != 1:
-        raise Violation(f"expected to be told once, received {len(TOLD.findall(output))} times: {output}")
+    if kind.can_report and len(REPORTED.findall(output)) != 1:
+        raise Violation(f"expected to be told once, received {len(REPORTED.findall(output))} times: {output}")
     return seconds

@@ -8,7 +8,7 @@ For each framework, on 2 ranks of one thread each (the network: cnn, 28x28x1, 64
     images/s / hand-written         both with their data in memory
     images/s / independent          beside two single processes at the same time, which is the limit
     seconds to first step           more than a bare horovodrun of the same imports (a difference)
-    in-step check / 100 steps       seconds, in the same run
+    replica check / 100 steps       seconds, in the same run
 
 Throughputs and start-ups are medians over interleaved rounds. The exit status is 0 where all targets are reached,
 1 where one is missed.
@@ -69,7 +69,7 @@ FULL = Effort(num_rounds=5, steps_per_epoch=25, num_epochs=5)
 QUICK = Effort(num_rounds=1, steps_per_epoch=2, num_epochs=2)
 
 
-class Bench:
+class TrainerBench:
     """The measurements of one framework; each launches real jobs, in a folder of its own."""
 
     def __init__(self, framework: str, effort: Effort, directory: Path) -> None:
@@ -120,14 +120,14 @@ class Bench:
         return seconds_until(job("allstep.benchmarks.proofs.handwritten.bare", self.framework, done), done.exists)
 
     def check_cost(self) -> Figure:
-        """The in-step check after an epoch, beside 100 steps of the same run."""
+        """The replica check after an epoch, beside 100 steps of the same run."""
         checks = self._new_output()
         [printed] = run(job("allstep.benchmarks.proofs.timed_check", self.framework, checks, *self._flags()))
         step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
         after_epochs = json.loads(checks.read_text())[2:]
         check_seconds = statistics.median(after_epochs[1:])
         return Figure(
-            f"{self.framework}: in-step check / 100 steps",
+            f"{self.framework}: replica check / 100 steps",
             check_seconds,
             100 * step_seconds,
             check_seconds / (100 * step_seconds),
@@ -158,7 +158,7 @@ class Bench:
         return Path(tempfile.mkdtemp(dir=self._directory)) / "output"
 
 
-def figures(bench: Bench) -> tuple[list[Figure], dict[str, dict[str, list[float]]]]:
+def figures(bench: TrainerBench) -> tuple[list[Figure], dict[str, dict[str, list[float]]]]:
     """The rows of one framework, and the samples of its rounds."""
     same = bench.loss_difference()
     rates = interleaved(
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     samples = {}
     with tempfile.TemporaryDirectory(prefix="allstep-overhead-") as directory:
         for framework in flags.frameworks:
-            of_framework, samples[framework] = figures(Bench(framework, effort, Path(directory)))
+            of_framework, samples[framework] = figures(TrainerBench(framework, effort, Path(directory)))
             rows += of_framework
     print_table(rows)
     save(flags.output, rows, samples)

@@ -17,7 +17,7 @@ What no implementation can do better: where the input of a ReLU is within a roun
 or the other by chance, and the weights of that unit part by 1e-4 and more from one step to the next. Half a unit in
 the last place of the initial weights did so to PyTorch alone in 0 to 4 of 12 seeds, by optimizer. So a bound that is
 exceeded with one --seed, from one step on and by one comparison, may be such a kink; with several seeds it is a fault.
-(Four portions of a batch have one at step 26 of seed 0: so do `model-parallel` and `single --accumulate-steps 4`.)
+(Four micro-batches of a batch have one at step 26 of seed 0: so do `model-parallel` and `single --accumulate-steps 4`.)
 
 Adam and AdamW divide a gradient by its own running size. Where that is no larger than the rounding errors of its
 sum, the update is made of rounding errors, and yet as large as any other: the same half unit moved the weights after
@@ -51,7 +51,7 @@ SYNCHRONOUS = strategy_names(synchronous=True)
 DATA_FLAGS = ("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59)
 STEPS_PER_EPOCH = 25
 SEED = 1
-"""A run without a kink, in however many portions a batch is taken (of the seeds 0 to 6: 1, 3, 4 and 5)."""
+"""A run without a kink, in however many micro-batches a batch is taken (of the seeds 0 to 6: 1, 3, 4 and 5)."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(1)
 
 
-Place = tuple[str, int]
+ParityRun = tuple[str, int]
 """Strategy and number of ranks."""
 
 
-def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[Place]:
+def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[ParityRun]:
     """Where a framework trains by the strategies that it has of `names`; `single` comes first if it is one of them."""
     entries = {name: entry for name, entry in STRATEGIES[framework].items() if name in names}
     return [
@@ -152,7 +152,7 @@ def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[Pla
     ]
 
 
-def train(optimizer: str, framework: str, place: Place, *, num_steps: int, every: int, seed: int) -> Curve:
+def train(optimizer: str, framework: str, place: ParityRun, *, num_steps: int, every: int, seed: int) -> Curve:
     """Run a trainer as a user would and read what it left.
 
     Raises:
@@ -189,9 +189,9 @@ def weights_of(state: TrainState) -> dict[str, np.ndarray]:
     return {name: array for name, array in state.arrays.items() if name.startswith("model/")}
 
 
-def compare(curves: Mapping[tuple[str, Place], Curve]) -> dict[str, dict[int, Difference]]:
+def compare(curves: Mapping[tuple[str, ParityRun], Curve]) -> dict[str, dict[int, Difference]]:
     """Columns of the table: of each framework how far its runs differ from its first one, and between frameworks."""
-    of_framework: dict[str, dict[Place, Curve]] = {}
+    of_framework: dict[str, dict[ParityRun, Curve]] = {}
     for (framework, place), curve in curves.items():
         of_framework.setdefault(framework, {})[place] = curve
     columns = {}

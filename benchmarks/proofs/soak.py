@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allstep.benchmarks.proofs import parity
-from allstep.benchmarks.proofs.faults import KINDS, Fault, Violation, check_ended
+from allstep.benchmarks.proofs.faults import KINDS, InjectedFault, Violation, check_ended
 from allstep.benchmarks.proofs.parity import Curve
 from allstep.benchmarks.proofs.resume_check import (
     NUM_STEPS,
@@ -103,7 +103,7 @@ class Start:
 
     num_ranks: int
     launcher: str
-    fault: Fault
+    fault: InjectedFault
     starting_up: bool = False
 
 
@@ -117,7 +117,7 @@ def draw_kill(case: Case, saved_step: int, left: int, chance: random.Random) -> 
     target = chance.randint(saved_step, saved_step + (NUM_STEPS - saved_step) // max(1, left))
     rank, starting_up = chance.randrange(num_ranks), chance.random() < START_UP_SHARE
     delay = chance.uniform(0, START_UP_SECONDS if starting_up else STEP_SECONDS)
-    fault = Fault("a killed rank", rank, 0 if starting_up else target, delay)
+    fault = InjectedFault("a killed rank", rank, 0 if starting_up else target, delay)
     return Start(num_ranks, chance.choice(case.launchers), fault, starting_up or target == 0)
 
 
@@ -126,7 +126,7 @@ def draw_fault(case: Case, saved_step: int, left: int, chance: random.Random) ->
     num_ranks = chance.choice(case.ranks)
     step = 3 + chance.randint(saved_step, saved_step + max(0, NUM_STEPS - 6 - saved_step) // max(1, left))
     kind, rank, delay = chance.choice(list(KINDS)), chance.randrange(num_ranks), chance.uniform(0, STEP_SECONDS)
-    fault = Fault(kind, rank, step, delay)
+    fault = InjectedFault(kind, rank, step, delay)
     return Start(num_ranks, chance.choice(case.launchers), fault)
 
 
@@ -219,5 +219,5 @@ def check_end_of(run: Training, start: Start) -> float | None:
     """What must hold of a disturbed job; returns what `check_ended` does."""
     kind = KINDS[start.fault.kind]
     if start.starting_up or start.num_ranks == 1:  # the launcher alone knows what happened, or nobody is left
-        kind = replace(kind, can_tell=False)
+        kind = replace(kind, can_report=False)
     return check_ended(run, kind)

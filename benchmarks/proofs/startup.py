@@ -37,7 +37,7 @@ BOUND_OF_HOROVOD = "<= 0.6"
 
 
 @dataclass(frozen=True)
-class Launch:
+class ClusterLaunch:
     """How ranks are started."""
 
     hosts: Sequence[Host]
@@ -60,7 +60,7 @@ def environment_of(python: Path) -> list[str]:
     return ["env", path, f"OPAL_PREFIX={prefix}", f"OMPI_MCA_orte_launch_agent={prefix}/bin/orted"]
 
 
-def measurements(launch: Launch, framework: str, directory: Path) -> dict[str, Callable[[], float]]:
+def measurements(launch: ClusterLaunch, framework: str, directory: Path) -> dict[str, Callable[[], float]]:
     """By name, what takes the seconds of one launch."""
 
     def new_path() -> Path:
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=output_file, default="runs/startup.json", help="where raw samples are kept")
     flags = parser.parse_args(argv)
-    launch = Launch(flags.hosts, flags.controller, flags.unmodified)
+    launch = ClusterLaunch(flags.hosts, flags.controller, flags.unmodified)
     rows: list[Figure] = []
     samples = {}
     with tempfile.TemporaryDirectory(prefix="allstep-startup-") as directory:

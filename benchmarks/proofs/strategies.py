@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="allstep-strategies-") as directory:
         for framework in flags.frameworks:
             names = [name for name in STRATEGIES[framework] if name in flags.strategies]
-            bench = Bench(framework, Path(directory))
+            bench = StrategyBench(framework, Path(directory))
             samples[framework] = interleaved(
                 {
                     f"{name} {side}": (lambda name=name, measure=measure: measure(name))
@@ -77,7 +77,7 @@ def figures(framework: str, names: Sequence[str], rates: dict[str, list[float]])
     return rows
 
 
-class Bench:
+class StrategyBench:
     """The measurements of one framework; each launches real jobs, in a folder of its own."""
 
     def __init__(self, framework: str, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Train as `train.py` does, and write how long each in-step check took, in seconds, to a JSON file.
+"""Train as `train.py` does, and write how long each replica check took, in seconds, to a JSON file.
 
     horovodrun -np 2 python -m allstep.benchmarks.proofs.timed_check pytorch checks.json [flags of train.py]
 

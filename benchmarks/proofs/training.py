@@ -73,7 +73,7 @@ class Training(Job):
             return {0: self.process.pid}
         return rank_processes(self.process.pid)
 
-    def told_its_end(self) -> bool:
+    def reported_its_end(self) -> bool:
         """Whether it came to the end of its training."""
         return self._is_own() and '"event": "end"' in self._metrics.read_text()
 

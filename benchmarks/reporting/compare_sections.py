@@ -10,7 +10,7 @@ from allstep.benchmarks.comparison.cells import OF_TABLE
 from allstep.benchmarks.comparison.ranking import groups, sentence
 from allstep.benchmarks.comparison.samples import resolution
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, median, share
-from allstep.benchmarks.reporting.figures import Figure, Line, bars, lines
+from allstep.benchmarks.reporting.figures import Drawing, Line, bars, lines
 
 INDEPENDENT = "independent"
 _WORKLOADS = {
@@ -90,7 +90,7 @@ def _measured(title: str, cells: Sequence[Cell]) -> Section:
     return section
 
 
-def _scaling(framework: str, cells: Sequence[Cell]) -> list[Figure]:
+def _scaling(framework: str, cells: Sequence[Cell]) -> list[Drawing]:
     """Throughput and efficiency against ranks, with the ideal and the machine's limit."""
     strategies = list(dict.fromkeys(cell["strategy"] for cell in cells))
     ranks = sorted({cell["ranks"] for cell in cells})
@@ -123,7 +123,7 @@ def _scaling(framework: str, cells: Sequence[Cell]) -> list[Figure]:
     return figures
 
 
-def _curves(cells: Sequence[Cell]) -> list[Figure]:
+def _curves(cells: Sequence[Cell]) -> list[Drawing]:
     """Curves of all cells over each other."""
     trained = [cell for cell in cells if cell["curve"]]
     if not trained:
@@ -146,7 +146,7 @@ def _curves(cells: Sequence[Cell]) -> list[Figure]:
     ]
 
 
-def _bars(caption: str, cells: Sequence[Cell], value: Callable[[Cell], float | None], unit: str) -> Figure | None:
+def _bars(caption: str, cells: Sequence[Cell], value: Callable[[Cell], float | None], unit: str) -> Drawing | None:
     shown = [(f"{_name(cell)}, {_ranks(cell)}", value(cell)) for cell in cells]
     shown = [(label, number) for label, number in shown if number is not None]
     return bars(caption, *zip(*shown, strict=True), x_label=unit) if shown else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allstep.benchmarks.reporting.figures import Figure
+from allstep.benchmarks.reporting.figures import Drawing
 
 NOTHING = "–"
 _NUMBER = re.compile(r"[\d–+-][\d.,%± e+-]*$")
@@ -34,7 +34,7 @@ class Section:
 
     title: str
     text: list[str] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[Drawing] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     items: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)

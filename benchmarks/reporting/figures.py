@@ -34,7 +34,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Drawing:
     """A drawing with what stands under it."""
 
     caption: str
@@ -52,7 +52,7 @@ def lines(
     x_ticks: Sequence[float] = (),
     percent: bool = False,
     from_zero: bool = False,
-) -> Figure:
+) -> Drawing:
     """Curves in one frame.
 
     Args:
@@ -91,10 +91,10 @@ def lines(
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    return Figure(caption, _svg(figure, axes))
+    return Drawing(caption, _svg(figure, axes))
 
 
-def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str) -> Figure:
+def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str) -> Drawing:
     """Horizontal bars, the first on top, each with its value."""
     figure, axes = _frame(0, height=0.9 + 0.3 * len(labels))
     places = range(len(labels))
@@ -107,7 +107,7 @@ def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_labe
         axes.annotate(told, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
-    return Figure(caption, _svg(figure, axes, legend=False))
+    return Drawing(caption, _svg(figure, axes, legend=False))
 
 
 def _logarithmic(axis, *, binary: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from allstep.benchmarks.harness.launchers import LAUNCHERS, start
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, share
 from allstep.benchmarks.reporting.figures import Line, bars, lines
-from allstep.benchmarks.reporting.sources import Run
+from allstep.benchmarks.reporting.sources import RecordedRun
 
 
 def collectives(content: dict[str, Any]) -> Section:
@@ -147,7 +147,7 @@ def benchmark(path: Path, content: dict[str, Any]) -> Section:
     return Section(f"{name}: ours beside a reference", text=text, tables=[table])
 
 
-def runs(found: Sequence[tuple[Path, Run]]) -> Section:
+def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
     """Training runs over each other."""
     section = Section("Training runs")
     losses, accuracies, memory, rows = [], [], [], []
@@ -188,7 +188,7 @@ def runs(found: Sequence[tuple[Path, Run]]) -> Section:
     return section
 
 
-def _command(config: Path, run: Run) -> str:
+def _command(config: Path, run: RecordedRun) -> str:
     """The command that trains as the run did, on as many ranks by the same launcher."""
     name = str(run.start.get("launcher"))
     name = "mpiexec" if name == "PMI" else name

@@ -36,7 +36,7 @@ class Sources:
     validations: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     benchmarks: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     """What `benchmarks.measure.save` wrote."""
-    runs: list[tuple[Path, Run]] = field(default_factory=list)
+    runs: list[tuple[Path, RecordedRun]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """One line each."""
 
@@ -46,7 +46,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """A training run's metrics.jsonl."""
 
     start: dict[str, Any]
@@ -85,7 +85,7 @@ def _guarded(found: Sources, path: Path, reader: Callable[[Sources, Path], None]
 
 
 def _read_json(found: Sources, path: Path) -> None:
-    content = without_secrets(results.load(path))
+    content = redact(results.load(path))
     if not isinstance(content, dict):
         return
     kind = content.get("format")
@@ -106,7 +106,7 @@ def _read_run(found: Sources, path: Path) -> None:
     events = []
     for line in read_regular(path, most=_LARGEST_LOG).splitlines():
         try:
-            events.append(without_secrets(strict_json.loads(line)))
+            events.append(redact(strict_json.loads(line)))
         except NotJson:
             found.problems.append(f"{path}: a line is half-written and was left out")
     list_of(record(event=text))(events, "events")
@@ -119,16 +119,16 @@ def _read_run(found: Sources, path: Path) -> None:
     for end in ends:
         END(end, "end")
     config = path.with_name("config.yaml")
-    run = Run(starts[-1], epochs, ends[-1] if ends else None, config if config.exists() else None)
+    run = RecordedRun(starts[-1], epochs, ends[-1] if ends else None, config if config.exists() else None)
     found.runs.append((path.parent, run))
 
 
-def without_secrets(value: Any, name: str = "") -> Any:
+def redact(value: Any, name: str = "") -> Any:
     """The same value with passwords in addresses, and whatever bears a secret's name, hidden."""
     if isinstance(value, dict):
-        return {key: without_secrets(item, str(key)) for key, item in value.items()}
+        return {key: redact(item, str(key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [without_secrets(item) for item in value]
+        return [redact(item) for item in value]
     if isinstance(value, str):
         if _SECRET_NAME.search(name):
             return "(hidden)"

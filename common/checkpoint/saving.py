@@ -18,7 +18,7 @@ from allstep.common.collectives import Collectives
 from allstep.common.data.sharding import Position
 from allstep.common.progress import Progress
 from allstep.common.schedule import Schedule
-from allstep.common.watch import Pulse
+from allstep.common.watch import ProgressState
 from allstep.common.worker import Worker
 
 
@@ -37,12 +37,12 @@ class Saver:
         *,
         every: int,
         active: bool,
-        pulse: Pulse,
+        progress_state: ProgressState,
         saved: Callable[[], None] = lambda: None,
     ) -> None:
         """`active` is whether the run has an output directory, which all ranks know; `saved` is called after a save."""
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
-        self._checkpoints, self._every, self._active, self._pulse = checkpoints, every, active, pulse
+        self._checkpoints, self._every, self._active, self._progress_state = checkpoints, every, active, progress_state
         self._on_saved = saved
         self._saved: tuple[int, Position] | None = None
 
@@ -55,11 +55,11 @@ class Saver:
         if not self._active or self._saved == (progress.step, progress.position):
             return
         self._saved = progress.step, progress.position
-        self._pulse.enter("checkpoint")
+        self._progress_state.enter("checkpoint")
         [loss_sum] = self._worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
         self._worker.average_statistics()
         arrays = self._worker.export_state()
-        self._pulse.enter("writing")
+        self._progress_state.enter("writing")
         if self._checkpoints:
             self._checkpoints.save(self._state(progress, arrays, float(loss_sum)), metric=validation_accuracy)
         self._on_saved()

@@ -24,7 +24,7 @@ MAX_BYTES = 2**16
 
 
 @dataclass(frozen=True)
-class Entry:
+class ConfigLine:
     """A flag in a file."""
 
     path: Path
@@ -39,7 +39,7 @@ class Entry:
         return f"{shown(self.key)} in {shown(self.path)}, line {self.line},"
 
 
-def read(path: Path, names: Collection[str]) -> list[Entry]:
+def read(path: Path, names: Collection[str]) -> list[ConfigLine]:
     """The flags in a file, in its order; those without a value, or with null, are left out.
 
     Args:
@@ -84,13 +84,13 @@ def _unreadable(where: str, reason: str) -> UserError:
 _YAML = "tag:yaml.org,2002:"
 
 
-def _entries(path: Path, root: yaml.MappingNode, names: Collection[str]) -> Iterator[Entry]:
+def _entries(path: Path, root: yaml.MappingNode, names: Collection[str]) -> Iterator[ConfigLine]:
     lines: dict[str, int] = {}
     for key_node, value in root.value:
         line = key_node.start_mark.line + 1
         if not _is_text(key_node):
             raise UserError(f"expected flags in {shown(path)}, received {_what(key_node)} in line {line}; name one")
-        entry = Entry(path, line, key_node.value.replace("_", "-"), [])
+        entry = ConfigLine(path, line, key_node.value.replace("_", "-"), [])
         if entry.key not in names:
             near = difflib.get_close_matches(entry.key, names, n=1)
             advice = f"did you mean {near[0]}?" if near else "see --help for the flags"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from allstep.common.config.flags import EVER, WEEK, batch_ramp, local_ranks, number, whole
-from allstep.common.data.datasets.config import DataConfig, without_secrets
+from allstep.common.data.datasets.config import DataConfig, redact_url
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -26,7 +26,7 @@ _RATE_MOST = 1e30
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How long, in which portions and with which learning rate to train."""
+    """How long, in which micro_batches and with which learning rate to train."""
 
     epochs: Annotated[int, whole(1, _EPOCHS)] = 10
     """Number of passes over the training samples."""
@@ -136,8 +136,8 @@ class StrategyConfig:
     """pytorch model-parallel: parts into which the network is cut, one process each."""
 
     micro_batches: Annotated[int, whole(1, 2**20)] = 4
-    """pytorch model-parallel: portions of a batch that are under way in the stages at once; fewer where its size has no
-    such divisor."""
+    """pytorch model-parallel: micro-batches of a batch that are under way in the stages at once; fewer where its size
+    has no such divisor."""
 
     num_devices: Annotated[int | None, local_ranks()] = None
     """tensorflow mirrored, central-storage: devices to use; CPUs are divided into as many where there are no GPUs."""
@@ -220,7 +220,7 @@ class TrainConfig:
             for item in dataclasses.fields(part):
                 value = getattr(part, item.name)
                 if item.name == "mirror" and value:
-                    value = without_secrets(value)
+                    value = redact_url(value)
                 if not dataclasses.is_dataclass(value) and item.name != "list_strategies":
                     plain = str(value) if isinstance(value, Path) else value
                     flat[item.name.replace("_", "-")] = list(plain) if isinstance(plain, tuple) else plain

@@ -56,7 +56,7 @@ def run_rank(main: Callable[[], None]) -> None:
     except UserError as error:
         _failed.set()
         # Ranks that watch each other have met.
-        first = _FIRST_TURN_SECONDS if _tell_farewell else _FIRST_TURN_SECONDS_OF_MISTAKES
+        first = _FIRST_TURN_SECONDS if _send_farewell else _FIRST_TURN_SECONDS_OF_MISTAKES
         time.sleep(seconds_to_turn(place.rank, first=first))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     except Exception as error:
@@ -98,13 +98,13 @@ def _leave_with_launcher(place: Placement, parent: int) -> None:
 
 _failed = threading.Event()
 _leaving, _speaking = threading.Lock(), threading.Lock()
-_tell_farewell: Callable[[int], None] | None = None
+_send_farewell: Callable[[int], None] | None = None
 
 
-def before_leaving(tell_farewell: Callable[[int], None] | None) -> None:
+def before_leaving(send_farewell: Callable[[int], None] | None) -> None:
     """Have `leave` tell the other ranks the exit status, so that they neither wait for this rank nor speak as well."""
-    global _tell_farewell
-    _tell_farewell = tell_farewell
+    global _send_farewell
+    _send_farewell = send_farewell
 
 
 def speak(message: str) -> None:
@@ -136,6 +136,6 @@ def leave(status: int, message: str) -> None:
     """End the process at once: an orderly shutdown of MPI or Horovod would wait for ranks that never come."""
     _leaving.acquire()  # for good: one thread ends the process
     speak(message)
-    if _tell_farewell:
-        _tell_farewell(status)
+    if _send_farewell:
+        _send_farewell(status)
     os._exit(status)

@@ -52,8 +52,8 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
             _EVENT(event, "a line")
         except Mismatch as error:
             raise UserError(f"{path} is no run's: {error}; move it out of the output directory") from None
-        told_after = event["event"] == "end" or event.get("step", 0) > step or event.get("epoch", 0) > epoch + 1
-        if step and not told_after and not (event["event"] == "epoch" and event.get("epoch", 0) > epoch):
+        reported_after = event["event"] == "end" or event.get("step", 0) > step or event.get("epoch", 0) > epoch + 1
+        if step and not reported_after and not (event["event"] == "epoch" and event.get("epoch", 0) > epoch):
             kept.append(line + "\n")
     write_whole(path, "".join(kept))
 

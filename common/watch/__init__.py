@@ -1,6 +1,6 @@
 """The ranks of a run watch each other: a fault anywhere ends the job everywhere, and is told once.
 
-Every rank has a thread (`member`) that is connected to one in rank 0 (`monitor`) and says where the rank is, once a
+Every rank has a thread (`agent`) that is connected to one in rank 0 (`monitor`) and says where the rank is, once a
 second. From that rank 0 knows who is lost and who is stuck. A notice to end (SIGTERM, SIGUSR1) travels the same way.
 """
 
@@ -19,12 +19,12 @@ from allstep.common.launch import rendezvous
 from allstep.common.launch.placement import Placement
 from allstep.common.process import exit
 from allstep.common.process.errors import Fault
-from allstep.common.watch.agent import NOTICES, Member
+from allstep.common.watch.agent import NOTICES, Agent
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import Limits, Monitor
-from allstep.common.watch.progress_state import Pulse
+from allstep.common.watch.progress_state import ProgressState
 
-__all__ = ["NOTICES", "Limits", "Pulse", "watching"]
+__all__ = ["NOTICES", "Limits", "ProgressState", "watching"]
 
 _ADDRESS_BYTES = 512
 _MOST_ADDRESSES = 10
@@ -34,7 +34,7 @@ _MOST_ADDRESSES = 10
 def watching(
     collectives: Collectives | None,
     place: Placement,
-    pulse: Pulse,
+    progress_state: ProgressState,
     limits: Limits,
     tensors: Callable[[], Sequence[str]] = list,
 ) -> Iterator[None]:
@@ -51,20 +51,20 @@ def watching(
     monitor, first_host = None, socket.gethostname()
     if place.rank == 0 or world_size == 1:
         own_end, monitors_end = map(Channel, socket.socketpair())
-        monitor = Monitor(world_size, monitors_end, pulse, limits)
+        monitor = Monitor(world_size, monitors_end, progress_state, limits)
     if world_size > 1:
         first_host, address = _agree_on_address(collectives, place, monitor)
     channel = own_end if monitor else _connect(place, address, limits.silence / 2)
-    member = Member(place, channel, pulse, limits, tensors, first_host=first_host)
-    restore_signals = member.catch_signals()
-    exit.before_leaving(monitor.tell_farewell if monitor else member.tell_farewell)
-    threads = [threading.Thread(target=one.run, name=exit.WATCH, daemon=True) for one in (monitor, member) if one]
+    agent = Agent(place, channel, progress_state, limits, tensors, first_host=first_host)
+    restore_signals = agent.catch_signals()
+    exit.before_leaving(monitor.send_farewell if monitor else agent.send_farewell)
+    threads = [threading.Thread(target=one.run, name=exit.WATCH, daemon=True) for one in (monitor, agent) if one]
     for thread in threads:
         thread.start()
-    member.wait_for_all()
+    agent.wait_for_all()
     yield
     # Not where the block raises: the process is about to leave, and until then it watches the others.
-    member.finish()
+    agent.finish()
     for thread in threads:
         thread.join()
     exit.before_leaving(None)

@@ -31,7 +31,7 @@ from allstep.common.process.orphan import end_cut_off_daemon
 from allstep.common.watch import stall_detection
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import BEAT_SECONDS, Limits
-from allstep.common.watch.progress_state import Pulse
+from allstep.common.watch.progress_state import ProgressState
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 """The signals by which a scheduler announces that it will end the job."""
@@ -42,22 +42,22 @@ _MOST_CALLS = 12  # innermost ones of a stack
 _FINISHED = b"\0"  # no signal has this number
 
 
-class Member:
+class Agent:
     """Runs in a thread of each rank, and ends the process where the job cannot go on."""
 
     def __init__(
         self,
         place: Placement,
         channel: Channel,
-        pulse: Pulse,
+        progress_state: ProgressState,
         limits: Limits,
         tensors: Callable[[], Sequence[str]],
         *,
         first_host: str,
     ) -> None:
         """`channel` leads to the monitor, on `first_host`; `tensors` names those that the rank waits for, if known."""
-        self._place, self._channel, self._pulse, self._limits, self._tensors = place, channel, pulse, limits, tensors
-        self._first_host = first_host
+        self._place, self._channel, self._first_host = place, channel, first_host
+        self._progress_state, self._limits, self._tensors = progress_state, limits, tensors
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
         self._sources = selectors.DefaultSelector()
@@ -84,7 +84,7 @@ class Member:
             signal.set_wakeup_fd(before)
             for number, handler in handlers.items():
                 # Where the run was stopped, this rank's own notice may come after that of the others.
-                signal.signal(number, signal.SIG_IGN if self._pulse.notice else handler)
+                signal.signal(number, signal.SIG_IGN if self._progress_state.notice else handler)
 
         return restore
 
@@ -96,7 +96,7 @@ class Member:
         """Let the thread end when all ranks are through: until then a rank may be lost, and somebody has to tell."""
         self._outbox.send(_FINISHED)
 
-    def tell_farewell(self, status: int) -> None:
+    def send_farewell(self, status: int) -> None:
         """Tell rank 0 that this rank leaves and has told why."""
         self._channel.send(bye=status)
 
@@ -123,15 +123,15 @@ class Member:
         self._channel.close()
 
     def _beat(self, now: float) -> None:
-        pulse = self._pulse
-        phase = pulse.phase
+        progress_state = self._progress_state
+        phase = progress_state.phase
         self._channel.send(
-            moves=pulse.moves,
-            step=pulse.step,
+            moves=progress_state.moves,
+            step=progress_state.step,
             phase=phase,
-            is_new=pulse.is_new,
-            longest=pulse.longest.get(phase, 0.0),
-            first=pulse.first.get(phase, 0.0),
+            is_new=progress_state.is_new,
+            longest=progress_state.longest.get(phase, 0.0),
+            first=progress_state.first.get(phase, 0.0),
         )
         if self._connected and now - self._heard_at > self._limits.lost:
             self._disconnect()
@@ -161,9 +161,9 @@ class Member:
         elif "all_here" in message:
             self._all_here.set()
         elif "freeze" in message:
-            self._channel.send(begun=self._pulse.freeze())
+            self._channel.send(begun=self._progress_state.freeze())
         elif "last_tick" in message:
-            self._pulse.decide(message["last_tick"], message["notice"])
+            self._progress_state.decide(message["last_tick"], message["notice"])
         elif "ask" in message:
             self._channel.send(
                 stack=stacks(),
@@ -178,7 +178,7 @@ class Member:
             leave(EXIT_FAULT, "")
         elif number == signal.SIGINT:
             self._leave_in_turn(EXIT_INTERRUPTED, "interrupted")
-        elif number in NOTICES and self._pulse.phase == "start":
+        elif number in NOTICES and self._progress_state.phase == "start":
             # There is nothing to save yet, and whoever reads a checkpoint from a host that hangs never comes to it.
             self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came before anything was trained")
         elif number in NOTICES and self._noticed_at is None:
@@ -189,13 +189,13 @@ class Member:
 
     def _leave_in_turn(self, status: int, reason: str) -> None:
         """Leave when it is this rank's turn to speak; where another one speaks before, it leaves without a word."""
-        message = f"allstep: {who(self._place)} stopped at step {self._pulse.step}: {reason}"
+        message = f"allstep: {who(self._place)} stopped at step {self._progress_state.step}: {reason}"
         self._leave_at(seconds_to_turn(self._place.rank), status, message)
 
     def _lose_first_rank(self, seconds_of_silence: float | None) -> None:
         """Rank 0 would have told of a fault; in its place the first rank speaks of those that are left on each host."""
         place, reason = self._place, stall_detection.reason_lost(seconds_of_silence)
-        stopped = f"rank 0 of {place.world_size} on {self._first_host} stopped at step {self._pulse.step}"
+        stopped = f"rank 0 of {place.world_size} on {self._first_host} stopped at step {self._progress_state.step}"
         speaks = place.rank == 1 or place.local_rank == 0
         message = f"allstep: {stopped}: {reason} (told by {who(place)})" if speaks else ""
         self._leave_at(seconds_to_turn(place.rank - 1), EXIT_FAULT, message)

@@ -1,6 +1,6 @@
 """Rank 0's view of all ranks: it hears their heartbeats, notices who is lost or stuck, and ends the job.
 
-It also leads the agreement of the ranks to stop together (`Pulse` says why that is right).
+It also leads the agreement of the ranks to stop together (`ProgressState` says why that is right).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
 from allstep.common.process.orphan import end_cut_off_daemon
 from allstep.common.watch import stall_detection
 from allstep.common.watch.channel import Channel
-from allstep.common.watch.progress_state import Pulse
+from allstep.common.watch.progress_state import ProgressState
 from allstep.common.watch.stall_detection import Seen, Stall
 
 BEAT_SECONDS = 1.0
@@ -54,9 +54,9 @@ class Limits:
 class Monitor:
     """Runs in a thread of rank 0, and ends the process where the job cannot go on."""
 
-    def __init__(self, world_size: int, own: Channel, pulse: Pulse, limits: Limits) -> None:
-        """`own` is the connection to the member that rank 0 has as well, `pulse` is rank 0's."""
-        self._world_size, self._pulse, self._limits = world_size, pulse, limits
+    def __init__(self, world_size: int, own: Channel, progress_state: ProgressState, limits: Limits) -> None:
+        """`own` is the connection to the agent that rank 0 has as well, `progress_state` is rank 0's."""
+        self._world_size, self._progress_state, self._limits = world_size, progress_state, limits
         self._started = time.monotonic()
         self._channels: dict[int, Channel] = {}
         self._seen: dict[int, Seen] = {}
@@ -78,14 +78,14 @@ class Monitor:
         self._listener, self._token = listener, token
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def tell_all(self, **message: object) -> None:
+    def notify_all(self, **message: object) -> None:
         """Send a message to every rank."""
         for channel in list(self._channels.values()):
             channel.send(**message)
 
-    def tell_farewell(self, status: int) -> None:
+    def send_farewell(self, status: int) -> None:
         """Tell every rank that rank 0 leaves and has told why."""
-        self.tell_all(bye=status)
+        self.notify_all(bye=status)
 
     def run(self) -> None:
         """Watch until all ranks are through, and know that the others are."""
@@ -99,7 +99,7 @@ class Monitor:
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + BEAT_SECONDS
-                self.tell_all(beat=True)
+                self.notify_all(beat=True)
                 self._look(now)
             self._conclude(now)
 
@@ -140,7 +140,7 @@ class Monitor:
         self._seen[rank] = Seen(rank, host, heard_at=now, moved_at=now)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._receive(rank))
         if len(self._seen) == self._world_size:
-            self.tell_all(all_here=True)
+            self.notify_all(all_here=True)
         if self._notice:
             channel.send(freeze=True)
 
@@ -167,15 +167,15 @@ class Monitor:
         elif "finished" in message:
             self._finished.add(rank)
             if self._is_over:
-                self.tell_all(bye=0)
+                self.notify_all(bye=0)
         elif "notice" in message and not self._notice:
             self._notice = message["notice"]
-            self.tell_all(freeze=True)
+            self.notify_all(freeze=True)
         elif "begun" in message:
             self._begun[rank] = message["begun"]
             if len(self._begun) == self._world_size:
                 # At least one tick, so that there is something to save.
-                self.tell_all(last_tick=max(1, *self._begun.values()), notice=self._notice)
+                self.notify_all(last_tick=max(1, *self._begun.values()), notice=self._notice)
         elif "stack" in message and self._asked:
             self._answers[rank] = message
 
@@ -206,7 +206,7 @@ class Monitor:
                 self._lose([Seen(rank, "an unknown host", now, now) for rank in missing], 0.0)
         elif self._stalled(now) and now >= self._ask_at:
             self._asked, self._decide_at = True, now + _ANSWER_SECONDS
-            self.tell_all(ask="where")
+            self.notify_all(ask="where")
 
     def _stalled(self, now: float) -> Stall | None:
         # Who is not heard of is not stuck, but may soon be lost.
@@ -224,8 +224,8 @@ class Monitor:
         """End the job where it has to be."""
         if self._lost and now >= self._decide_at:
             silent = [seen for seen in self._lost if seen.rank in self._channels]
-            report = stall_detection.tell_lost(
-                self._lost, self._world_size, self._pulse.step, self._limits.lost if silent else None
+            report = stall_detection.report_lost(
+                self._lost, self._world_size, self._progress_state.step, self._limits.lost if silent else None
             )
             if silent and has_spoken():  # and mpirun has not ended this rank since: it is here that the link is cut
                 end_cut_off_daemon()
@@ -240,6 +240,8 @@ class Monitor:
             )
             failed = any(answer["failed"] for answer in self._answers.values())  # and is about to say why
             stall = None if failed else self._stalled(now)  # somebody may have moved since
-            if stall and (stall := stall_detection.told_apart(stall, self._limits.stall, tensors, in_framework)):
-                leave(EXIT_FAULT, stall_detection.tell_stall(stall, self._world_size, tensors, stacks))
+            if stall:
+                stall = stall_detection.split_waiting_and_missing(stall, self._limits.stall, tensors, in_framework)
+            if stall:
+                leave(EXIT_FAULT, stall_detection.report_stall(stall, self._world_size, tensors, stacks))
             self._asked, self._answers, self._ask_at = False, {}, now + _ASK_AGAIN_SECONDS

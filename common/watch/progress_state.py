@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import time
 
-PLACES = {
+PHASES = {
     "start": "starting up",
     "input": "reading the input of step {}",
     "step": "step {}",
-    "check": "the in-step check after step {}",
+    "check": "the replica check after step {}",
     "sums": "adding up after step {}",
     "validation": "validation after step {}",
     "checkpoint": "gathering the checkpoint of step {}",
@@ -23,7 +23,7 @@ PLACES = {
 """What a rank may be doing, with its step."""
 
 
-class Pulse:
+class ProgressState:
     """A rank's place in the run, and the point at which all ranks stop together when they are asked to.
 
     A tick is a unit of work in which ranks wait for one another at most once it has begun: a training step, or a
@@ -47,7 +47,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self.phase = "start"
-        """What the rank does: one of `PLACES`."""
+        """What the rank does: one of `PHASES`."""
         self.is_new = True
         """Whether it does that for the first time, and may have to compile first."""
         self.moves = 0
@@ -70,7 +70,7 @@ class Pulse:
     @property
     def where(self) -> str:
         """The rank's place in words."""
-        return PLACES[self.phase].format(self.step)
+        return PHASES[self.phase].format(self.step)
 
     def enter(self, phase: str) -> None:
         """Say what comes next. All ranks call it with the same phases in the same order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from allstep.common.watch.progress_state import PLACES
+from allstep.common.watch.progress_state import PHASES
 
 # What may have to be compiled before, or reads what was never read before.
 _COMPILES = ("start", "step", "validation")
@@ -28,7 +28,7 @@ _UNLIMITED = ("writing", "reporting")
 # Where ranks wait for each other, and for what.
 _COLLECTIVES = {
     "step": "the gradients",
-    "check": "the all-gather of the in-step check",
+    "check": "the all-gather of the replica check",
     "sums": "the all-reduce of sums",
     "checkpoint": "the all-reduce or gather of the state to save",
 }
@@ -67,7 +67,7 @@ class Seen:
     @property
     def where(self) -> str:
         """Its place in words."""
-        return PLACES[self.phase].format(self.step)
+        return PHASES[self.phase].format(self.step)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
 
     All ranks go through the same phases, so those with the fewest moves are behind. They are the ones that the others
     wait for, unless they wait themselves: in a collective, which the others have passed without them. Where all are
-    at the same point, `told_apart` has to say who waits.
+    at the same point, `split_waiting_and_missing` has to say who waits.
     """
     fewest = min(seen.moves for seen in ranks)
     behind = tuple(seen for seen in ranks if seen.moves == fewest)
@@ -122,7 +122,7 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
     return Stall(waiting=ahead, missing=behind, seconds=seconds, went_on=False)
 
 
-def told_apart(
+def split_waiting_and_missing(
     stall: Stall, timeout: float, tensors: Mapping[int, Sequence[str]], in_framework: Mapping[int, bool]
 ) -> Stall | None:
     """Tell who waits from who is missing by what the ranks have answered; None where nobody is, as far as known.
@@ -153,13 +153,13 @@ def reason_lost(seconds: float | None) -> str:
     return f"not heard of for {seconds:.0f} s: its host is down or cannot be reached, or it is frozen"
 
 
-def tell_lost(lost: Sequence[Seen], world_size: int, step: int, seconds: float | None) -> str:
+def report_lost(lost: Sequence[Seen], world_size: int, step: int, seconds: float | None) -> str:
     """The line about ranks that are lost; `step` is that of rank 0, which is in step with them."""
     lost = sorted(lost, key=lambda seen: seen.rank)
     return f"allstep: {named(lost)} of {world_size} on {hosts(lost)} stopped at step {step}: {reason_lost(seconds)}"
 
 
-def tell_stall(stall: Stall, world_size: int, tensors: Mapping[int, Sequence[str]], stacks: Mapping[int, str]) -> str:
+def report_stall(stall: Stall, world_size: int, tensors: Mapping[int, Sequence[str]], stacks: Mapping[int, str]) -> str:
     """The report about a stall: who is missing, who waits and for what, and where the missing ones are.
 
     Args:

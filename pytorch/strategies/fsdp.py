@@ -1,7 +1,7 @@
 """Fully sharded data parallel: as DDP, but each rank keeps a part of every weight, gradient and optimizer slot.
 
 A layer's weights are gathered just before they are used and dropped after; its gradients are averaged and cut in
-one reduce-scatter (Rajbhandari et al. 2020, ZeRO stage 3). There is one copy of each weight, so the in-step check
+one reduce-scatter (Rajbhandari et al. 2020, ZeRO stage 3). There is one copy of each weight, so the replica check
 holds of itself; it shows that all ranks gather the same.
 """
 

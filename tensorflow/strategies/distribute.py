@@ -19,7 +19,7 @@ from allstep.common.process.errors import UserError
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
-class Distributed(Strategy):
+class DistributedStrategy(Strategy):
     """A strategy of tf.distribute; `pin_device` of the subclass makes it."""
 
     strategy: tf.distribute.Strategy
@@ -49,7 +49,7 @@ class Distributed(Strategy):
         return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)
 
 
-class LocalDevices(Distributed):
+class LocalDevices(DistributedStrategy):
     """One process that uses several devices of its host."""
 
     def init(self) -> None:

@@ -15,10 +15,10 @@ from allstep.common.launch import rendezvous, tf_config
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.strategies import many_gradients
 from allstep.tensorflow.models import trainable_names
-from allstep.tensorflow.strategies.distribute import Distributed
+from allstep.tensorflow.strategies.distribute import DistributedStrategy
 
 
-class MultiWorkerMirrored(Distributed):
+class MultiWorkerMirrored(DistributedStrategy):
     """The five steps in tf.distribute.MultiWorkerMirroredStrategy."""
 
     name = "multi-worker-mirrored"

@@ -35,7 +35,7 @@ from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.launch.tf_config import TFConfig
 from allstep.common.process.exit import EXIT_FAULT, leave, seconds_to_turn, who
 from allstep.common.watch import NOTICES
-from allstep.tensorflow.strategies.distribute import Distributed
+from allstep.tensorflow.strategies.distribute import DistributedStrategy
 from allstep.tensorflow.strategies.strategy import EvalStep, TrainStep, compile_step
 
 _LOOK_SECONDS = 0.5
@@ -45,7 +45,7 @@ _NUM_FAILURES = 2  # in a row, before a process counts as gone
 _ANSWER_SHARE = 1 / 3
 
 
-class ParameterServer(Distributed):
+class ParameterServer(DistributedStrategy):
     """The five steps in tf.distribute.ParameterServerStrategy; only the chief comes further than the second."""
 
     name = "parameter-server"

@@ -22,7 +22,7 @@ SMALL = ("--synthetic-shape", "12", "12", "1", "--synthetic-classes", "10")
 FIGURE = r"(\d+\.\d) \+-(\d+\.\d)"
 
 
-def check_told(stdout: str, measured: dict, num_ranks: int) -> None:
+def check_reported(stdout: str, measured: dict, num_ranks: int) -> None:
     """What was printed is what the ranks wrote down: mean and interval, the slowest rank of each iteration counting."""
     rates = [block["num_images"] / max(block["seconds_by_rank"]) for block in measured["blocks"]]
     mean, (low, high) = np.mean(rates), scipy.stats.t.interval(0.95, 2, np.mean(rates), scipy.stats.sem(rates))
@@ -55,7 +55,7 @@ def test_two_ranks_under_horovodrun(tmp_path):
     assert [block["num_images"] for block in measured["blocks"]] == [6 * 2 * 2] * 3
     assert all(len(block["seconds_by_rank"]) == 2 for block in measured["blocks"])
     assert len(measured["peak_memory_bytes_by_rank"]) == 2 and min(measured["peak_memory_bytes_by_rank"]) > 2**20
-    check_told(result.stdout, measured, 2)
+    check_reported(result.stdout, measured, 2)
 
 
 def test_one_process_with_a_resnet_of_keras(tmp_path):
@@ -65,7 +65,7 @@ def test_one_process_with_a_resnet_of_keras(tmp_path):
     result = run(*command, *TINY, "--output", output)
     assert result.returncode == 0, result.output
     assert "resnet18, tensorflow, single: 2 images a step on 1 rank(s)" in result.stdout
-    check_told(result.stdout, json.loads(output.read_text()), 1)
+    check_reported(result.stdout, json.loads(output.read_text()), 1)
 
 
 def test_a_mistake_is_one_line():

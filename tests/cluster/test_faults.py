@@ -17,7 +17,7 @@ from cluster.bed import Job
 from ranks import BIN, REPOSITORY, full
 
 from allstep.benchmarks.proofs import parity
-from allstep.benchmarks.proofs.faults import CLEAN_SECONDS, END_SECONDS, TOLD, faulty
+from allstep.benchmarks.proofs.faults import CLEAN_SECONDS, END_SECONDS, REPORTED, faulty
 from allstep.benchmarks.proofs.training import last_step
 from allstep.common.checkpoint import load
 
@@ -141,7 +141,7 @@ def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
     print(f"ended in {ended - started:.1f} s, clean {time.monotonic() - ended:.1f} s later")
     assert not re.search(r"^status 0$", printed, re.MULTILINE), printed
     if fault.told:
-        assert len(TOLD.findall(printed)) == 1 and re.search(fault.told, printed), printed
+        assert len(REPORTED.findall(printed)) == 1 and re.search(fault.told, printed), printed
     assert load("latest", output_dir / "checkpoints", warn=pytest.fail).progress.step >= due - 2
 
 
@@ -165,7 +165,7 @@ def test_a_notice_to_one_rank_stops_all_at_the_same_step(number, launcher, frame
         printed = job.output.read_text()
         assert not trainers(job)
     stopped = re.findall(r"rank 0 of 4 on server1 stopped after step (\d+) by SIG(\w+); resumable", printed)
-    assert re.search(r"^status 0$", printed, re.MULTILINE) and len(TOLD.findall(printed)) == 1, printed
+    assert re.search(r"^status 0$", printed, re.MULTILINE) and len(REPORTED.findall(printed)) == 1, printed
     progress = load("latest", output_dir / "checkpoints", warn=pytest.fail).progress
     assert stopped == [(str(progress.step), number)], printed
 

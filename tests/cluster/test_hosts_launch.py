@@ -29,7 +29,7 @@ def world(output_dir: Path) -> tuple[str, int]:
     return start["strategy"], start["world_size"]
 
 
-def metrics_tell(output_dir: Path, event: str) -> bool:
+def metrics_record(output_dir: Path, event: str) -> bool:
     metrics = output_dir / "metrics.jsonl"
     return metrics.exists() and f'"event": "{event}"' in metrics.read_text()
 
@@ -57,7 +57,7 @@ def test_eight_ranks(framework, start, tmp_path):
     flags = (*SHORT, "--output-dir", tmp_path / "run")
     program = ("python", f"{framework}/train.py")
     with bed.running(*shlex.split(start), *program, *flags, output=tmp_path / "printed") as job:
-        job.wait_until(lambda: metrics_tell(tmp_path / "run", "start"))
+        job.wait_until(lambda: metrics_record(tmp_path / "run", "start"))
         ranks = {
             host: [words for words in job.commands_on(host) if words.startswith(f"python {framework}/train.py")]
             for host in SERVERS
@@ -149,7 +149,7 @@ def test_goes_on_on_other_hosts(tmp_path):
     output, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
     with bed.running(*launch, *flags, "--output-dir", output, output=tmp_path / "printed") as job:
         job.wait_until(lambda: checkpoints.exists() and list(checkpoints.glob("step-*")))
-    assert not metrics_tell(output, "end")
+    assert not metrics_record(output, "end")
     launch = ("horovodrun", "-np", "3", "-H", "server2:1,server3:2", "python", "pytorch/train.py")
     resumed = bed.run(*launch, *flags, "--output-dir", output, "--resume", "latest", num_hosts=3)
     assert resumed.returncode == 0, resumed.output

@@ -13,7 +13,7 @@ import time
 import pytest
 from ranks import events, full, run
 
-from allstep.benchmarks.proofs.faults import END_SECONDS, KINDS, TOLD, Fault, check_ended, faulty
+from allstep.benchmarks.proofs.faults import END_SECONDS, KINDS, REPORTED, InjectedFault, check_ended, faulty
 from allstep.benchmarks.proofs.parity import STEPS_PER_EPOCH
 from allstep.benchmarks.proofs.resume_check import training
 from allstep.common.checkpoint import load
@@ -48,7 +48,7 @@ REST = [
 
 def disturbed(kind: str, launcher: str, framework: str, output_dir, *, rank: int = 1) -> str:
     """What a job that was given a fault has printed; it has ended as it must."""
-    fault = Fault(kind, rank, STEP)
+    fault = InjectedFault(kind, rank, STEP)
     flags = ("--checkpoint-every", 4, "--epochs", 1000)
     with training(framework, 2, output_dir, *flags, launcher=launcher, program=fault.program(framework, 1)) as job:
         assert fault.strike(job), job.printed()
@@ -93,14 +93,14 @@ def test_a_rank_that_is_killed_after_the_last_epoch_is_named(rank, launcher, fra
     """The other rank is through before, and waits until all are."""
     program = faulty(framework, "lingers", rank, 0)
     with training(framework, 2, tmp_path, "--epochs", 1, launcher=launcher, program=program) as job:
-        while not job.told_its_end():
+        while not job.reported_its_end():
             assert job.status is None, job.printed()
             time.sleep(0.1)
         time.sleep(2)  # the other one is through as well
         assert job.signal_rank(rank, signal.SIGKILL), job.printed()
         assert job.process.wait(END_SECONDS) != 0
         output = job.printed()
-    assert len(TOLD.findall(output)) == 1, output
+    assert len(REPORTED.findall(output)) == 1, output
     assert re.search(rf"rank {rank} of 2 on \S+ stopped at step {STEPS_PER_EPOCH}: gone without a word", output), output
 
 
@@ -117,7 +117,7 @@ def test_a_rank_that_raises_while_it_writes_is_not_stuck(tmp_path):
     with training("pytorch", 2, tmp_path, "--checkpoint-every", 4, program=program) as job:
         assert job.process.wait(180) != 0, job.printed()
         output = job.printed()
-    assert len(TOLD.findall(output)) == 1 and "stuck" not in output, output
+    assert len(REPORTED.findall(output)) == 1 and "stuck" not in output, output
     assert re.search(rf"rank 0 of 2 on \S+ stopped: step {STEP} failed: .*lost the disk", output), output
     assert load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step == 4
 
@@ -130,7 +130,7 @@ def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
         assert job.process.wait(180) != 0, job.printed()
         output = job.printed()
     assert re.search(r"rank 1 of 2 on \S+ stopped at step 1: stuck for \d+ s in step 1", output), output
-    assert re.search(r"rank 0 on \S+ waits in the in-step check after step 1 for the all-gather", output), output
+    assert re.search(r"rank 0 on \S+ waits in the replica check after step 1 for the all-gather", output), output
 
 
 @pytest.mark.full
@@ -143,13 +143,13 @@ def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
         assert job.signal_rank(1, signal.SIGSTOP), job.printed()
         assert job.process.wait(FAULT_TIMEOUT + END_SECONDS) != 0
         output = job.printed()
-    assert len(TOLD.findall(output)) == 1, output
+    assert len(REPORTED.findall(output)) == 1, output
     assert re.search(r"rank 1 of 2 on \S+ stopped at step \d+: not heard of for 6 s", output), output
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("rank", "told_by"), [(2, 0), (0, 1)])
-def test_a_frozen_rank_of_a_parameter_server_is_named(rank, told_by, tmp_path):
+@pytest.mark.parametrize(("rank", "reported_by"), [(2, 0), (0, 1)])
+def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_path):
     """Its kernel still takes connections; the others would wait for ever."""
     flags = ("--epochs", 10_000, "--fault-timeout", FAULT_TIMEOUT)
     start = training("tensorflow", 3, tmp_path, *flags, launcher="horovodrun-gloo", strategy="parameter-server")
@@ -158,16 +158,16 @@ def test_a_frozen_rank_of_a_parameter_server_is_named(rank, told_by, tmp_path):
         assert job.signal_rank(rank, signal.SIGSTOP), job.printed()
         assert job.process.wait(FAULT_TIMEOUT + END_SECONDS) != 0
         output = job.printed()
-    assert len(TOLD.findall(output)) == 1, output
+    assert len(REPORTED.findall(output)) == 1, output
     role = "chief" if rank == 0 else f"worker {rank - 1}"
-    words = rf"rank {told_by} of 3 on \S+ stopped: rank {rank} \({role} at \S+\) does not answer; it is frozen"
+    words = rf"rank {reported_by} of 3 on \S+ stopped: rank {rank} \({role} at \S+\) does not answer; it is frozen"
     assert re.search(words, output), output
 
 
 def test_stops_alone_and_goes_on(tmp_path):
     """Without a launcher, too."""
     flags = ("--checkpoint-every", 1000, "--epochs", 40)
-    fault = Fault("SIGTERM to all ranks", 0, STEP)
+    fault = InjectedFault("SIGTERM to all ranks", 0, STEP)
     with training("pytorch", 1, tmp_path, *flags) as job:
         assert fault.strike(job)
         check_ended(job, KINDS[fault.kind])

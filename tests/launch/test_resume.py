@@ -68,7 +68,7 @@ def final_weights(output_dir: Path) -> dict:
 
 def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> None:
     received, wanted = events(output_dir), events(expected)
-    assert told_once(received) == told_once(wanted)
+    assert reported_once(received) == reported_once(wanted)
     if exactly:
         assert last(received, "end")["weights_checksum"] == last(wanted, "end")["weights_checksum"]
     else:
@@ -79,7 +79,7 @@ def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> No
         assert epochs(received, name) == pytest.approx(epochs(wanted, name), rel=1e-9 if exactly else 1e-5)
 
 
-def told_once(told: list[dict]) -> list[tuple[str, int | None]]:
+def reported_once(told: list[dict]) -> list[tuple[str, int | None]]:
     """All but the starts, of which a resumed run has more."""
     return [(event["event"], event.get("step", event.get("epoch"))) for event in told if event["event"] != "start"]
 

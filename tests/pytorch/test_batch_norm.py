@@ -14,7 +14,7 @@ from allstep.common.config.train_config import DataConfig, StrategyConfig
 from allstep.common.data import datasets
 from allstep.common.engine import evaluate
 from allstep.common.launch.placement import ALONE
-from allstep.common.watch import Pulse
+from allstep.common.watch import ProgressState
 from allstep.pytorch.models import build_model, import_weights
 from allstep.pytorch.strategies.single import Single
 from allstep.pytorch.worker import Worker
@@ -51,7 +51,7 @@ def test_validates_with_what_is_saved(undisturbed):
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
     worker = Worker(network, network, None, strategy=strategy, device=torch.device("cpu"), dataset=dataset, slots=())
-    expected = evaluate(worker, dataset.validation, 8, Pulse())
+    expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 
 

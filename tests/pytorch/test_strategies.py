@@ -83,7 +83,7 @@ def test_same_curve_as_single(name, reference, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["ddp", "horovod", "model-parallel"])
 def test_what_each_rank_computes(strategy):
-    """Compression, operations, hooks, portions and batch norm; the oracles are in the script."""
+    """Compression, operations, hooks, micro-batches and batch norm; the oracles are in the script."""
     result = run(*MPIRUN, 2, sys.executable, "tests/pytorch/ranks/strategies.py", strategy)
     assert result.returncode == 0, result.output
     assert result.stdout.count("all right") == 2

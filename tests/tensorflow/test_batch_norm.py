@@ -14,7 +14,7 @@ from allstep.common.config.train_config import DataConfig, StrategyConfig
 from allstep.common.data import datasets
 from allstep.common.engine import evaluate
 from allstep.common.launch.placement import ALONE
-from allstep.common.watch import Pulse
+from allstep.common.watch import ProgressState
 from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.single import Single
 from allstep.tensorflow.worker import Worker
@@ -45,7 +45,7 @@ def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) ->
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
     worker = Worker(model, None, strategy=strategy, device="/CPU:0", dataset=dataset, slots=())
-    expected = evaluate(worker, dataset.validation, 8, Pulse())
+    expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 
 

@@ -102,7 +102,7 @@ print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_paralleli
 
 
 def test_devices_of_one_process():
-    """All optimizers under mirrored and central-storage, and the in-step check of devices."""
+    """All optimizers under mirrored and central-storage, and the replica check of devices."""
     result = run(sys.executable, SCRIPTS / "devices.py")
     assert result.stdout == "all right\n", result.output
 

@@ -20,7 +20,7 @@ from allstep.common.data.datasets.array_cache import (
 )
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.config import DataConfig
-from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, tell_whose_sums
+from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
 from allstep.common.files.regular_file import regular
 from allstep.common.process.errors import UserError
 
@@ -48,7 +48,7 @@ def prepare(config: DataConfig) -> None:
     directory = config.data_dir / "cifar10"
     sums = fetch(FILES, directory, mirrors=[config.mirror] if config.mirror else MIRRORS)
     unpack_once(directory, sums, lambda: unpack(directory / ARCHIVE))
-    tell_whose_sums(directory)
+    print_checksum_source(directory)
 
 
 def load(config: DataConfig) -> Dataset:

@@ -28,7 +28,7 @@ def default_data_dir() -> Path:
         ) from None
 
 
-def without_secrets(url: str) -> str:
+def redact_url(url: str) -> str:
     """`url` as it may be shown and kept: without user, password and query, where tokens stand."""
     return re.sub(r"^(\w+://)?[^/?#]*@|[?#].*", lambda match: match[1] or "", url)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from allstep.common.data.datasets.config import without_secrets
+from allstep.common.data.datasets.config import redact_url
 from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
 from allstep.common.files.disk import write_atomically
 from allstep.common.files.regular_file import regular
@@ -88,7 +88,7 @@ def expected_sums(files: Sequence[RemoteFile], directory: Path) -> dict[str, str
     return {file.name: own[file.name] for file in files}
 
 
-def tell_whose_sums(directory: Path) -> None:
+def print_checksum_source(directory: Path) -> None:
     """One line on standard error where the user's own checksums counted."""
     if (directory / SUMS_NAME).exists():
         print_line(f"{directory / SUMS_NAME} counts instead of the published checksums", sys.stderr)
@@ -125,7 +125,7 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
     failures = []
     for mirror in mirrors:
         url = _url(mirror, file.name)
-        shown = without_secrets(url)
+        shown = redact_url(url)
         print_line(f"Downloading {shown} ({file.num_bytes / 1e6:.1f} MB)", sys.stderr)
         digest = hashlib.sha256()
         try:
@@ -187,7 +187,7 @@ def _chunks(url: str, num_bytes: int, timeout: float) -> Iterator[bytes]:
         raise _AnswerError(f"stalled for {timeout:g} s after {received} of {num_bytes} bytes") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         # It may quote the answer, line breaks and all, and the URL.
-        reason = str(getattr(error, "reason", error)).replace(url, without_secrets(url))
+        reason = str(getattr(error, "reason", error)).replace(url, redact_url(url))
         raise _AnswerError(" ".join(reason.split())[:200]) from error
     if received < num_bytes:
         raise _AnswerError(f"answer ended after {received} of {num_bytes} bytes")

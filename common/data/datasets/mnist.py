@@ -17,7 +17,7 @@ import numpy as np
 from allstep.common.data.datasets.array_cache import archive_errors, check_content_size, open_splits, unpack_once
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.config import DataConfig
-from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, tell_whose_sums
+from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
 from allstep.common.files.regular_file import regular
 from allstep.common.process.errors import UserError
 
@@ -74,7 +74,7 @@ def prepare(config: DataConfig) -> None:
     mirrors = [config.mirror] if config.mirror else MIRRORS[config.dataset]
     sums = fetch(FILES[config.dataset], directory, mirrors=mirrors)
     unpack_once(directory, sums, lambda: unpack(directory))
-    tell_whose_sums(directory)
+    print_checksum_source(directory)
 
 
 def load(config: DataConfig) -> Dataset:

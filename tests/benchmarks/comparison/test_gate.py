@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compared import OK, cell
 
-from allstep.benchmarks.comparison.gate import Gate, Place, place_of
+from allstep.benchmarks.comparison.gate import Gate, GateRun, gate_run
 from allstep.benchmarks.proofs import parity
 
 
@@ -21,7 +21,7 @@ class MadeUp(Gate):
         super().__init__(3, launch=lambda commands: [OK] * len(commands))
         self._changes, self._num_kinks, self.trained = changes, num_kinks, []
 
-    def _train(self, places: Sequence[Place], seed: int) -> None:
+    def _train(self, places: Sequence[GateRun], seed: int) -> None:
         for place in places:
             self.trained.append((place.strategy, seed))
             change = 1 + self._changes.get(place.framework, 0) + self._changes.get(place.strategy, 0)
@@ -44,10 +44,10 @@ class MadeUp(Gate):
     ],
 )
 def test_gate_lets_pass_what_trains_the_same_curve(changes, framework, status):
-    reference = Place("pytorch", "independent", 1, "cnn", "float32")
+    reference = GateRun("pytorch", "independent", 1, "cnn", "float32")
     gate = MadeUp(**changes)
     assert gate.judge(reference, reference)["status"] == "passed"
-    verdict = gate.judge(Place(framework, "horovod", 2, "cnn", "float32"), reference)
+    verdict = gate.judge(GateRun(framework, "horovod", 2, "cnn", "float32"), reference)
     assert (verdict["status"], verdict["reference"]) == (status, reference.id)
     assert (verdict["reason"] is None) == (status == "passed")
     json.dumps(verdict, allow_nan=False)
@@ -55,17 +55,17 @@ def test_gate_lets_pass_what_trains_the_same_curve(changes, framework, status):
 
 @pytest.mark.parametrize(("num_kinks", "num_seeds", "status"), [(0, 1, "passed"), (2, 3, "passed"), (3, 3, "failed")])
 def test_weights_that_alone_are_apart_are_tried_with_other_seeds(num_kinks, num_seeds, status):
-    reference, other = (Place("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod"))
+    reference, other = (GateRun("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod"))
     gate = MadeUp(num_kinks=num_kinks)
     assert gate.judge(other, reference)["status"] == status
     assert len(gate.trained) == len(set(gate.trained)) == 2 * num_seeds
-    another = Place("pytorch", "ddp", 1, "cnn", "float32")
+    another = GateRun("pytorch", "ddp", 1, "cnn", "float32")
     gate.judge(another, reference)
     assert len(gate.trained) == len(set(gate.trained))  # the reference once a seed
 
 
 def test_places_that_were_trained_together_are_not_trained_again():
-    places = [Place("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod", "ddp")]
+    places = [GateRun("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod", "ddp")]
     gate = MadeUp(ddp=5e-5)
     gate.train(places)
     assert [gate.judge(place, places[0])["status"] for place in places] == ["passed", "passed", "failed"]
@@ -73,14 +73,14 @@ def test_places_that_were_trained_together_are_not_trained_again():
 
 
 def test_losses_that_are_apart_are_not_tried_again():
-    reference, other = (Place("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod"))
+    reference, other = (GateRun("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod"))
     gate = MadeUp(horovod=5e-5)
     assert gate.judge(other, reference)["status"] == "failed"
     assert len(gate.trained) == 2
 
 
 def test_resnets_are_judged_by_losses_alone():
-    reference, other = (Place("pytorch", name, 1, "resnet18", "float32") for name in ("independent", "horovod"))
+    reference, other = (GateRun("pytorch", name, 1, "resnet18", "float32") for name in ("independent", "horovod"))
     for change, status in ((5e-4, "passed"), (5e-3, "failed")):
         verdict = MadeUp(horovod=change).judge(other, reference)
         assert (verdict["status"], verdict["num_steps"]) == (status, 2)
@@ -91,15 +91,16 @@ def test_resnets_are_judged_by_losses_alone():
     [("pytorch", 2e-2, {1e-2: "passed", 3e-2: "failed"}), ("tensorflow", 4e-2, {3e-2: "passed", 5e-2: "failed"})],
 )
 def test_bf16_is_judged_by_losses_alone(framework, bound, changes):
-    reference, other = Place("pytorch", "independent", 1, "cnn", "bf16"), Place(framework, "horovod", 1, "cnn", "bf16")
+    reference = GateRun("pytorch", "independent", 1, "cnn", "bf16")
+    other = GateRun(framework, "horovod", 1, "cnn", "bf16")
     for change, status in changes.items():
         verdict = MadeUp(horovod=change).judge(other, reference)
         assert (verdict["status"], verdict["bound"]) == (status, bound)
 
 
 def test_what_has_no_one_curve_is_not_judged():
-    assert place_of(cell(strategy="independent")) is None
-    assert place_of(cell(strategy="parameter-server", framework="tensorflow")) is None
-    assert place_of(cell(strategy="independent", ranks=1)) is not None
-    places = [Place("pytorch", "horovod", ranks, "resnet18", "float32") for ranks in (1, 2)]
+    assert gate_run(cell(strategy="independent")) is None
+    assert gate_run(cell(strategy="parameter-server", framework="tensorflow")) is None
+    assert gate_run(cell(strategy="independent", ranks=1)) is not None
+    places = [GateRun("pytorch", "horovod", ranks, "resnet18", "float32") for ranks in (1, 2)]
     assert places[0].group != places[1].group  # batch norm sees other samples

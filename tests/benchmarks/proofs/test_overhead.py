@@ -11,7 +11,7 @@ import pytest
 from ranks import REPOSITORY, environment
 
 from allstep.benchmarks.proofs.input_pipeline import write_idx_files
-from allstep.benchmarks.proofs.overhead import QUICK, Bench
+from allstep.benchmarks.proofs.overhead import QUICK, TrainerBench
 from allstep.common.data import datasets
 from allstep.common.data.datasets.config import DataConfig
 
@@ -34,7 +34,7 @@ def test_overhead_rows(tmp_path):
         "pytorch: images/s / hand-written": ">= 0.98",
         "pytorch: images/s / independent": ">= 0.93",
         "pytorch: seconds to first step, more than bare": "<= 1.0",
-        "pytorch: in-step check / 100 steps": "<= 0.01",
+        "pytorch: replica check / 100 steps": "<= 0.01",
     }
     assert content["figures"][0]["reached"]  # of the five the one that no other work on the machine can spoil
     rates = content["samples"]["pytorch"]["images_per_second"]
@@ -49,7 +49,7 @@ def test_overhead_rows(tmp_path):
 @pytest.mark.full
 def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
     """Oracle: the trainer's own curve. A reference that trained something else would make the ratios worthless."""
-    figure = Bench("tensorflow", QUICK, tmp_path).loss_difference()
+    figure = TrainerBench("tensorflow", QUICK, tmp_path).loss_difference()
     assert figure.reached, figure
 
 

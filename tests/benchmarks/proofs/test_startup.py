@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ranks import REPOSITORY, environment, run
 
-from allstep.benchmarks.proofs.startup import Launch, figures
+from allstep.benchmarks.proofs.startup import ClusterLaunch, figures
 from allstep.common.launch.hosts import parse_list
 
 
@@ -46,7 +46,7 @@ def test_figures():
 
 
 def test_commands():
-    launch = Launch(parse_list("server1:4,server2:4"), "gloo", None)
+    launch = ClusterLaunch(parse_list("server1:4,server2:4"), "gloo", None)
     ours = "horovodrun --gloo --disable-cache -np 8 -H server1:4,server2:4 touch done"
     assert shlex.join(launch.command("touch", "done")) == ours
     other = launch.command("touch", "done", python=Path("/other/bin/python"))

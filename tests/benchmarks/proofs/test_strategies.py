@@ -9,7 +9,7 @@ import pytest
 from allstep.benchmarks.proofs import strategies
 from allstep.common.registry import STRATEGIES
 
-PLACES = [(framework, strategy) for framework in STRATEGIES for strategy in STRATEGIES[framework]]
+PHASES = [(framework, strategy) for framework in STRATEGIES for strategy in STRATEGIES[framework]]
 
 
 def test_figures_are_ratios_within_rounds():
@@ -27,7 +27,7 @@ def test_figures_are_ratios_within_rounds():
     ]
 
 
-@pytest.mark.parametrize(("framework", "strategy"), PLACES)
+@pytest.mark.parametrize(("framework", "strategy"), PHASES)
 def test_every_strategy_has_a_script_beside_it(framework, strategy, tmp_path):
     commands = strategies.handwritten(framework, strategy, tmp_path / "output")
     assert len(commands) == {"multi-worker-mirrored": 2, "parameter-server": 3}.get(strategy, 1)
@@ -35,7 +35,7 @@ def test_every_strategy_has_a_script_beside_it(framework, strategy, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("framework", "strategy"), PLACES)
+@pytest.mark.parametrize(("framework", "strategy"), PHASES)
 def test_the_scripts_train(framework, strategy, tmp_path, monkeypatch):
     """Oracle: the loss falls."""
     monkeypatch.setattr(strategies, "_NUM_SAMPLES", 1280)

@@ -10,7 +10,7 @@ from reported import EPOCHS, START
 
 from allstep.benchmarks import report
 from allstep.benchmarks.reporting import other_sections
-from allstep.benchmarks.reporting.sources import Run, without_secrets
+from allstep.benchmarks.reporting.sources import RecordedRun, redact
 from allstep.common.process.errors import UserError
 
 
@@ -53,7 +53,8 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     ],
 )
 def test_a_run_is_repeated_by_its_own_launcher(tmp_path, launcher, num_ranks, expected):
-    run = Run({**START, "launcher": launcher, "world_size": num_ranks}, EPOCHS, None, tmp_path / "a b" / "config.yaml")
+    start = {**START, "launcher": launcher, "world_size": num_ranks}
+    run = RecordedRun(start, EPOCHS, None, tmp_path / "a b" / "config.yaml")
     [command] = other_sections.runs([(tmp_path, run)]).commands
     assert command == f"{expected} pytorch/train.py --config '{tmp_path}/a b/config.yaml'"
 
@@ -102,6 +103,6 @@ def test_secrets():
         "loss": 1.0,
         "n": [1],
     }
-    hidden = without_secrets(given)
+    hidden = redact(given)
     assert "pw" not in hidden["url"] and "host/x" in hidden["url"]
     assert "abc" not in json.dumps(hidden) and hidden["command"].endswith("--lr 1") and hidden["loss"] == 1.0

@@ -11,15 +11,15 @@ from allstep.common.launch.placement import ALONE
 
 ONE_HOST = dataclasses.replace(ALONE, launcher="mpirun", world_size=4, local_size=4)
 TWO_HOSTS = dataclasses.replace(ONE_HOST, local_size=2)
-TOLD = {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo", "OMPI_MCA_btl": "self,vader"}
+REPORTED = {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo", "OMPI_MCA_btl": "self,vader"}
 
 
 @pytest.mark.parametrize(
     ("place", "before", "after"),
     [
-        (ONE_HOST, {}, TOLD),
-        (ALONE, {}, TOLD),
-        (ONE_HOST, {"OMPI_MCA_btl": "^openib"}, TOLD),  # as horovodrun starts ranks
+        (ONE_HOST, {}, REPORTED),
+        (ALONE, {}, REPORTED),
+        (ONE_HOST, {"OMPI_MCA_btl": "^openib"}, REPORTED),  # as horovodrun starts ranks
         (TWO_HOSTS, {}, {}),
         (TWO_HOSTS, {"OMPI_MCA_btl": "^openib"}, {"OMPI_MCA_btl": "^openib"}),
     ],

@@ -16,7 +16,7 @@ import pytest
 from ranks import run
 
 from allstep.common.launch.placement import ALONE
-from allstep.common.watch import Limits, Pulse, stall_detection, watching
+from allstep.common.watch import Limits, ProgressState, stall_detection, watching
 from allstep.common.watch import monitor as monitor_module
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import Monitor
@@ -31,7 +31,7 @@ class Ranks:
     """Threads that go through the same ticks and meet in each, as ranks meet in a collective."""
 
     def __init__(self, num_ticks: int) -> None:
-        self.pulses = [Pulse() for _ in range(NUM_RANKS)]
+        self.progress_states = [ProgressState() for _ in range(NUM_RANKS)]
         self.ended: list[int] = [0] * NUM_RANKS
         self._num_ticks, self._barrier = num_ticks, threading.Barrier(NUM_RANKS)
         self.threads = [threading.Thread(target=self._train, args=(rank,), daemon=True) for rank in range(NUM_RANKS)]
@@ -39,7 +39,7 @@ class Ranks:
     def _train(self, rank: int) -> None:
         chance = random.Random(rank)
         for tick in range(1, self._num_ticks + 1):
-            if not self.pulses[rank].begin_tick():
+            if not self.progress_states[rank].begin_tick():
                 return
             time.sleep(chance.random() * 1e-4)
             self._barrier.wait()
@@ -57,11 +57,11 @@ def test_ranks_stop_after_the_same_tick_whenever_they_are_asked(seed):
     order = chance.sample(range(NUM_RANKS), NUM_RANKS)
     begun = []
     for rank in order:
-        begun.append(ranks.pulses[rank].freeze())
+        begun.append(ranks.progress_states[rank].freeze())
         time.sleep(chance.random() * 0.002)
     last_tick = max(1, *begun)
     for rank in reversed(order):
-        ranks.pulses[rank].decide(last_tick, "SIGTERM")
+        ranks.progress_states[rank].decide(last_tick, "SIGTERM")
         time.sleep(chance.random() * 0.002)
     for thread in ranks.threads:
         thread.join(10)
@@ -118,9 +118,9 @@ def test_a_step_that_takes_long_on_all_is_no_stall_when_the_first_is_done():
 def test_who_hangs_after_a_collective_is_missing_and_who_waits_in_one_is_not():
     ranks = [seen(0, "check", 9, 12), seen(1, "step", 8, 12)]
     stall = stall_detection.stalled(ranks, NOW, TIMEOUT)
-    hangs = stall_detection.told_apart(stall, TIMEOUT, {}, {0: True, 1: False})
+    hangs = stall_detection.split_waiting_and_missing(stall, TIMEOUT, {}, {0: True, 1: False})
     assert ([one.rank for one in hangs.missing], hangs.went_on) == ([1], False)
-    waits = stall_detection.told_apart(stall, TIMEOUT, {}, {0: True, 1: True})
+    waits = stall_detection.split_waiting_and_missing(stall, TIMEOUT, {}, {0: True, 1: True})
     assert ([one.rank for one in waits.missing], waits.went_on) == ([0], True)
 
 
@@ -147,7 +147,7 @@ def test_what_all_do_for_the_first_time_is_a_stall_in_the_end(phase):
     """Oracle: by hand. But for the step itself, which may compile for however long."""
     stall = stall_detection.stalled([seen(rank, phase, 2, 601, is_new=True) for rank in range(2)], NOW, TIMEOUT)
     for in_framework in (True, False):
-        told = stall_detection.told_apart(stall, TIMEOUT, {}, dict.fromkeys(range(2), in_framework))
+        told = stall_detection.split_waiting_and_missing(stall, TIMEOUT, {}, dict.fromkeys(range(2), in_framework))
         assert [one.rank for one in told.missing] == [0, 1]
 
 
@@ -157,28 +157,28 @@ def within_a_step(seconds: float, longest: float = 0.0) -> stall_detection.Stall
 
 def test_tensors_tell_who_waits_within_a_step():
     names = {0: ["fc.weight"], 1: []}
-    stall = stall_detection.told_apart(within_a_step(12), TIMEOUT, names, {0: False, 1: True})
-    report = stall_detection.tell_stall(stall, 2, names, {1: "  its stack"})
+    stall = stall_detection.split_waiting_and_missing(within_a_step(12), TIMEOUT, names, {0: False, 1: True})
+    report = stall_detection.report_stall(stall, 2, names, {1: "  its stack"})
     assert "rank 1 of 2 on host1 stopped at step 7: stuck for 12 s in step 7\n" in report
     assert "rank 0 on host0 waits in step 7 for fc.weight\n" in report and report.endswith("  its stack")
 
 
 def test_who_is_outside_the_framework_is_missing_where_tensors_are_not_known():
-    stall = stall_detection.told_apart(within_a_step(12), TIMEOUT, {}, {0: True, 1: False})
+    stall = stall_detection.split_waiting_and_missing(within_a_step(12), TIMEOUT, {}, {0: True, 1: False})
     assert [one.rank for one in stall.missing] == [1]
 
 
 def test_a_slow_step_of_all_is_a_stall_in_the_end():
     inside = {0: True, 1: True}
-    assert stall_detection.told_apart(within_a_step(119), TIMEOUT, {}, inside) is None
-    assert stall_detection.told_apart(within_a_step(121), TIMEOUT, {}, inside)
-    assert stall_detection.told_apart(within_a_step(299, longest=30), TIMEOUT, {}, inside) is None
+    assert stall_detection.split_waiting_and_missing(within_a_step(119), TIMEOUT, {}, inside) is None
+    assert stall_detection.split_waiting_and_missing(within_a_step(121), TIMEOUT, {}, inside)
+    assert stall_detection.split_waiting_and_missing(within_a_step(299, longest=30), TIMEOUT, {}, inside) is None
 
 
 def test_strangers_are_turned_away_and_a_rank_is_let_in():
     """Oracle: who is connected afterwards. Anybody may connect to the monitor's port."""
     first, own = map(Channel, socket.socketpair())
-    monitor = Monitor(2, own, Pulse(), Limits(stall=10, silence=30))
+    monitor = Monitor(2, own, ProgressState(), Limits(stall=10, silence=30))
     watch = threading.Thread(target=monitor.run, daemon=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monitor.listen(listener, "secret")
@@ -212,14 +212,14 @@ FAILS = """
 import socket, threading
 from allstep.common.process.exit import run_rank
 from allstep.common.launch.placement import placement
-from allstep.common.watch import Limits, Pulse
+from allstep.common.watch import Limits, ProgressState
 from allstep.common.watch.channel import Channel
-from allstep.common.watch.agent import Member
+from allstep.common.watch.agent import Agent
 
 def fail():
     first, own = map(Channel, socket.socketpair())
-    member = Member(placement(), own, Pulse(), Limits(stall=10, silence=30), list, first_host="a")
-    for watch in (member.run, lambda: ask(first)):
+    agent = Agent(placement(), own, ProgressState(), Limits(stall=10, silence=30), list, first_host="a")
+    for watch in (agent.run, lambda: ask(first)):
         threading.Thread(target=watch, daemon=True).start()
     raise OSError("lost the disk")
 
@@ -259,7 +259,7 @@ def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(faile
                     asked.release()
                     end.send(stack="", tensors=[], in_framework=False, failed=failed and rank == 1)
 
-    monitor = Monitor(2, pairs[0][1], Pulse(), Limits(stall=0.1, silence=600))
+    monitor = Monitor(2, pairs[0][1], ProgressState(), Limits(stall=0.1, silence=600))
     monitor._admit(1, "server2", pairs[1][1])
     ranks = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(2)]
     for thread in (threading.Thread(target=monitor.run, daemon=True), *ranks):
@@ -275,14 +275,14 @@ def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(faile
 def test_a_notice_stops_a_rank_alone():
     """Oracle: the next tick does not begin; signals are handled as before when the block has ended."""
     before = signal.getsignal(signal.SIGTERM)
-    pulse = Pulse()
-    pulse.enter("input")  # before, there is nothing to save, and a notice ends the process at once
-    with watching(None, ALONE, pulse, Limits(stall=10, silence=30)):
-        assert pulse.begin_tick()
+    progress_state = ProgressState()
+    progress_state.enter("input")  # before, there is nothing to save, and a notice ends the process at once
+    with watching(None, ALONE, progress_state, Limits(stall=10, silence=30)):
+        assert progress_state.begin_tick()
         os.kill(os.getpid(), signal.SIGUSR1)
-        while not pulse.notice:
+        while not progress_state.notice:
             time.sleep(0.01)
-        assert not pulse.begin_tick() and pulse.notice == "SIGUSR1"
+        assert not progress_state.begin_tick() and progress_state.notice == "SIGUSR1"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # stopped: a second notice must not end it in between
     signal.signal(signal.SIGTERM, before)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """Strategies of one process on three CPU devices against `single`, optimizer by optimizer. Prints `all right`.
 
-Oracles: `Single` on the same batches; for the in-step check, a copy of a weight that was changed by hand.
+Oracles: `Single` on the same batches; for the replica check, a copy of a weight that was changed by hand.
 """
 
 import os
@@ -18,7 +18,7 @@ from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position
 from allstep.common.launch.placement import ALONE
 from allstep.common.process.errors import Fault
-from allstep.common.replica_check import check_in_step
+from allstep.common.replica_check import check_replicas_equal
 from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 from allstep.tensorflow.optimizers import build_optimizer
@@ -88,7 +88,7 @@ for name, config in OPTIMIZERS.items():
             expected_losses, expected_right = single.eval_step(batch)
             np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
             assert right == expected_right
-        check_in_step(worker.parameters(), worker.collectives, "at the end")
+        check_replicas_equal(worker.parameters(), worker.collectives, "at the end")
     mirrored = workers[0]
 
 copies = [name for name, _ in mirrored.parameters()]
@@ -97,7 +97,7 @@ mirrored_variable = mirrored._model.trainable_variables[2].value
 variable = mirrored._strategy.strategy.experimental_local_results(mirrored_variable)[1]
 variable.assign(variable + 1e-6)
 try:
-    check_in_step(mirrored.parameters(), mirrored.collectives, "after step 6")
+    check_replicas_equal(mirrored.parameters(), mirrored.collectives, "after step 6")
 except Fault as fault:
     assert str(fault) == "out of step after step 6: the devices of rank 0 differ in fc2.weight", fault
 else:

@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from allstep.common.data.datasets import DataConfig, load, prepare
-from allstep.common.data.datasets.config import without_secrets
-from allstep.common.data.datasets.download import RemoteFile, fetch, tell_whose_sums
+from allstep.common.data.datasets.config import redact_url
+from allstep.common.data.datasets.download import RemoteFile, fetch, print_checksum_source
 from allstep.common.process.errors import UserError
 
 BODY = bytes(range(256)) * 400
@@ -193,7 +193,7 @@ def test_a_password_does_not_follow_a_redirect(server, tmp_path):
     ],
 )
 def test_without_secrets(url, shown):
-    assert without_secrets(url) == shown
+    assert redact_url(url) == shown
 
 
 def test_a_folder_as_mirror(tmp_path):
@@ -311,7 +311,7 @@ def test_own_files_count_when_vouched_for(server, tmp_path, vouch, capsys):
     vouch(tmp_path)
     sums = fetch([FILE], tmp_path, mirrors=[server.url])
     assert sums == {NAME: hashlib.sha256(b"own").hexdigest()}
-    tell_whose_sums(tmp_path)
+    print_checksum_source(tmp_path)
     assert "counts instead of the published checksums" in capsys.readouterr().err
     assert server.requests == []
 
