@@ -115,7 +115,7 @@ def _sign(*parts: object) -> str:
 
 
 def _through_mpi(text: str, place: Placement) -> list[str]:
-    # Open MPI from a wheel does not know where it lies, and mpirun tells the ranks of its own host alone.
+    # Open MPI from a wheel does not know where it lies, and mpirun informs the ranks of its own host alone.
     if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
         os.environ.setdefault("OPAL_PREFIX", sys.prefix)
     import mpi4py
