@@ -108,8 +108,8 @@ def _hunks(name: str, lines: Iterator[str]) -> Iterator[Hunk]:
     path = ""
     for line in lines:
         if line.startswith("--- a/"):
-            path = line.removeprefix("--- a/")
-            if next(lines, "") != f"+++ b/{path}":
+            path = line.removeprefix("--- a/").partition("\t")[0]  # diff writes a date after it
+            if next(lines, "").partition("\t")[0] != f"+++ b/{path}":
                 raise PatchFailed(f"{name}: expected +++ b/{path} after --- a/{path}, received another line")
         elif path and (found := _RANGES.match(line)):
             num_old, num_new = int(found[2] or 1), int(found[3] or 1)

@@ -68,6 +68,12 @@ def test_patches_apply_in_order(source):
     assert text(source) == "three\ntwo\ntwo\nlast\n"
 
 
+def test_diff_s_own_lines_and_dates_are_understood(source):
+    dated = ONE_TO_THREE.replace("a.cc\n", "a.cc\t2026-01-01 00:00:00.0 +0000\n")
+    apply_patches(source, [parse("1", dated.replace("--- a", "diff -ur a/src/a.cc b/src/a.cc\n--- a"))])
+    assert text(source) == "three\ntwo\ntwo\n"
+
+
 def test_a_patch_that_does_not_fit_stops_with_its_name(source):
     (source / "src" / "a.cc").write_text("zero\none\ntwo\ntwo\n")  # one line further down
     with pytest.raises(
