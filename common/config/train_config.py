@@ -170,7 +170,8 @@ class OutputConfig:
     """Go on from a checkpoint: latest, best (both in the output directory) or a path."""
 
     init_from: Path | None = None
-    """Start from the weights of a checkpoint, written by either framework."""
+    """Start from the weights of a checkpoint, written by either framework, or of a safetensors file whose names are
+    torchvision's or timm's."""
 
 
 @dataclass(frozen=True)
