@@ -11,7 +11,7 @@ from pathlib import Path
 import optuna
 import pytest
 import yaml
-from ranks import run
+from ranks import full, run
 
 from allstep.benchmarks.harness.jobs import environment
 from allstep.benchmarks.tuning.study import open_study
@@ -34,7 +34,7 @@ def finished(study: Path) -> int:
     return sum(trial.state.is_finished() for trial in open_study(study, metric="accuracy", seed=0).trials)
 
 
-@pytest.mark.parametrize("name", ["study.journal", "study.db"])
+@pytest.mark.parametrize("name", ["study.journal", full("study.db")])
 def test_a_search_that_is_killed_twice_finds_the_best(name, tmp_path):
     study = tmp_path / name
     command = ["allstep", "tune", str(space(tmp_path)), "--study", str(study), *TRIALS]
