@@ -8,8 +8,8 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.tensorflow.horovod_collectives import allreduce, broadcast_variables, native
 from allstep.tensorflow.horovod_optimizer import is_distributed, lasting_state
 from allstep.tensorflow.horovod_replicas import build_alike, check_replicas, optimizers_of, own_variables, refusal

@@ -12,10 +12,9 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
+import tensorflow as tf
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
-
-import tensorflow as tf
 
 # Horovod's kernels lack these; each cast is exact in both directions.
 _WIRE_DTYPES = {tf.bfloat16: tf.float32, tf.uint32: tf.int64}

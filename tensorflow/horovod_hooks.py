@@ -13,9 +13,9 @@ import sys
 import weakref
 
 import keras
+import tensorflow as tf
 from keras.src.saving import serialization_lib
 
-import tensorflow as tf
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, restore, saved_entry
 from allstep.tensorflow.horovod_replicas import refusal
 from allstep.tensorflow.horovod_saving import KEY, Undistributed, make_plain, specialise

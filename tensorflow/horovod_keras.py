@@ -21,6 +21,7 @@ if keras.backend.backend() != "tensorflow":
         f"horovod_keras needs Keras on TensorFlow; it runs on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow."
     )
 
+import tensorflow as tf
 from horovod.tensorflow import (  # noqa: F401
     Adasum,
     Average,
@@ -70,7 +71,6 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
 )
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 
-import tensorflow as tf
 from allstep.common.launch.placement import placement
 from allstep.common.strategies import check_launcher_of_horovod, use_gloo_alone
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401

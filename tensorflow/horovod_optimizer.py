@@ -13,12 +13,12 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
+import tensorflow as tf
 from horovod.tensorflow import Adasum, Average, Sum
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 from tensorflow.python.ops import control_flow_util
 
-import tensorflow as tf
 from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_reduction import Gradient, GradientReduction
 from allstep.tensorflow.horovod_saving import Specialised, Undistributed, arguments, entry, make_plain, specialise

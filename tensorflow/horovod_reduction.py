@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import horovod.tensorflow as hvd
+import tensorflow as tf
 from horovod.tensorflow import Adasum, Average
 from horovod.tensorflow.mpi_ops import ProcessSet
 
-import tensorflow as tf
 from allstep.tensorflow.horovod_collectives import native, wire_dtype
 
 Gradient = tf.Tensor | tf.IndexedSlices | None

@@ -14,9 +14,9 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
+import tensorflow as tf
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
-import tensorflow as tf
 from allstep.common.replica_check import digest
 from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, lasting_state, parts

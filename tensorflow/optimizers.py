@@ -8,8 +8,8 @@ curve as torch.optim's; each is one fused kernel a variable.
 from __future__ import annotations
 
 import keras
-
 import tensorflow as tf
+
 from allstep.common.config.train_config import OptimizerConfig
 
 

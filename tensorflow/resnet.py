@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 import keras
-from keras import layers
-
 import tensorflow as tf
+from keras import layers
 
 
 def resnet(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:

@@ -8,8 +8,8 @@ from typing import SupportsFloat
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights

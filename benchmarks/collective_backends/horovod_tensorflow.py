@@ -15,8 +15,8 @@ from allstep.common.process.lean_import import lean_import
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 with lean_import():
     import horovod.tensorflow as hvd
-
     import tensorflow as tf
+
     from allstep.tensorflow.strategies.horovod import Horovod
 
 

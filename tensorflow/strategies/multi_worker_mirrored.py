@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.launch import rendezvous, tf_config
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.strategies import many_gradients

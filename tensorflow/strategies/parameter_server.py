@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.collectives import OneRank
 from allstep.common.config.train_config import FaultConfig, StrategyConfig
 from allstep.common.launch import rendezvous, tf_config

@@ -10,8 +10,8 @@ from typing import SupportsFloat
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank

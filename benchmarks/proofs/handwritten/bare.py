@@ -27,7 +27,6 @@ def tensorflow() -> None:
     os.environ["KERAS_BACKEND"] = "tensorflow"
     import horovod.tensorflow as hvd
     import keras  # noqa: F401 (its import is part of the time)
-
     import tensorflow as tf
 
     hvd.init()

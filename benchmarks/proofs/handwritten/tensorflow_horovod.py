@@ -16,8 +16,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import horovod.tensorflow as hvd
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.benchmarks.proofs.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, epoch_in_memory, write
 from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
