@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.tensorflow.compat import rmsprop_momentums
 from allstep.tensorflow.horovod_collectives import allreduce, broadcast_variables, native
 from allstep.tensorflow.horovod_optimizer import is_distributed, lasting_state
 from allstep.tensorflow.horovod_replicas import build_alike, check_replicas, optimizers_of, own_variables, refusal
@@ -292,7 +293,7 @@ def _velocity(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
     if isinstance(optimizer, keras.optimizers.SGD):
         return [native(v) for v in optimizer.momentums]
     if isinstance(optimizer, keras.optimizers.RMSprop):
-        return [native(v) for v in optimizer._momentums]
+        return [native(v) for v in rmsprop_momentums(optimizer)]
     return []
 
 

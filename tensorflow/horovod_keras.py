@@ -69,11 +69,11 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
     global_process_set,
     remove_process_set,
 )
-from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 
 from allstep.common.launch.placement import placement
 from allstep.common.strategies import check_launcher_of_horovod, use_gloo_alone
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
+from allstep.tensorflow.compat import h5_optimizer_weights
 from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     allgather,
     allreduce,
@@ -220,7 +220,7 @@ def _restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike, optio
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)
     with h5py.File(filepath) as file:
-        weights = load_optimizer_weights_from_hdf5_group(file)
+        weights = h5_optimizer_weights(file)
         for variable, weight in zip(optimizer.variables, weights, strict=True):
             variable.assign(weight[()])
     model.optimizer = optimizer

@@ -16,6 +16,7 @@ from horovod.tensorflow import Adasum, Average, Sum
 from horovod.tensorflow.compression import Compression
 
 from allstep.common.launch.placement import placement
+from allstep.tensorflow.compat import pickled_as
 from allstep.tensorflow.horovod_reduction import Gradient, GradientReduction
 
 # The entry beside "class_name" and "config".
@@ -30,8 +31,7 @@ class Specialised:
 
     def __reduce__(self) -> tuple:
         # Keras pickles a method of the class, and pickle finds classes by name.
-        _, arguments = super().__reduce__()
-        return type(self).__bases__[1]._unpickle_model, arguments
+        return pickled_as(type(self).__bases__[1], super().__reduce__())
 
 
 class Undistributed(Specialised):

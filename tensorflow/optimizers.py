@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from allstep.common.config.train_config import OptimizerConfig
+from allstep.tensorflow.compat import variable_index
 
 
 def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:
@@ -45,7 +46,7 @@ class SGD(keras.Optimizer):
             return
         tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle,
-            accum=self.slots["momentum"][self._get_variable_index(variable)].value.handle,
+            accum=self.slots["momentum"][variable_index(self, variable)].value.handle,
             lr=rate,
             grad=gradient,
             momentum=tf.constant(self.momentum, variable.dtype),
@@ -74,7 +75,7 @@ class Adam(keras.Optimizer):
             self.slots = dict(zip(names, self.add_optimizer_variables(variables, names), strict=True))
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        index, dtype = self._get_variable_index(variable), variable.dtype
+        index, dtype = variable_index(self, variable), variable.dtype
         step = tf.cast(self.iterations.value + 1, tf.float64)
         correction_1, correction_2 = 1 - self.BETA_1**step, 1 - self.BETA_2**step
         tf.raw_ops.ResourceApplyAdam(

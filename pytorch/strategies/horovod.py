@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from allstep.common.strategies import check_horovod, configure_horovod
+from allstep.pytorch.compat import all_reduce_handles
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.strategy import Strategy
 
@@ -43,10 +44,7 @@ class Horovod(Strategy):
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def pending_tensors(self) -> Sequence[str]:
-        names = self._optimizer._parameter_names
-        # None where gradients are still being added up.
-        handles = [(parameter, handle) for parameter, (handle, _) in list(self._optimizer._handles.items()) if handle]
-        return [names[parameter] for parameter, handle in handles if _is_under_way(handle)]
+        return [name for name, handle in all_reduce_handles(self._optimizer).items() if _is_under_way(handle)]
 
     def versions(self) -> dict[str, str]:
         return {"horovod": horovod.__version__}

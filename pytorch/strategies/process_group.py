@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ import torch.distributed as dist
 
 from allstep.common.launch import rendezvous
 from allstep.common.launch.placement import SPAWN_LISTENER, SPAWN_PORT, Placement
+from allstep.pytorch.compat import gloo_is_busy
 from allstep.pytorch.strategies.strategy import Strategy
 
 _MOMENT_SECONDS = 0.01
@@ -94,17 +93,8 @@ def _leave() -> None:
     """
     dist.destroy_process_group()
     time.sleep(_MOMENT_SECONDS)  # lets a thread through that waits for Python
-    while _gloo_runs():
+    while gloo_is_busy():
         time.sleep(_MOMENT_SECONDS)
-
-
-def _gloo_runs() -> bool:
-    """Whether a thread of Gloo's computes or waits for a core."""
-    for stat in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            if "(pt_gloo_runloop) R" in stat.read_text():
-                return True
-    return False
 
 
 def broadcast_from_rank_0(network: torch.nn.Module) -> None:
