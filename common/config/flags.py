@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from allstep.common.compat import flag_names, take_for_values
 from allstep.common.process.errors import UserError, shown
 
 Value = TypeVar("Value")
@@ -150,13 +151,13 @@ class Parser(argparse.ArgumentParser):
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, **options)
         # Of what begins with a hyphen, argparse takes -1 and -0.5 for values; 1e-3, inf and nan have signs, too.
-        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+        take_for_values(self, r"-(\d|\.\d|inf|nan)")
 
     def parse_args(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """As argparse's, but a word that is nobody's is answered with the flag that it may be meant for."""
         flags, rest = self.parse_known_args(arguments)
         if rest:
-            self.refuse(rest[0], self._option_string_actions)
+            self.refuse(rest[0], flag_names(self))
         return flags
 
     def refuse(self, word: str, names: Iterable[str]) -> NoReturn:

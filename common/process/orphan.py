@@ -11,8 +11,8 @@ import os
 import select
 import signal
 import sys
-from pathlib import Path
 
+from allstep.common.compat import is_open_mpi_daemon
 from allstep.common.launch.placement import Placement
 
 _LOOK_MILLISECONDS = 1000
@@ -33,5 +33,5 @@ def end_cut_off_daemon() -> None:
     """End Open MPI's daemon that started this rank: without mpirun it stays until TCP gives up, in a quarter hour."""
     parent = os.getppid()
     with contextlib.suppress(OSError):  # it has ended by itself
-        if Path(f"/proc/{parent}/comm").read_text().strip() == "orted":
+        if is_open_mpi_daemon(parent):
             os.kill(parent, signal.SIGTERM)

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+from allstep.common.compat import is_in_framework
 from allstep.common.data.loader import READ_AHEAD
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import (
@@ -217,21 +218,6 @@ class Agent:
         if self._cut_off and self._place.launcher == "mpirun":
             end_cut_off_daemon()
         leave(status, message)
-
-
-_WAITING = (
-    *("torch.", "tensorflow.", "keras.", "horovod."),
-    *("allstep.pytorch.", "allstep.tensorflow.", "allstep.common.engine"),
-)
-
-
-def is_in_framework() -> bool:
-    """Whether the main thread is where it may wait for others, and not in anybody else's code.
-
-    That is inside a framework, and in ours that calls it: who waits for a GPU does so in no Python code of PyTorch.
-    """
-    frame = sys._current_frames()[threading.main_thread().ident]
-    return frame.f_globals.get("__name__", "").startswith(_WAITING)
 
 
 def stacks() -> str:
