@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ BatchNorm = _BatchNorm
 """The base class of BatchNorm1d, 2d and 3d (torch 2.14), which `isinstance` finds of any dimension."""
 
 
-def without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
     """The same optimizer, by methods that torch 2.14 has not wrapped for torch.compile.
 
     The wrappers import the compiler when they are called first: 1.9 of the 4.8 s of CPU that a rank takes to start.

@@ -8,7 +8,7 @@ Here a name depends on the position in the list only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import horovod.tensorflow as hvd
 import keras
@@ -45,7 +45,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """All-reduce one value of the same shape on every rank; `op` defaults to Average. Returns a tensor."""
-    return hvd.allreduce(
+    reduced = hvd.allreduce(
         _tensor(value),
         average=average,
         name=name,
@@ -55,6 +55,7 @@ def allreduce(
         compression=compression,
         process_set=process_set,
     )
+    return cast("tf.Tensor", reduced)  # of tensors Horovod makes tensors, though it does not say so
 
 
 def allgather(value: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> tf.Tensor:

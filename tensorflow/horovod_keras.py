@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import horovod.tensorflow
@@ -191,7 +191,8 @@ def load_model(
     if compression is not None:
         options["compression"] = compression
     optimizers = {cls.__name__: cls for cls in custom_optimizers or []}
-    model = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
+    loaded = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
+    model = cast("keras.Model", loaded)  # Keras does not say so
     if model.optimizer is not None:
         if h5py.is_hdf5(filepath):
             _restore_h5_optimizer(model, filepath, options)

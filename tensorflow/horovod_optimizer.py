@@ -188,7 +188,7 @@ def parts(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimizers.Op
             yield from parts(inner)
 
 
-def is_distributed(optimizer: keras.optimizers.Optimizer | None) -> bool:
+def is_distributed(optimizer: Any) -> bool:
     """Whether all gradients that the optimizer applies are reduced."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer) and not isinstance(optimizer, Distributed):
         return bool(optimizer.optimizers) and all(map(is_distributed, optimizer.optimizers))

@@ -115,6 +115,7 @@ def check_replicas(model: keras.Model, local_variables: set, moment: str) -> Non
         gathered = hvd.allgather(codes, name="check_replicas", process_set=process_set).numpy()
         differs = _differs(gathered, is_sparse)
         if differs.any():
+            assert process_set.ranks is not None  # Horovod knows them of the ranks inside
             ranks = ", ".join(str(process_set.ranks[i]) for i in np.flatnonzero(differs.any(axis=1)))
             first = variables[int(np.flatnonzero(differs.any(axis=0))[0])]
             raise RuntimeError(

@@ -8,7 +8,7 @@ the plain class, so that it works where Horovod is not installed; beside it, whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import keras
@@ -26,7 +26,14 @@ _OPS = {"average": Average, "sum": Sum, "adasum": Adasum}
 _COMPRESSIONS = {"none": Compression.none, "fp16": Compression.fp16}
 
 
-class Specialised:
+if TYPE_CHECKING:
+    # What comes after it among the bases of an optimizer's class.
+    _Optimizer = keras.optimizers.Optimizer
+else:
+    _Optimizer = object
+
+
+class Specialised(_Optimizer):
     """Base of what `specialise` puts before an optimizer's class."""
 
     def __reduce__(self) -> tuple:

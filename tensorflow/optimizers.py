@@ -7,6 +7,8 @@ curve as torch.optim's; each is one fused kernel a variable.
 
 from __future__ import annotations
 
+from typing import cast
+
 import keras
 import tensorflow as tf
 
@@ -76,7 +78,7 @@ class Adam(keras.Optimizer):
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         index, dtype = variable_index(self, variable), variable.dtype
-        step = tf.cast(self.iterations.value + 1, tf.float64)
+        step = tf.cast(cast("keras.Variable", self.iterations).value + 1, tf.float64)
         correction_1, correction_2 = 1 - self.BETA_1**step, 1 - self.BETA_2**step
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,

@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import signal
-import sys
 
 from allstep.common.compat import is_open_mpi_daemon
 from allstep.common.launch.placement import Placement
@@ -23,8 +22,8 @@ def wait_until_orphaned(place: Placement, parent: int) -> None:
     outputs = select.poll()
     # Under other launchers output may well end before the launcher: torchrun's ranks write where the user told it to.
     if place.launcher == "horovodrun":
-        for stream in (sys.__stdout__, sys.__stderr__):
-            outputs.register(stream, 0)  # that nobody reads is reported without asking for it
+        for descriptor in (1, 2):  # standard output and error
+            outputs.register(descriptor, 0)  # that nobody reads is reported without asking for it
     while os.getppid() == parent and not outputs.poll(_LOOK_MILLISECONDS):
         pass
 

@@ -182,11 +182,12 @@ class Agent:
         elif number in NOTICES and self._progress_state.phase == "start":
             # There is nothing to save yet, and whoever reads a checkpoint from a host that hangs never comes to it.
             self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came before anything was trained")
-        elif number in NOTICES and self._noticed_at is None:
-            self._noticed_at = now
-            self._channel.send(notice=signal.Signals(number).name)
-        elif number in NOTICES and now - self._noticed_at > _SAME_NOTICE_SECONDS:
-            self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came again before all was saved")
+        elif number in NOTICES:
+            if self._noticed_at is None:
+                self._noticed_at = now
+                self._channel.send(notice=signal.Signals(number).name)
+            elif now - self._noticed_at > _SAME_NOTICE_SECONDS:
+                self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came again before all was saved")
 
     def _leave_in_turn(self, status: int, reason: str) -> None:
         """Leave when it is this rank's turn to speak; where another one speaks before, it leaves without a word."""
@@ -208,6 +209,7 @@ class Agent:
 
     def _leave(self, now: float) -> None:
         """Leave, if the time has come; where the launcher is about to notice what happened, wait for that first."""
+        assert self._last_words is not None
         at, status, message = self._last_words
         if now < at:
             return

@@ -69,6 +69,7 @@ class GlobalBatchNorm(BatchNorm):
         sums = self._sum(self.counts * torch.cat([values.sum(axes), own_count]), "mean")
         count = sums[-1].clamp(min=1)
         # Where the samples of no rank count, the statistics of before keep the values in range.
+        assert self.running_mean is not None and self.running_var is not None
         is_empty = sums[-1] == 0
         mean = torch.where(is_empty, self.running_mean, sums[:-1] / count)
         centred = values - mean.view(shape)
@@ -86,9 +87,13 @@ class GlobalBatchNorm(BatchNorm):
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         if self.track_running_stats:
+            assert self.running_mean is not None and self.running_var is not None
+            momentum = self.momentum
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked += 1
-            momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+                if momentum is None:  # the mean over all batches
+                    momentum = 1 / self.num_batches_tracked.item()
+            assert momentum is not None
             momentum = momentum * count.clamp(max=1)  # 0 where no samples count
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance, momentum)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import horovod
 import horovod.torch as hvd
@@ -33,7 +34,7 @@ class Horovod(Strategy):
         self._optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=network.named_parameters(),
-            compression=hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none,
+            compression=getattr(hvd.Compression, self.flags.compression),
             op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op],
             backward_passes_per_step=self.flags.accumulate_steps,
         )
@@ -68,7 +69,7 @@ class HorovodCollectives:
             name: hvd.broadcast_async(torch.from_numpy(np.array(array)), 0, name=f"allstep.{name}")
             for name, array in arrays.items()
         }
-        return {name: hvd.synchronize(handle).numpy() for name, handle in handles.items()}
+        return {name: cast("torch.Tensor", hvd.synchronize(handle)).numpy() for name, handle in handles.items()}
 
     def barrier(self) -> None:
         hvd.barrier()
@@ -76,7 +77,8 @@ class HorovodCollectives:
 
 def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Sum `tensor` over all ranks, in place."""
-    return hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
+    hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
+    return tensor
 
 
 def _is_under_way(handle: int) -> bool:

@@ -30,10 +30,10 @@ def tensorflow() -> None:
     import tensorflow as tf
 
     hvd.init()
-    weight = tf.Variable(1.0)
+    weight = tf.Variable(1.0)  # pyright: ignore[reportArgumentType]
     with tf.GradientTape() as tape:
         loss = weight * 2.0
-    weight.assign_sub(0.01 * hvd.allreduce(tape.gradient(loss, weight)))
+    weight.assign_sub(0.01 * hvd.allreduce(tape.gradient(loss, weight)))  # pyright: ignore[reportOperatorIssue]
 
 
 if __name__ == "__main__":
