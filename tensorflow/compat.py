@@ -8,7 +8,7 @@ gradients that it has accumulated.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import h5py
@@ -39,12 +39,12 @@ def accumulated_gradients(optimizer: keras.Optimizer) -> list[Any]:
     return [variable for variable in getattr(optimizer, "_accumulated_gradients", ()) if variable is not None]
 
 
-def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> list[keras.Variable]:
+def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> Sequence[Any]:
     """The slots with its velocity, which contains the learning rate: `_momentums`, empty without momentum."""
     return optimizer._momentums
 
 
-def layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
+def layers_of(model: keras.Model) -> Iterable[keras.layers.Layer]:
     """The model and all layers inside it, however deep: `_flatten_layers`; `model.layers` has the outermost alone."""
     return model._flatten_layers()
 

@@ -150,7 +150,7 @@ class Distributed(Specialised):
             return
         # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet.
         with_gradient = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        step = vars(self)["_step"] = _AccumulatedStep(with_gradient)
+        step = self.__dict__["_step"] = _AccumulatedStep(with_gradient)
         super().apply(grads, trainable_variables)
         if not step.is_reduced and not tf.executing_eagerly():
             raise RuntimeError(f"Keras {keras.__version__} did not call `_clip_gradients`: no gradient was reduced.")

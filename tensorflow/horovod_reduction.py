@@ -56,8 +56,8 @@ class GradientReduction:
         if self.scale_local_gradients:
             for i in local:
                 grads[i] = _scaled(grads[i], 1.0 / self._num_ranks())
-        # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum tells
-        # optimizers of one class apart.
+        # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum separates
+        # optimizers of one class.
         name = f"{self.name}_{zlib.crc32(repr([tuple(grad.shape) for grad in shared.values()]).encode()):08x}"
         with tf.compat.v1.get_default_graph().name_scope(None):
             reduced = _in_turn(name, lambda: self._reduce(dense, sparse, variables, name))
@@ -111,7 +111,7 @@ class GradientReduction:
         sent = [tf.cast(grad, wire_dtype(dtype)) for grad in grads]
         # Horovod's grouped form of Adasum is broken: it reads a name that it has not defined.
         reduced = [hvd.allreduce(sent[0], **options)] if self.op == Adasum else hvd.grouped_allreduce(sent, **options)
-        return [tf.cast(grad, dtype) for grad in reduced]
+        return [tf.cast(grad, dtype) for grad in cast("list[tf.Tensor]", reduced)]
 
     def _reduce_sparse(self, grad: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         """Gather the rows of all ranks; equal indices add up where the rows are used."""

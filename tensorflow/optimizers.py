@@ -39,7 +39,7 @@ class SGD(keras.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if not self.built:
             super().build(variables)
-            self.slots = {"momentum": self.add_optimizer_variables(variables, "momentum")} if self.momentum else {}
+            self.slots = {"momentum": _slots(self, variables, "momentum")} if self.momentum else {}
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         rate, gradient = tf.cast(learning_rate, variable.dtype), _with_l2(gradient, variable, self.l2)
@@ -73,8 +73,7 @@ class Adam(keras.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if not self.built:
             super().build(variables)
-            names = ["exp_avg", "exp_avg_sq"]
-            self.slots = dict(zip(names, self.add_optimizer_variables(variables, names), strict=True))
+            self.slots = {name: _slots(self, variables, name) for name in ("exp_avg", "exp_avg_sq")}
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         index, dtype = variable_index(self, variable), variable.dtype
@@ -96,6 +95,11 @@ class Adam(keras.Optimizer):
 
     def get_config(self) -> dict:
         return {**super().get_config(), "l2": self.l2}
+
+
+def _slots(optimizer: keras.Optimizer, variables: list[keras.Variable], name: str) -> list[keras.Variable]:
+    # Of several names Keras makes several lists, which is all that it says of its types.
+    return cast("list[keras.Variable]", optimizer.add_optimizer_variables(variables, name))
 
 
 def _with_l2(gradient: tf.Tensor, variable: tf.Variable, l2: float) -> tf.Tensor:

@@ -104,7 +104,7 @@ def _registry(
         assert isinstance(spec, StructConstructorSpec)  # of a dataclass there always is one
         return dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
 
-    # Its name is known here alone: a constructor of values in a field's annotation is not told whose they are.
+    # Its name is known here alone: a constructor of values in a field's annotation does not know whose they are.
     def flag(field: StructFieldSpec) -> StructFieldSpec:
         if dataclasses.is_dataclass(field.type):
             return field

@@ -20,7 +20,7 @@ _LOOK_MILLISECONDS = 1000
 def wait_until_orphaned(place: Placement, parent: int) -> None:
     """Return when the process `parent`, which started this one, is gone, or whoever reads what this rank writes."""
     outputs = select.poll()
-    # Under other launchers output may well end before the launcher: torchrun's ranks write where the user told it to.
+    # Under other launchers output may well end before the launcher: torchrun's ranks write where the user chose.
     if place.launcher == "horovodrun":
         for descriptor in (1, 2):  # standard output and error
             outputs.register(descriptor, 0)  # that nobody reads is reported without asking for it

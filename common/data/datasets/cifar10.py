@@ -84,7 +84,9 @@ def unpack(archive: Path) -> dict[str, np.ndarray]:
         for member in tar:
             if member.isfile() and member.name in wanted:
                 check_content_size(archive, member.size)
-                contents[member.name] = tar.extractfile(member).read()
+                content = tar.extractfile(member)
+                assert content is not None  # it is a file
+                contents[member.name] = content.read()
     if missing := wanted - contents.keys():
         raise UserError(f"expected a file {min(missing)} in {archive}, received none")
 
