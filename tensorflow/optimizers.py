@@ -39,7 +39,9 @@ class SGD(keras.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if not self.built:
             super().build(variables)
-            self.slots = {"momentum": _slots(self, variables, "momentum")} if self.momentum else {}
+            momenta = self.add_optimizer_variables(variables, "momentum") if self.momentum else []
+            # Of one name Keras makes one list, of several a tuple of lists: its types do not say when which.
+            self.slots = {"momentum": cast("list[keras.Variable]", momenta)} if self.momentum else {}
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         rate, gradient = tf.cast(learning_rate, variable.dtype), _with_l2(gradient, variable, self.l2)
@@ -73,7 +75,8 @@ class Adam(keras.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if not self.built:
             super().build(variables)
-            self.slots = {name: _slots(self, variables, name) for name in ("exp_avg", "exp_avg_sq")}
+            names = ["exp_avg", "exp_avg_sq"]
+            self.slots = dict(zip(names, self.add_optimizer_variables(variables, names), strict=True))
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         index, dtype = variable_index(self, variable), variable.dtype
@@ -95,11 +98,6 @@ class Adam(keras.Optimizer):
 
     def get_config(self) -> dict:
         return {**super().get_config(), "l2": self.l2}
-
-
-def _slots(optimizer: keras.Optimizer, variables: list[keras.Variable], name: str) -> list[keras.Variable]:
-    # Of several names Keras makes several lists, which is all that it says of its types.
-    return cast("list[keras.Variable]", optimizer.add_optimizer_variables(variables, name))
 
 
 def _with_l2(gradient: tf.Tensor, variable: tf.Variable, l2: float) -> tf.Tensor:
