@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import keras
 from keras import layers, ops
@@ -76,5 +76,5 @@ class Tokens(layers.Layer):
         return samples, num_patches + 1, width
 
     def call(self, patches: _Tensor) -> _Tensor:
-        first = ops.broadcast_to(self.cls_token, (ops.shape(patches)[0], 1, patches.shape[-1]))
+        first = ops.broadcast_to(self.cls_token, (cast("tuple", ops.shape(patches))[0], 1, patches.shape[-1]))
         return ops.concatenate([first, patches], axis=1) + self.pos_embed
