@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from allstep.benchmarks.prediction.allreduce import ALGORITHMS
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import BYTES_PER_PARAMETER, Network
-from allstep.benchmarks.prediction.simulation import Fusion, Gradient, Step, simulate
+from allstep.benchmarks.prediction.simulation import Fusion, Gradient, SimulatedStep, simulate
 from allstep.benchmarks.prediction.stragglers import slowdown
 
 BEST = "best"
@@ -70,7 +70,7 @@ class Forecast:
     """The one rank's step time over `total`."""
     images_per_second: float
     """Of all ranks together."""
-    step: Step
+    step: SimulatedStep
     """Without the limits of input."""
     closed_form: float
     """Computing, then one all-reduce of everything: what `total` is without overlap, fusion and negotiation."""
@@ -84,7 +84,7 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
     compute = workload.step_seconds * slowdown(num_ranks, workload.jitter) * crowd
     backward = compute * workload.backward_share
     if num_ranks == 1:
-        step, closed_form = Step(compute, compute, 0.0), compute
+        step, closed_form = SimulatedStep(compute, compute, 0.0), compute
     else:
         step = simulate(
             compute - backward,
