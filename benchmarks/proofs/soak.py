@@ -53,7 +53,7 @@ STEP_SECONDS = 0.05
 """The longest wait from the step at which a kill is due to the kill: a few steps, with their checkpoints."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Disturb and resume until kills and faults are used up; end with status 1 where anything was violated."""
     parser = Parser("allstep soak", __doc__)
     parser.add_argument("--kills", type=whole(0, EVER), default=50, metavar="N")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(argv)
 
     soak = Soak()
     chance = random.Random(flags.seed)

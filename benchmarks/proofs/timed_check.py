@@ -11,7 +11,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from allstep.benchmarks.comparison.rank import open_session
@@ -28,8 +28,9 @@ def timed(check: Callable[..., None], seconds: list[float]) -> Callable[..., Non
     return timed_check
 
 
-def main() -> None:
-    framework, output, *arguments = sys.argv[1:]
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train and write the seconds."""
+    framework, output, *arguments = sys.argv[1:] if argv is None else argv
     seconds: list[float] = []
     if session := open_session(framework, arguments):
         dataclasses.replace(session, check_replicas=timed(session.check_replicas, seconds)).train()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -62,8 +63,9 @@ def serve_until(done: Path, index: int) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    flags = arguments(strategies=STRATEGIES)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv, strategies=STRATEGIES)
     keep_freed_memory()  # as in the trainers: it is not the C library's allocator that is compared
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
     is_asynchronous = flags.strategy == "parameter-server"
