@@ -9,7 +9,7 @@ differs with all of them.
 The ResNets are judged otherwise. A batch norm normalises each rank's samples, so that they have a curve for each number
 of ranks. And in a network that deep, some ReLU's input is always within a rounding error of 0: of ResNet-18, gradients
 of PyTorch in float32 differ from its own in float64 by up to a tenth. So the weights say nothing, and losses do for two
-steps: the second one tells of the first update, which halves the loss here, and agrees to 2e-4 between frameworks.
+steps: the second one shows the first update, which halves the loss here, and agrees to 2e-4 between frameworks.
 
 In bf16 the frameworks round differently, by 1/256 in each layer, and biases, which begin at 0, differ by a sixth after
 ten steps. Again losses are judged. Between frameworks they were 0.7 % apart on a processor that computes in bf16, and

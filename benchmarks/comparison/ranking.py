@@ -54,7 +54,7 @@ def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
 def sentence(cells: Sequence[CellResult]) -> str:
     """The rankings of a table; empty where there is none."""
     found = [f"{framework} on {ranks}: {text}" for (_, framework, *_, ranks), text in rankings(cells).items()]
-    return f"{'; '.join(found)} (> is faster, ~ not told apart)." if found else ""
+    return f"{'; '.join(found)} (> is faster, ~ not distinguished)." if found else ""
 
 
 def _groups(ranked: Sequence[CellResult]) -> list[list[CellResult]]:

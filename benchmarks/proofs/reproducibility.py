@@ -6,9 +6,9 @@
 
 For every cell that both have: its share of the machine's limit (images/s over that of independent processes in the same
 round, the median over rounds) in both runs; and for every place in the table, the strategies' rankings (`>` is faster,
-`~` not told apart), and whether a strategy is faster than another in one and slower in the other. Images/s themselves
-follow the machine, which may be slower today. How well each run knew its shares stands below. The exit status is 0
-where no share differs by more than 5 % and no ranking contradicts the other, 1 else.
+`~` not distinguished), and whether a strategy is faster than another in one and slower in the other. Images/s
+themselves follow the machine, which may be slower today. How well each run knew its shares stands below. The exit
+status is 0 where no share differs by more than 5 % and no ranking contradicts the other, 1 else.
 """
 
 from __future__ import annotations

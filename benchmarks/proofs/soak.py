@@ -13,7 +13,7 @@ and at the end:
 
     the weights are those of the undisturbed run: bit by bit in PyTorch where the number of ranks stayed the same,
     else by a relative difference (see `allstep parity --help`) of at most 1e-6, or 1e-5 where it changed
-    metrics.jsonl tells every step and every epoch once, with the losses of the undisturbed run
+    metrics.jsonl has every step and every epoch once, with the losses of the undisturbed run
 
 Horovod fuses gradients that are ready at the same time into one all-reduce. From three ranks on, where a gradient
 lies in that decides in which order the ranks' values are added, so equal runs differ in last bits. Here every gradient
@@ -90,11 +90,11 @@ def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.R
 
 def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Case]:
     """Two ranks, by Horovod under its launchers and, for every fourth run in PyTorch, by DDP under torchrun."""
-    of_horovod = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
+    horovod_launchers = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
     while True:
         for framework in frameworks:
             by_ddp = framework == "pytorch" and chance.random() < 0.25
-            yield Case(framework, (2,), ("torchrun",) if by_ddp else of_horovod)
+            yield Case(framework, (2,), ("torchrun",) if by_ddp else horovod_launchers)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Struck:
     seconds: float
     """From the fault to the end of the job."""
     last_step: int
-    """Told in metrics.jsonl."""
+    """That metrics.jsonl has."""
     saved_step: int
     """Of the latest checkpoint; 0 without any."""
     in_writing: bool

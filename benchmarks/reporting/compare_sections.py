@@ -54,7 +54,7 @@ def _overview(result: ComparisonResult) -> Section:
         cell = group[0]
         place = f"{cell.workload}, {cell.model}, batch {cell.batch_size}, {cell.precision}, {_ranks(cell)}"
         rates = (f"{one.strategy} ({amount(median(one.images_per_second))} images/s)" for one in group)
-        suffix = ", not told apart" if len(group) > 1 else ""
+        suffix = ", not distinguished" if len(group) > 1 else ""
         text.append(f"Fastest of {place} in {cell.framework}: {' ~ '.join(rates)}{suffix}.")
     return Section("Overview", text=text, commands=[result.command])
 

@@ -116,13 +116,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         iterator = distributed(images, labels)
         started = time.perf_counter()
-        of_epoch = []
+        epoch_losses = []
         for _ in range(0, len(labels), flags.batch_size):
-            of_epoch.append(coordinator.schedule(train_step, args=(iterator,)) if coordinator else train_step(iterator))
+            scheduled = coordinator.schedule(train_step, args=(iterator,)) if coordinator else train_step(iterator)
+            epoch_losses.append(scheduled)
         if coordinator:
             coordinator.join()
-            of_epoch = [value.fetch() for value in of_epoch]
-        losses += [float(loss) for loss in of_epoch]
+            epoch_losses = [value.fetch() for value in epoch_losses]
+        losses += [float(loss) for loss in epoch_losses]
         rates.append(flags.num_samples / (time.perf_counter() - started))
     if rank == 0:
         write(flags.output, images_per_second=rates, losses=losses)

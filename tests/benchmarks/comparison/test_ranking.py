@@ -63,6 +63,6 @@ def test_rivals_are_those_of_the_same_place_that_may_be_compared():
 
 def test_a_table_tells_its_rankings_in_a_sentence():
     assert ranking.sentence(ranked("horovod", "fsdp")) == (
-        "pytorch on 2: horovod > fsdp (> is faster, ~ not told apart)."
+        "pytorch on 2: horovod > fsdp (> is faster, ~ not distinguished)."
     )
     assert ranking.sentence(ranked("horovod")) == ""

@@ -31,7 +31,7 @@ def cells(horovod: float, ddp: float) -> list[CellResult]:
         ((0.90, 0.86), (0.88, 0.87), True, "horovod > ddp; horovod ~ ddp"),
         ((0.88, 0.85), (0.86, 0.88), False, "horovod > ddp; ddp > horovod"),
     ],
-    ids=["same", "another share", "never told apart", "told apart once", "contradicted"],
+    ids=["same", "another share", "never distinguished", "distinguished once", "contradicted"],
 )
 def test_a_repetition_holds_within_five_percent_where_no_ranking_is_contradicted(
     tmp_path, capsys, first, again, holds, printed
