@@ -41,7 +41,6 @@ from allstep.benchmarks.prediction.networks import known_networks
 from allstep.benchmarks.records import files
 from allstep.benchmarks.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
 from allstep.common.config.flags import EVER, MOST_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
-from allstep.common.files.records import from_json
 from allstep.common.process.errors import Fault, shown
 from allstep.common.process.terminal import print_line
 
@@ -164,7 +163,7 @@ def launch(
         if outcome.status != "ok":
             raise Fault(_reason(outcome))
         outputs = [Path(directory, f"rank-{rank}.json") for rank in range(num_ranks)]
-        return [from_json(RankResult, files.load(output), output.name) for output in outputs]
+        return [files.read_json(RankResult, output) for output in outputs]
 
 
 def summed_up(name: str, rounds: Sequence[Sequence[Sequence[RankRow]]]) -> list[Row]:
@@ -220,7 +219,7 @@ def _print(rows: Sequence[Row], missing: dict[str, tuple[str, ...]]) -> None:
     titles = ("min us", "avg us", "max us", "median us", "alg GB/s", "bus GB/s")
     print(f"{'':34} {'size':>8} {' '.join(f'{title:>9}' for title in titles)}  result")
     for row in rows:
-        times = [*vars(row.seconds).values(), row.median_seconds]
+        times = [*dataclasses.astuple(row.seconds), row.median_seconds]
         bandwidths = [f"{bandwidth / 1e9:>9.3f}" for bandwidth in (row.algorithm_bandwidth, row.bus_bandwidth)]
         print(
             f"{row.backend:19}{row.collective:15} {size_name(row.bytes):>8} "

@@ -5,7 +5,6 @@ mpirun -np 2 python -m allstep.benchmarks.collective_backends.worker mpi4py all-
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -17,7 +16,7 @@ import numpy as np
 
 from allstep.benchmarks.collective_backends import Operation, create
 from allstep.benchmarks.records.collectives import RankResult, RankRow
-from allstep.common.files.records import to_json
+from allstep.benchmarks.records.files import write_json
 from allstep.common.process.exit import run_rank
 
 _PASSES = 3
@@ -52,7 +51,7 @@ def measure(backend: Any, collectives: Sequence[str], sizes: Sequence[int], dire
         passes = [[_time(operation, runs) for operation, runs in operations] for _ in range(_PASSES)]
         seconds = zip(*passes, strict=True)
         rows += [RankRow(collective, *check, by_pass) for check, by_pass in zip(checks, seconds, strict=True)]
-    (directory / f"rank-{backend.rank}.json").write_text(json.dumps(to_json(RankResult(tuple(rows), tuple(missing)))))
+    write_json(directory / f"rank-{backend.rank}.json", RankResult(tuple(rows), tuple(missing)))
 
 
 def num_elements(num_bytes: int, num_ranks: int) -> int:

@@ -29,7 +29,6 @@ from allstep.benchmarks.records.comparison import (
     Summary,
     Verdict,
 )
-from allstep.common.files.records import from_json
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
 from allstep.common.process.errors import UserError
@@ -204,7 +203,7 @@ class Comparison:
             outcomes = self._run([launch for launch, _ in launches], alone=alone)
             for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
                 good = outcome.status == "ok"
-                written = [from_json(Measured, files.load(output), output.name) for output in outputs if good]
+                written = [files.read_json(Measured, output) for output in outputs if good]
                 sample = samples.make(cell, number, outcome, written, target=target, commands=launch.commands)
                 sample = dataclasses.replace(sample, created=self._created)
                 files.write(sample_path(self._directory, cell.id, number), sample)

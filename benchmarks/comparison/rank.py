@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from allstep.benchmarks.records.comparison import Block, EpochResult, Measured
-from allstep.benchmarks.records.files import output_file
+from allstep.benchmarks.records.files import output_file, write_json
 from allstep.common.collectives import Collectives
 from allstep.common.config.flags import nonempty_path
-from allstep.common.files.records import to_json
 from allstep.common.registry import FRAMEWORKS
 from allstep.common.start import start
 from allstep.common.worker import Worker
@@ -66,5 +64,4 @@ def write(
     memory = by_rank([worker.peak_memory_bytes()], worker.collectives)
     if flags.output and rank == 0:
         measured = Measured(blocks, tuple(memory.ravel().tolist()), first_step_at, epochs)
-        flags.output.parent.mkdir(parents=True, exist_ok=True)
-        flags.output.write_text(json.dumps(to_json(measured), allow_nan=False))
+        write_json(flags.output, measured)

@@ -22,7 +22,6 @@ from allstep.benchmarks.harness.launchers import start
 from allstep.benchmarks.records import files
 from allstep.benchmarks.records.figures import BenchmarkResult, Figure, Handwritten
 from allstep.benchmarks.records.runs import FILE, read_events
-from allstep.common.files.records import from_json
 
 JOB_SECONDS = 600
 
@@ -162,4 +161,4 @@ def run_handwritten(directory: Path, commands: Callable[[Path], Sequence[Sequenc
     """
     output = new_output(directory)
     run(*commands(output))
-    return from_json(Handwritten, files.load(output), output.name)
+    return files.read_json(Handwritten, output)

@@ -43,7 +43,6 @@ from allstep.benchmarks.records import files
 from allstep.benchmarks.records.figures import Figure, Handwritten
 from allstep.benchmarks.records.runs import FILE, read_events
 from allstep.common.config.flags import Parser, listed, one_of
-from allstep.common.files.records import from_json
 from allstep.common.process.exit import run_rank
 from allstep.common.registry import FRAMEWORKS
 
@@ -126,7 +125,7 @@ class TrainerBench:
         checks = new_output(self._directory)
         [printed] = run(job("allstep.benchmarks.proofs.timed_check", self.framework, checks, *self._flags()))
         step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
-        after_epochs = from_json(tuple[float, ...], files.load(checks), checks.name)[2:]
+        after_epochs = files.read_json(tuple[float, ...], checks)[2:]
         check_seconds = statistics.median(after_epochs[1:])
         return Figure(
             f"{self.framework}: replica check / 100 steps",

@@ -32,12 +32,24 @@ class Result(Protocol):
     VERSION: ClassVar[int]
 
 
+RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT", bound=Result)
 
 
 def command(name: str, argv: Sequence[str] | None) -> str:
     """The line that repeats a command of `allstep` with the arguments of its `main`."""
     return shlex.join(["allstep", name, *(sys.argv[1:] if argv is None else argv)])
+
+
+def write_json(path: Path, record: Any) -> None:
+    """Write what a process of ours reads once: a record without a format and a version."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(to_json(record), allow_nan=False))
+
+
+def read_json(kind: type[RecordT], path: Path) -> RecordT:
+    """What `write_json` wrote."""
+    return from_json(kind, load(path), path.name)
 
 
 def write(path: Path, result: Result) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from allstep.benchmarks.harness.launchers import LAUNCHERS, start
@@ -47,7 +48,7 @@ def collectives(result: CollectivesResult) -> Section:
                     row.backend,
                     row.collective,
                     f"{row.bytes:,}",
-                    *(amount(1e6 * seconds) for seconds in (*vars(row.seconds).values(), row.median_seconds)),
+                    *(amount(1e6 * seconds) for seconds in (*astuple(row.seconds), row.median_seconds)),
                     *(amount(bandwidth / 1e9) for bandwidth in (row.algorithm_bandwidth, row.bus_bandwidth)),
                     "right" if row.right else "WRONG",
                 ]

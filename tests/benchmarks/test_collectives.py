@@ -16,7 +16,6 @@ from allstep.benchmarks.collective_backends.horovod_settings import Costs
 from allstep.benchmarks.harness.launchers import LAUNCHERS
 from allstep.benchmarks.records import files
 from allstep.benchmarks.records.collectives import OverMpi, OverRanks, RankResult, RankRow
-from allstep.common.files.records import from_json
 from allstep.common.process.errors import Fault, UserError
 
 
@@ -97,8 +96,7 @@ def test_a_wrong_result_is_noticed(tmp_path):
     script.write_text(WRONG)
     result = launch("mpirun", 2, script, tmp_path)
     assert result.returncode == 0, result.output
-    outputs = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
-    ranks = [from_json(RankResult, files.load(output), output.name) for output in outputs]
+    ranks = [files.read_json(RankResult, tmp_path / f"rank-{rank}.json") for rank in range(2)]
     rows = collectives.summed_up("mpi4py", [[rank.rows for rank in ranks]])
     assert [(row.collective, row.right) for row in rows] == [("all-reduce", False), ("broadcast", True)]
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from allstep.benchmarks.records.figures import Handwritten
+from allstep.benchmarks.records.files import write_json
 from allstep.common.data import datasets
 from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.sharding import sample_order
-from allstep.common.files.records import to_json
 
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
@@ -54,4 +53,4 @@ def epoch_in_memory(
 
 def write(output: Path, *, images_per_second: Sequence[float], losses: Sequence[float] = ()) -> None:
     """Write the result: a rate for each epoch, and the mean loss of each global batch."""
-    output.write_text(json.dumps(to_json(Handwritten(tuple(images_per_second), tuple(losses)))))
+    write_json(output, Handwritten(tuple(images_per_second), tuple(losses)))
