@@ -49,8 +49,8 @@ def measure(backend: Any, collectives: Sequence[str], sizes: Sequence[int], dire
             checks.append((4 * count, bool(is_right)))
             operations.append((operation, num_runs(size, operation.times)))
         passes = [[_time(operation, runs) for operation, runs in operations] for _ in range(_PASSES)]
-        seconds = zip(*passes, strict=True)
-        rows += [RankRow(collective, *check, by_pass) for check, by_pass in zip(checks, seconds, strict=True)]
+        for (num_bytes, right), seconds in zip(checks, zip(*passes, strict=True), strict=True):
+            rows.append(RankRow(collective, num_bytes, right, seconds))
     write_json(directory / f"rank-{backend.rank}.json", RankResult(tuple(rows), tuple(missing)))
 
 

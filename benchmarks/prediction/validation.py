@@ -83,6 +83,15 @@ class Row:
     baseline_ranks: Count = 1
     estimated: str = ""
 
+    @property
+    def rank_step_seconds(self) -> float:
+        """Of a step on one rank, from whichever of the two is given."""
+        if self.step_seconds is not None:
+            return self.step_seconds
+        if self.images_per_second is None:
+            raise Mismatch(f"expected step_seconds or images_per_second for {self.network}, received neither")
+        return self.batch_size / self.images_per_second
+
 
 @dataclass(frozen=True)
 class Published:
@@ -106,10 +115,8 @@ def _checked(table: Published, row: Row) -> Checked:
     if row.source not in table.sources:
         raise Mismatch(f"expected one of {table.title}'s sources, received {row.source}")
     system = table.systems[row.system]
-    step_seconds = row.step_seconds or row.batch_size / row.images_per_second
-    workload = Workload(
-        known_networks()[row.network], row.batch_size, step_seconds, row.backward_share, jitter=system.jitter
-    )
+    network = known_networks()[row.network]
+    workload = Workload(network, row.batch_size, row.rank_step_seconds, row.backward_share, jitter=system.jitter)
     baseline, large = (forecast(workload, system.machine, ranks) for ranks in (row.baseline_ranks, row.ranks))
     return Checked(
         table.title,

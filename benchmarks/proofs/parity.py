@@ -180,7 +180,10 @@ def read_curve(output_dir: Path, num_steps: int) -> Curve:
     for path in sorted((output_dir / "checkpoints").glob("step-*")):
         state = load(path, output_dir, warn=print)
         weights[state.progress.step] = weights_of(state)
-    return Curve(*({step: one for step, one in by_step.items() if step <= num_steps} for by_step in (losses, weights)))
+    return Curve(
+        {step: loss for step, loss in losses.items() if step <= num_steps},
+        {step: arrays for step, arrays in weights.items() if step <= num_steps},
+    )
 
 
 def weights_of(state: TrainState) -> dict[str, np.ndarray]:

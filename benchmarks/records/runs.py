@@ -95,4 +95,5 @@ def read_events(path: Path, redact: Callable[[Any], Any] | None = None) -> Event
         name = from_json(_Event, content, f"events[{number}]").event
         if name in _KINDS:
             found[name].append(from_json(_KINDS[name], redact(content) if redact else content, name))
-    return Events(*(tuple(events) for events in found.values()), num_broken)
+    starts, steps, epochs, ends = map(tuple, found.values())
+    return Events(starts, steps, epochs, ends, num_broken)

@@ -94,18 +94,18 @@ def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
     rates, efficiencies = [], []
     for strategy in strategies:
         own = sorted((cell for cell in cells if cell.strategy == strategy), key=lambda cell: cell.ranks)
-        statistics = [cell.images_per_second for cell in own if cell.images_per_second]
+        points = [(cell.ranks, cell.images_per_second) for cell in own if cell.images_per_second]
         is_limit = strategy == INDEPENDENT
         label = "limit: independent processes" if is_limit else strategy
-        x, y = [cell.ranks for cell in own], [one.median for one in statistics]
-        low, high = ([] if is_limit else [getattr(one, end) for one in statistics] for end in ("low", "high"))
-        rates.append(Line(label, x, y, low, high, reference=is_limit))
+        x, y = [num_ranks for num_ranks, _ in points], [rate.median for _, rate in points]
+        whiskers = () if is_limit else ([rate.low for _, rate in points], [rate.high for _, rate in points])
+        rates.append(Line(label, x, y, *whiskers, reference=is_limit))
         shown = [(cell.ranks, _efficiency(cell, "single_process")) for cell in own]
         shown = [(num_ranks, value) for num_ranks, value in shown if value is not None]
         if shown:
             efficiencies.append(Line(label, *map(list, zip(*shown, strict=True)), reference=is_limit))
     alone = next((cell for cell in cells if cell.strategy == INDEPENDENT and cell.ranks == 1), None)
-    if alone and len(ranks) > 1:
+    if alone and alone.images_per_second and len(ranks) > 1:
         one = alone.images_per_second.median
         rates.append(Line("ideal", ranks, [one * num_ranks for num_ranks in ranks], reference=True))
     figures = [
@@ -160,8 +160,8 @@ def _table(cells: Sequence[CellResult]) -> Table:
     header = ["", "ranks", "images/s", "mean, 95%", "spread", "of the same on 1", "of plain", "of the limit"]
     header += [f"of {cells[0].framework}", "MiB", "start-up s", "to target s", "accuracy", "same curve"]
     rows = []
-    for cell in cells:
-        rate = cell.images_per_second
+    measured = [(cell, cell.images_per_second) for cell in cells if cell.images_per_second]
+    for cell, rate in measured:
         half = (rate.high - rate.low) / 2
         efficiencies = [
             share(_efficiency(cell, name))

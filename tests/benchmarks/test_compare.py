@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -105,7 +106,12 @@ def blocks_rates(sample: Path) -> list[float]:
 
 def stopped(pids: set[int]) -> set[int]:
     """Those of the processes that are stopped (proc(5): state T)."""
-    return {pid for pid in pids if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"}
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                found.add(pid)
+    return found
 
 
 def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monkeypatch, capsys):
