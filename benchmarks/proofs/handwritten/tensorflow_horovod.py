@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -23,8 +24,9 @@ from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 
 
-def main() -> None:
-    flags = arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv)
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
