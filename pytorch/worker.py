@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import resource
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -54,11 +55,22 @@ class Worker:
         self._eval_step = strategy.compile_eval_step(EvalStep(model, _score))
         self._device, self._slots, self._num_passes = device, slots, accumulate_steps
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=precision == "bf16")
+        # Validation is not compiled: its few passes would not make up for it.
+        self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
             for values in (dataset.mean, dataset.std)
         )
         self._scale, self._shift = 1 / (255 * std), -mean / std
+
+    def compile(self, batch: Batch) -> None:
+        weights = [(tensor, tensor.clone()) for _, tensor in self._own_weights()]
+        slots = {parameter: copy.deepcopy(of_one) for parameter, of_one in self._optimizer.state.items()}
+        float(self.train_step(batch, 0.0))
+        for tensor, before in weights:
+            tensor.copy_(before)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(slots)
 
     def train_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         for group in self._optimizer.param_groups:
@@ -70,7 +82,7 @@ class Worker:
             # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
             images, labels = self._to_device(batch, begin, max(end, begin + 1))
             loss_weight = batch.loss_weight if end > begin else 0.0
-            statistics = contextlib.nullcontext() if loss_weight else uncounted(self._network)
+            statistics = nullcontext() if loss_weight else uncounted(self._network)
             with self._autocast(), statistics:
                 loss_sum = self._train_step(images, labels, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
@@ -81,7 +93,7 @@ class Worker:
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         images, labels = self._to_device(batch)
         self._model.eval()
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self._autocast(), self._eager():
             score = self._eval_step(images, labels)
         self._model.train()
         return score

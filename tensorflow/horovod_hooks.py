@@ -19,6 +19,7 @@ import tensorflow as tf
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, restore, saved_entry
 from allstep.tensorflow.horovod_replicas import refusal
 from allstep.tensorflow.horovod_saving import KEY, Undistributed, make_plain, specialise
+from allstep.tensorflow.horovod_xla import compiled_step, is_inside
 
 _num_compiled = itertools.count()
 _compiled_models: weakref.WeakValueDictionary[int, keras.Model] = weakref.WeakValueDictionary()
@@ -43,8 +44,9 @@ def _where_defined(method: str) -> type:
 def _let_compile_know() -> None:
     """Teach `Model.compile` two things about distributed optimizers.
 
-    `jit_compile="auto"` means no: on a GPU it means XLA, which cannot run Horovod. And it takes
-    `experimental_run_tf_function`, which Horovod's examples pass and Keras 3 has dropped.
+    `jit_compile="auto"`, which means XLA on a GPU, means no with a `train_step` of the user's own: only Keras' can be
+    taken apart around Horovod. And it takes `experimental_run_tf_function`, which Horovod's examples pass and Keras 3
+    has dropped.
     """
     trainer = _where_defined("compile")
     compile_ = trainer.compile
@@ -56,7 +58,7 @@ def _let_compile_know() -> None:
             return compile_(self, optimizer, *args, **kwargs)
         kwargs.pop("experimental_run_tf_function", None)
         call = signature.bind(self, optimizer, *args, **kwargs)
-        if call.arguments.get("jit_compile", "auto") == "auto":
+        if call.arguments.get("jit_compile", "auto") == "auto" and not has_keras_step(self):
             call.arguments["jit_compile"] = False
         track_model(self)
         return compile_(*call.args, **call.kwargs)
@@ -64,18 +66,41 @@ def _let_compile_know() -> None:
     trainer.compile = compile
 
 
+def has_keras_step(model: keras.Model) -> bool:
+    """Whether a model trains by Keras' own `train_step`."""
+    return type(model).train_step is keras.Model.train_step
+
+
 def _let_training_know() -> None:
-    """Have a model that was compiled with a distributed optimizer, and then with a plain one, not train on."""
+    """Have a model that was compiled with a distributed optimizer, and then with a plain one, not train on.
+
+    And have XLA compile the parts of a step around Horovod, in place of the whole.
+    """
     trainer = _where_defined("make_train_function")
-    make_train_function_ = trainer.make_train_function
+    make_train_function_, train_step_ = trainer.make_train_function, trainer.train_step
 
     @functools.wraps(make_train_function_)
     def make_train_function(self, *args, **kwargs):
         if any(model is self for model in _compiled_models.values()) and (reason := refusal(self)):
             raise ValueError(reason)
-        return make_train_function_(self, *args, **kwargs)
+        in_parts = self.jit_compile and has_keras_step(self) and is_distributed(self.optimizer)
+        if not in_parts:
+            return make_train_function_(self, *args, **kwargs)
+        self.jit_compile = False
+        try:
+            return make_train_function_(self, *args, **kwargs)
+        finally:
+            self.jit_compile = True
+
+    @functools.wraps(train_step_)
+    def train_step(self, data):
+        step = functools.partial(train_step_, self)
+        if self.jit_compile and is_distributed(self.optimizer) and not is_inside():
+            return compiled_step(step, data)
+        return step(data)
 
     trainer.make_train_function = make_train_function
+    trainer.train_step = train_step
 
 
 def _let_loss_scaling_know() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 from allstep.common import registry
@@ -38,6 +39,11 @@ def check(config: TrainConfig, place: Placement) -> None:
         check_one_process(name, place, instead="horovod or ddp")
     if name == "horovod":
         check_launcher_of_horovod(place, instead="ddp")
+    if flags.compile and shutil.which(compiler := os.environ.get("CXX") or "g++") is None:
+        raise UserError(
+            f"expected a C++ compiler, by which PyTorch builds its programs, with --compile, received no {compiler}; "
+            "install one, name it in CXX, or leave --compile out"
+        )
     if name == "model-parallel" and flags.stages > MOST_STAGES[config.model]:
         raise UserError(
             f"expected --stages to be at most {MOST_STAGES[config.model]}, the layers with weights of --model "

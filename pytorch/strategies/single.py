@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from allstep.common.collectives import OneRank
-from allstep.pytorch.strategies.strategy import Strategy
+from allstep.pytorch.strategies.strategy import Strategy, compile_in_place
 
 
 class Single(Strategy):
@@ -17,6 +17,8 @@ class Single(Strategy):
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        if self.flags.compile:
+            compile_in_place(network)
         return network, optimizer
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

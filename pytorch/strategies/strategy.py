@@ -15,6 +15,7 @@ from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
+from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
 
 
 class Strategy(ABC):
@@ -106,6 +107,27 @@ class Strategy(ABC):
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that communicate."""
         return {}
+
+
+# Programs of one layer, for the sizes of batches and of the passes into which they are cut; what is beyond is told by
+# PyTorch in a warning, and runs as without --compile.
+_MOST_PROGRAMS = 64
+
+
+def compile_in_place(module: torch.nn.Module) -> None:
+    """Have torch.compile make a program of `module`'s passes when they first run.
+
+    It is done inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
+    those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its own,
+    which is faster than one for all.
+    """
+    import torch._dynamo  # it takes seconds
+
+    torch._dynamo.config.recompile_limit = _MOST_PROGRAMS
+    for layer in module.modules():
+        if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
+            layer.forward = torch.compiler.disable(layer.forward)
+    module.forward = torch.compile(module.forward, dynamic=False)
 
 
 @dataclasses.dataclass(frozen=True)

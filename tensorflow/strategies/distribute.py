@@ -11,12 +11,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import keras
-import numpy as np
 
 import tensorflow as tf
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
-from allstep.tensorflow.strategies.strategy import Strategy, cut
+from allstep.tensorflow.strategies.strategy import Strategy, Update, cut
 
 
 class DistributedStrategy(Strategy):
@@ -35,8 +34,12 @@ class DistributedStrategy(Strategy):
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. TensorFlow has done it when the variables were made."""
 
-    def replicas(self, variable: keras.Variable) -> Sequence[np.ndarray]:
-        return [copy.numpy() for copy in self.strategy.experimental_local_results(variable.value)]
+    def compile_update(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Update:
+        """Never compiled: gradients are added up over devices in the optimizer's `apply`."""
+        return lambda gradients: optimizer.apply(gradients, variables)
+
+    def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
+        return self.strategy.experimental_local_results(variable.value)
 
     def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
         def on_device() -> tf.Tensor:

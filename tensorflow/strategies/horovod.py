@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
+from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
-from allstep.tensorflow.strategies.strategy import Strategy
+from allstep.tensorflow.strategies.strategy import Strategy, Update
 
 
 class Horovod(Strategy):
@@ -33,6 +35,13 @@ class Horovod(Strategy):
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+
+    def compile_update(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Update:
+        def update(gradients: list[tf.Tensor]) -> None:
+            with compiled_updates() if self.flags.compile else contextlib.nullcontext():
+                optimizer.apply(gradients, variables)
+
+        return update
 
     def pending_tensors(self) -> Sequence[str]:
         return self._names  # they travel as a group, so who waits for one waits for all
