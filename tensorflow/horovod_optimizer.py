@@ -152,8 +152,8 @@ class Distributed(Specialised):
             apply = super().apply
             horovod_xla.updated(lambda reduced: apply(reduced, trainable_variables), self._reduction(grads, variables))
             return
-        # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet. They do so
-        # in a branch, which XLA would have to compile with all that is in it.
+        # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet, inside of a
+        # condition, so that XLA can compile nothing of it.
         with_gradient = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         step = vars(self)["_step"] = _AccumulatedStep(with_gradient)
         super().apply(grads, trainable_variables)

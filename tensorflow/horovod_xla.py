@@ -24,9 +24,9 @@ _HANDED_OUT: ContextVar[HandedOut | None] = ContextVar("handed_out", default=Non
 _COMPILES_UPDATES: ContextVar[bool] = ContextVar("compiles_updates", default=False)
 
 OUTSIDE = (
-    "expected Horovod's operations outside of what XLA compiles; received an optimizer's `apply` inside. Have XLA compile "
-    "what computes the gradients, by tf.function(jit_compile=True), and apply them outside of it; compile a model with a "
-    "`train_step` of your own with jit_compile=False."
+    "expected Horovod's operations outside of what XLA compiles; received an optimizer's `apply` inside. Have XLA "
+    "compile what computes the gradients, by tf.function(jit_compile=True), and apply them outside of it; compile a "
+    "model with a `train_step` of your own with jit_compile=False."
 )
 
 

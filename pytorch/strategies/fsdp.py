@@ -25,6 +25,11 @@ from allstep.pytorch.strategies.strategy import CompiledTrainStep, TrainStep, co
 class FSDP(ProcessGroup):
     """The five steps in FSDP; `ProcessGroup` has the first, `Strategy` the second."""
 
+    def pin_device(self) -> torch.device:
+        device = super().pin_device()
+        self.fused = False  # PyTorch has no fused SGD for parameters that are cut into shards
+        return device
+
     def scope(self) -> contextlib.AbstractContextManager:
         """In the host's memory: no device need hold the whole network."""
         return contextlib.nullcontext()

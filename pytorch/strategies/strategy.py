@@ -25,6 +25,8 @@ class Strategy(ABC):
     """What the engine says to the other ranks; there from `init` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
+    fused = False
+    """Whether one kernel updates many parameters; there from `pin_device` on."""
 
     def __init__(self, place: Placement, flags: StrategyConfig) -> None:
         self.place, self.flags = place, flags
@@ -42,6 +44,7 @@ class Strategy(ABC):
             number = gpu_of_rank(self.place, torch.cuda.device_count())
             torch.cuda.set_device(number)
             self.device = torch.device("cuda", number)
+            self.fused = True
         return self.device
 
     def serve(self) -> bool:
