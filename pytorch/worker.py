@@ -171,7 +171,7 @@ class Worker:
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on this rank's device; a GPU copies it while it still computes the step before."""
-        if self._copies is None:
+        if self._copies is None or tensor.is_cuda:  # a benchmark's samples may be there already
             return tensor.to(self._device)
         with torch.cuda.stream(self._copies):
             copy = tensor.pin_memory().to(self._device, non_blocking=True)

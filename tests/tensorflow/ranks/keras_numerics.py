@@ -102,6 +102,10 @@ CASES = {
     "muon": Case(lambda: optimizers.Muon(learning_rate=0.01)),
     "custom_training_step": Case(adam(clipnorm=0.05), network="custom_step"),
     "bfloat16": Case(sgd(), network="bfloat16"),
+    "xla": Case(adam(clipnorm=0.05), jit_compile=True),
+    "xla_accumulation": Case(adam(gradient_accumulation_steps=2, clipnorm=0.05), jit_compile=True),
+    "xla_loss_scale": Case(loss_scaled(adam(clipnorm=0.05)), jit_compile=True),
+    "xla_embedding": Case(adam(), network="embedding", jit_compile=True),
 }
 
 
