@@ -152,8 +152,8 @@ class Distributed(Specialised):
             apply = super().apply
             horovod_xla.updated(lambda reduced: apply(reduced, trainable_variables), self._reduction(grads, variables))
             return
-        # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet. It does so
-        # inside of a condition, of which XLA could compile no part.
+        # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet, within
+        # a condition, of which XLA can compile no part.
         with_gradient = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         step = vars(self)["_step"] = _AccumulatedStep(with_gradient)
         super().apply(grads, trainable_variables)

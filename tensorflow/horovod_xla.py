@@ -38,6 +38,7 @@ def compiled_step(train_step: Callable[[Any], dict], data: Any) -> dict:
     handed_out: HandedOut = []
 
     def compute(data: Any) -> tuple[dict, list[list[Any]]]:
+        handed_out.clear()  # TensorFlow traces twice what makes variables
         with _set(_HANDED_OUT, handed_out):
             metrics = train_step(data)
         return metrics, [gradients for _, gradients, _ in handed_out]

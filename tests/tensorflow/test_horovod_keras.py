@@ -180,7 +180,7 @@ def test_refuses(behaviour, what, error, says):
 
 
 def test_fit_by_xla(behaviour):
-    """With sample weights, a last batch that is smaller, a metric and two steps a call. Oracle: the same without XLA."""
+    """With sample weights, a smaller last batch, a metric and two steps a call. Oracle: the same without XLA."""
     result = same(behaviour, "fit_by_xla")
     assert result["is_inside"] == {"without": [False], "with": [True], "loaded": [True], "eagerly": []}
     for name in ("with", "loaded", "eagerly"):
