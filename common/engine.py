@@ -61,7 +61,7 @@ class Run:
     reporter: Reporter
     saver: Saver
     progress_state: ProgressState
-    """What the engine tells the watch, and what the watch asks of it."""
+    """What the engine reports to the watch, and what the watch asks of it."""
     compile_seconds: dict[int, float] = field(default_factory=dict)
     """Under --compile: how long it took to compile the step for global batches of each size so far."""
 

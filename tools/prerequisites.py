@@ -147,7 +147,7 @@ def cuda_home() -> tuple[Path, str]:
         release = re.search(r"release (\d+\.\d+)", output)
         if release and release[1].startswith("13."):
             return Path(home).resolve(), release[1]
-        found = f"release {release[1]}" if release else "an nvcc that does not tell its release"
+        found = f"release {release[1]}" if release else "an nvcc that does not give its release"
         raise SetupError(f"{expected}, received {found} in {home}; {advice}")
     raise SetupError(f"{expected}, received none: there is no nvcc; {advice}")
 
