@@ -40,7 +40,6 @@ class Worker:
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
         self._scale, self._shift = 1 / (255 * std), -mean / std
         self._one_pass = strategy.compiled(self._gradients)
-        self._update = strategy.compile_update(optimizer, model.trainable_variables)
         self._train_step = strategy.compile_train_step(
             self._train_on_device, self._set_learning_rate, dataset.image_shape
         )
@@ -114,7 +113,7 @@ class Worker:
     def _train_on_device(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
         compute = self._one_pass if self._num_passes == 1 else self._accumulated_gradients
         loss_sum, gradients = compute(images, labels, loss_weight)
-        self._update(gradients)
+        self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss_sum
 
     def _evaluate_on_device(

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.process_group import ProcessGroup, sum_over_ranks
-from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep, compile_in_place
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
 
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
 # buckets in the first one.
@@ -29,8 +29,7 @@ class DDP(ProcessGroup):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, sum_over_ranks)
-        if self.flags.compile:
-            compile_in_place(network)
+        self.compiled(network)
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")

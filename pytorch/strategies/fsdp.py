@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0, sum_over_ranks
-from allstep.pytorch.strategies.strategy import CompiledTrainStep, TrainStep, compile_in_place
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, TrainStep
 
 
 class FSDP(ProcessGroup):
@@ -44,8 +44,7 @@ class FSDP(ProcessGroup):
         mesh = dist.init_device_mesh(self.device.type, (self.place.world_size,))
         for layer in network.children():
             if any(True for _ in layer.parameters()):
-                if self.flags.compile:  # layer by layer: between two of them weights are gathered and dropped
-                    compile_in_place(layer)
+                self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
                 fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
         fully_shard(network, mesh=mesh)
         # The shards are new parameters.
@@ -67,8 +66,8 @@ class FSDP(ProcessGroup):
         # FSDP does not say which of them is under way.
         return (f"an all-gather of weights or the reduce-scatter of {self._gradients}",)
 
-    def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
-        return super().replicas(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+    def copies(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor]
 
     def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
         tensor = super().shard(array, like)

@@ -12,7 +12,7 @@ import torch
 
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.strategy import Strategy, compile_in_place
+from allstep.pytorch.strategies.strategy import Strategy
 
 
 class Horovod(Strategy):
@@ -29,8 +29,7 @@ class Horovod(Strategy):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, sum_over_ranks)
-        if self.flags.compile:
-            compile_in_place(network)
+        self.compiled(network)
         self._optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=network.named_parameters(),

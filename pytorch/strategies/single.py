@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from allstep.common.collectives import OneRank
-from allstep.pytorch.strategies.strategy import Strategy, compile_in_place
+from allstep.pytorch.strategies.strategy import Strategy
 
 
 class Single(Strategy):
@@ -17,9 +17,7 @@ class Single(Strategy):
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        if self.flags.compile:
-            compile_in_place(network)
-        return network, optimizer
+        return self.compiled(network), optimizer
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. There is nobody else."""

@@ -17,6 +17,10 @@ from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_
 from allstep.common.process.memory import keep_freed_memory
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
 
+# Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
+# PyTorch warns, and runs it as without --compile.
+_MOST_PROGRAMS = 64
+
 
 class Strategy(ABC):
     """The five steps, in the order in which `train.py` takes them, and what the worker asks on the way."""
@@ -68,6 +72,23 @@ class Strategy(ABC):
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Give every rank the weights and the optimizer state of rank 0."""
 
+    def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
+        """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.
+
+        It does so inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
+        those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its
+        own, which is faster than one for all.
+        """
+        if self.flags.compile:
+            import torch._dynamo  # it takes seconds
+
+            torch._dynamo.config.recompile_limit = _MOST_PROGRAMS
+            for layer in module.modules():
+                if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
+                    layer.forward = torch.compiler.disable(layer.forward)
+            module.forward = torch.compile(module.forward, dynamic=False)
+        return module
+
     # What the worker calls in place of its own steps.
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
@@ -80,9 +101,13 @@ class Strategy(ABC):
 
     # What each rank holds of the state.
 
-    def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
+    def copies(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """The whole of a weight on each device of this process; all ranks call it."""
-        return [tensor.detach().cpu().numpy()]
+        return [tensor]
+
+    def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
+        """The same as arrays."""
+        return [copy.detach().cpu().numpy() for copy in self.copies(tensor)]
 
     def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
         """What this rank holds of `array`, as it holds `like`."""
@@ -110,27 +135,6 @@ class Strategy(ABC):
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that communicate."""
         return {}
-
-
-# Programs of one layer, for the sizes of batches and of the passes into which they are cut; what is beyond is told by
-# PyTorch in a warning, and runs as without --compile.
-_MOST_PROGRAMS = 64
-
-
-def compile_in_place(module: torch.nn.Module) -> None:
-    """Have torch.compile make a program of `module`'s passes when they first run.
-
-    It is done inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
-    those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its own,
-    which is faster than one for all.
-    """
-    import torch._dynamo  # it takes seconds
-
-    torch._dynamo.config.recompile_limit = _MOST_PROGRAMS
-    for layer in module.modules():
-        if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
-            layer.forward = torch.compiler.disable(layer.forward)
-    module.forward = torch.compile(module.forward, dynamic=False)
 
 
 @dataclasses.dataclass(frozen=True)

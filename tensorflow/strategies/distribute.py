@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
-from allstep.tensorflow.strategies.strategy import Strategy, Update, cut
+from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
 class DistributedStrategy(Strategy):
@@ -33,10 +33,6 @@ class DistributedStrategy(Strategy):
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. TensorFlow has done it when the variables were made."""
-
-    def compile_update(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Update:
-        """Never compiled: gradients are added up over devices in the optimizer's `apply`."""
-        return lambda gradients: optimizer.apply(gradients, variables)
 
     def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         return self.strategy.experimental_local_results(variable.value)

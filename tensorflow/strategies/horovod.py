@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
-from allstep.tensorflow.strategies.strategy import Strategy, Update
+from allstep.tensorflow.strategies.strategy import Strategy
 
 
 class Horovod(Strategy):
@@ -31,17 +30,13 @@ class Horovod(Strategy):
         self._names = trainable_names(model)
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
-        return model, hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
+        optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
+        if self.flags.compile:
+            optimizer.apply = compiled_updates()(optimizer.apply)
+        return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
-
-    def compile_update(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Update:
-        def update(gradients: list[tf.Tensor]) -> None:
-            with compiled_updates() if self.flags.compile else contextlib.nullcontext():
-                optimizer.apply(gradients, variables)
-
-        return update
 
     def pending_tensors(self) -> Sequence[str]:
         return self._names  # they travel as a group, so who waits for one waits for all

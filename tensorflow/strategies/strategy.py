@@ -21,8 +21,6 @@ TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """Images, labels and the weight of their losses -> the sum of their losses, after a step of the optimizer."""
 EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Images, labels and a weight of 0 where they do not count -> the sum of losses, the number classified rightly."""
-Update = Callable[[list[tf.Tensor]], None]
-"""Gradients, in the order of the weights, -> a step of the optimizer."""
 
 
 class Strategy(ABC):
@@ -77,6 +75,10 @@ class Strategy(ABC):
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. Give every rank the weights and the optimizer state of rank 0."""
 
+    def compiled(self, function: Callable) -> Callable:
+        """`function` of tensors, of which XLA makes a program for each of their shapes; as it is without --compile."""
+        return tf.function(function, jit_compile=True, autograph=False) if self.flags.compile else function
+
     # What the worker calls in place of its own steps.
 
     def compile_train_step(
@@ -112,14 +114,6 @@ class Strategy(ABC):
 
         return compile_step(traced, image_shape)
 
-    def compiled(self, function: Callable) -> Callable:
-        """`function` of tensors as a program of XLA's under --compile, one for each of their shapes; else as it is."""
-        return tf.function(function, jit_compile=True, autograph=False) if self.flags.compile else function
-
-    def compile_update(self, optimizer: keras.Optimizer, variables: Sequence[keras.Variable]) -> Update:
-        """What a step applies its gradients by: a program of XLA's under --compile, if nothing is sent within it."""
-        return self.compiled(lambda gradients: optimizer.apply(gradients, variables))
-
     def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
         """The sum of what the devices of this process return; called inside a compiled step."""
         return step(images, labels, loss_weight)
@@ -127,11 +121,11 @@ class Strategy(ABC):
     # What each rank holds of the state.
 
     def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
-        """A variable on each device of this process."""
+        """The whole of a variable on each device of this process."""
         return [variable.value]
 
     def replicas(self, variable: keras.Variable) -> Sequence[np.ndarray]:
-        """The whole of a variable on each device of this process."""
+        """The same as arrays."""
         return [copy.numpy() for copy in self.copies(variable)]
 
     def shard(self, array: np.ndarray, like: keras.Variable) -> np.ndarray:
