@@ -75,7 +75,7 @@ class Strategy(ABC):
     def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
         """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.
 
-        It does so inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
+        They are inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
         those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its
         own, which is faster than one for all.
         """
