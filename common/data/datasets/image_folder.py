@@ -6,32 +6,29 @@ passed over; symbolic links are followed. Images are decoded when they are read,
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, centre_box, random_resized_box
+from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, Box, centre_box, random_resized_box
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.decoding import Decoder, UnreadableImage
 from allstep.common.data.datasets.hashing import uniform_draws
-from allstep.common.files.regular_file import regular
+from allstep.common.data.datasets.resampling import resampler
 from allstep.common.process.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 # Of ImageNet's training images, as usually given.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-MAX_FILE_BYTES = 2**28
-"""Of an image: three bytes for each pixel that Pillow allows."""
 
 
 def prepare(config: DataConfig) -> None:
@@ -151,6 +148,7 @@ class ImageFolderSplit:
     def __init__(self, images: ImageList, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool) -> None:
         self.images = images
         self.size = config.image_size
+        self.reader = Reader(config.image_size)
         self.seed = config.seed
         self.skip_unreadable = config.skip_unreadable
         self.pool = pool
@@ -177,19 +175,16 @@ class ImageFolderSplit:
 
     def _read_one(self, index: int, draws: list[float], out: np.ndarray) -> None:
         """Writes the pixels of one sample into `out`, uint8 (size, size, 3)."""
-        from PIL.Image import Resampling
-
-        image = self._open(index)
         *crop_draws, flip_draw = draws
-        box = random_resized_box(*image.size, crop_draws) if self.augmented else centre_box(*image.size)
-        pixels = np.asarray(image.resize((self.size, self.size), Resampling.BILINEAR, box=box))
+        box_of = functools.partial(random_resized_box, draws=crop_draws) if self.augmented else centre_box
+        pixels = self._first_readable(index, box_of)
         out[:] = pixels[:, ::-1] if self.augmented and flip_draw < 0.5 else pixels
 
-    def _open(self, index: int) -> Image.Image:
+    def _first_readable(self, index: int, box_of: Callable[[int, int], Box]) -> np.ndarray:
         for candidate in self.images.same_class_from(index):
             path = self.images.path(candidate)
             try:
-                return decode(path)
+                return self.reader.read(path, box_of)
             except UnreadableImage as error:
                 if not self.skip_unreadable:
                     raise UserError(
@@ -200,34 +195,18 @@ class ImageFolderSplit:
         raise UserError(f"expected an image that can be read in {path.parent}, received none")
 
 
-class UnreadableImage(Exception):
-    """The message says why."""
+class Reader(threading.local):
+    """Reads a box of an image at the network's size; every thread has a decoder and a resampler of its own."""
 
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.decoder = Decoder()
+        self.resample = resampler(size)
 
-def decode(path: Path) -> Image.Image:
-    """The image in a JPEG or PNG file as RGB; grey and CMYK are converted, transparency is dropped.
+    def read(self, path: Path, box_of: Callable[[int, int], Box]) -> np.ndarray:
+        """uint8 (size, size, 3)
 
-    Raises:
-        UnreadableImage: there is none in it, or one that is damaged, too large or of more than 8 bits a channel.
-    """
-    try:
-        with open(path, "rb", opener=regular) as stream:
-            if (size := os.fstat(stream.fileno()).st_size) > MAX_FILE_BYTES:
-                raise UnreadableImage(f"it has {size} bytes, more than {MAX_FILE_BYTES}")
-            return _decode(stream)
-    except OSError as error:
-        raise UnreadableImage(error.strerror or error) from error
-
-
-def _decode(stream: BinaryIO) -> Image.Image:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        image = Image.open(stream, formats=("JPEG", "PNG"))
-        if image.mode.startswith(("I", "F")):
-            raise UnreadableImage(f"mode {image.mode} has more than 8 bits a channel")
-        return image.convert("RGB")
-    except UnidentifiedImageError as error:
-        raise UnreadableImage("it is neither JPEG nor PNG") from error
-    except Exception as error:  # Pillow's own: damaged files make it raise OSError, SyntaxError, ValueError, ...
-        raise UnreadableImage(error) from error
+        Raises:
+            UnreadableImage: the file holds no image that can be read.
+        """
+        return self.resample(*self.decoder.decode(path, box_of, self.size))
