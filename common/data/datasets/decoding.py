@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from allstep.common.data.datasets.augment import Box
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.regular_file import regular
 
 MAX_FILE_BYTES = 2**28
 """Of an image: three bytes for each pixel that Pillow allows."""
@@ -52,15 +53,10 @@ class Decoder:
         Raises:
             UnreadableImage: it is not there, damaged, too large or of more than 8 bits a channel.
         """
-        try:
-            data = read_regular(path, most=MAX_FILE_BYTES)
-        except OSError as error:
-            raise UnreadableImage(error.strerror or error) from error
+        data = _content(path)
         return self._by_libjpeg(data, box_of, size) or _by_pillow(data, box_of)
 
-    def _by_libjpeg(
-        self, data: bytes, box_of: Callable[[int, int], Box], size: int
-    ) -> tuple[np.ndarray, Box] | None:
+    def _by_libjpeg(self, data: bytes, box_of: Callable[[int, int], Box], size: int) -> tuple[np.ndarray, Box] | None:
         """None for what is Pillow's to read."""
         import simplejpeg
 
@@ -85,6 +81,16 @@ class Decoder:
         if num_bytes > len(self._memory):
             self._memory = np.empty(num_bytes, dtype=np.uint8)
         return self._memory
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with open(path, "rb", opener=regular) as stream:
+            if (size := os.fstat(stream.fileno()).st_size) > MAX_FILE_BYTES:
+                raise UnreadableImage(f"it has {size} bytes, more than {MAX_FILE_BYTES}")
+            return stream.read(size)
+    except OSError as error:
+        raise UnreadableImage(error.strerror or error) from error
 
 
 def _jpeg_dimensions(data: bytes) -> tuple[int, int] | None:

@@ -87,7 +87,7 @@ class ImageList:
     """int64 (samples,)"""
 
     def path(self, index: int) -> Path:
-        return self.folder / self.classes[self.labels[index]] / os.fsdecode(self.names[index])
+        return Path(os.path.join(self.folder, self.classes[self.labels[index]], os.fsdecode(self.names[index])))
 
     def same_class_from(self, index: int) -> Iterator[int]:
         """The indices of the class of `index`: itself, those after it, then those before it."""
@@ -178,7 +178,11 @@ class ImageFolderSplit:
         *crop_draws, flip_draw = draws
         box_of = functools.partial(random_resized_box, draws=crop_draws) if self.augmented else centre_box
         pixels = self._first_readable(index, box_of)
-        out[:] = pixels[:, ::-1] if self.augmented and flip_draw < 0.5 else pixels
+        if self.augmented and flip_draw < 0.5:
+            for channel in range(3):  # in one go NumPy would copy pixel by pixel, three bytes each
+                out[..., channel] = pixels[:, ::-1, channel]
+        else:
+            out[:] = pixels
 
     def _first_readable(self, index: int, box_of: Callable[[int, int], Box]) -> np.ndarray:
         for candidate in self.images.same_class_from(index):

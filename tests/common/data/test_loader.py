@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import numpy as np
@@ -164,4 +165,4 @@ def test_reading_ahead_stays_within_its_depth_and_stops_when_it_is_left():
 
 
 def test_reading_ahead_keeps_the_order():
-    assert list(read_ahead(iter(range(100)), depth=3)) == list(range(100))
+    assert list(read_ahead((functools.partial(abs, i) for i in range(100)), depth=3)) == list(range(100))

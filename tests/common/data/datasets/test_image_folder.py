@@ -232,7 +232,7 @@ HOSTILE = {
     "endless": (endless, "expected a regular file, received a character device"),
     "many pixels": (lambda path: path.write_bytes(png_of(10_000, 10_000)), "exceeds limit"),
     "more pixels": (lambda path: path.write_bytes(png_of(2**31 - 1, 2**31 - 1)), "exceeds limit"),
-    "40 GB": (sparse, "expected at most 268435456 bytes, received 40000000000"),
+    "40 GB": (sparse, "it has 40000000000 bytes, more than"),
     "text": (lambda path: path.write_text("meow"), "neither JPEG nor PNG"),
     "cut": (lambda path: path.write_bytes(png_of(1000, 1000)), "truncated"),
     "16 bits": (lambda path: Image.fromarray(np.zeros((9, 9), np.uint16)).save(path), "more than 8 bits a channel"),
