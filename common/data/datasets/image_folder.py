@@ -7,6 +7,7 @@ passed over; symbolic links are followed. Images are decoded when they are read,
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import threading
 import warnings
@@ -22,9 +23,11 @@ from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.datasets.decoding import Decoder, UnreadableImage
 from allstep.common.data.datasets.hashing import uniform_draws
-from allstep.common.data.datasets.resampling import resampler
+from allstep.common.data.datasets.resampling import VECTORS, resampler
 from allstep.common.process.errors import UserError
 
+PACKAGES = {"PIL": "Pillow", "simplejpeg": "simplejpeg"} | ({"cykooz_resizer": "cykooz-resizer"} if VECTORS else {})
+"""What decodes and resizes: modules, and what to install."""
 SUFFIXES = (".jpg", ".jpeg", ".png")
 # Of ImageNet's training images, as usually given.
 MEAN = (0.485, 0.456, 0.406)
@@ -40,21 +43,18 @@ def load(config: DataConfig) -> Dataset:
     """Lists the files; decodes none.
 
     Raises:
-        UserError: Pillow is not installed, a flag is out of range, a folder is missing, a class has no image,
+        UserError: a package is not installed, a flag is out of range, a folder is missing, a class has no image,
             or train/ and val/ differ in their classes.
     """
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise UserError(
-            "expected Pillow for --dataset image-folder, received no such package; install it, or choose another data "
-            "set"
-        ) from error
+    for package in PACKAGES:
+        _require(package)
     for name, value in (("--image-size", config.image_size), ("--decode-threads", config.decode_threads)):
-        if value < 1:
+        if value is not None and value < 1:
             raise UserError(f"expected {name} to be at least 1, received {value}")
+    from PIL.Image import DecompressionBombWarning
+
     # What has so many pixels that Pillow doubts it counts as unreadable; its warning would not name the file.
-    warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
+    warnings.simplefilter("error", DecompressionBombWarning)
 
     train, validation = (list_images(config.data_dir / name) for name in ("train", "val"))
     if unpaired := set(train.classes) ^ set(validation.classes):
@@ -73,6 +73,16 @@ def load(config: DataConfig) -> Dataset:
         mean=MEAN,
         std=STD,
     )
+
+
+def _require(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f"expected {PACKAGES[package]} for --dataset image-folder, received no such package; install it, or choose "
+            "another data set"
+        ) from error
 
 
 @dataclass(frozen=True)
