@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +116,11 @@ def test_a_jpeg_of_too_many_pixels_is_refused_before_there_is_memory_for_them(pa
     start_of_frame = data.index(b"\xff\xc0")
     data[start_of_frame + 5 : start_of_frame + 9] = (60_000).to_bytes(2, "big") * 2
     path.write_bytes(data)
+    tracemalloc.start()
     with pytest.raises(UnreadableImage, match="3600000000 pixels.* exceeds limit"):
         Decoder().decode(path, whole, 224)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("side", "width"), [(100, 640), (64, 320), (50, 240), (25, 160), (12, 80), (4, 80)])

@@ -21,7 +21,16 @@ def boxes(count: int) -> list[tuple[float, float, float, float]]:
         for (left, right), (top, bottom) in zip(x, y, strict=True)
     ]
     whole = [tuple(float(round(side)) for side in box) for box in found if box[2] - box[0] > 2 and box[3] - box[1] > 2]
-    edges = [(0, 0, 500, 375), (0, 0, 1, 1), (499, 374, 500, 375), (250.3, 187.9, 500, 375), (0, 0, 33.3, 22.2)]
+    over = np.nextafter([500.0, 375.0], np.inf).tolist()  # as a box that was scaled with its image may be
+    edges = [
+        (0, 0, *over),
+        (17.5, 99.9, *over),
+        (0, 0, 500, 375),
+        (0, 0, 1, 1),
+        (499, 374, 500, 375),
+        (250.3, 187.9, 500, 375),
+        (0, 0, 33.3, 22.2),
+    ]
     return [*(b for b in found if b[2] <= 500 and b[3] <= 375), *whole, *edges]
 
 
