@@ -4,6 +4,7 @@ import functools
 import io
 import itertools
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from allstep.common.data.datasets import DataConfig, decoding, load, prepare
 from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, centre_box, random_resized_box
 from allstep.common.data.datasets.hashing import uniform_draws
+from allstep.common.data.datasets.image_folder import PACKAGES
 from allstep.common.process.errors import UserError
 
 COLOURS = {"ant": (200, 30, 30), "bee": (30, 200, 30), "cat": (30, 30, 200)}
@@ -257,6 +259,15 @@ def test_folders_that_are_not_right(folder, step):
 def test_flags_out_of_range(folder, flags):
     with pytest.raises(UserError, match="expected --.* to be at least 1, received 0"):
         open_folder(folder, **flags)
+
+
+@pytest.mark.parametrize("package", ["PIL", "simplejpeg", "cykooz_resizer"])
+def test_a_package_that_is_missing_is_named(folder, monkeypatch, package):
+    if package not in PACKAGES:
+        pytest.skip("cykooz_resizer is used on x86-64 alone")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=f"expected {PACKAGES[package]} for --dataset image-folder, .* install it"):
+        open_folder(folder)
 
 
 HOSTILE = {
