@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import platform
@@ -23,7 +24,7 @@ from allstep.common.config.validation import validate_for_data
 from allstep.common.data import datasets
 from allstep.common.data.datasets import Dataset
 from allstep.common.hooks import Hook
-from allstep.common.launch.placement import Placement
+from allstep.common.launch.placement import Placement, cores_per_rank
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.process.exit import note_failure, who
 from allstep.common.process.memory import available_memory
@@ -66,7 +67,8 @@ def open_dataset(config: TrainConfig, strategy: Strategy) -> Dataset:
     if strategy.place.local_rank == 0:
         datasets.prepare(config.data)
     strategy.collectives.barrier()
-    dataset = datasets.load(config.data)
+    decode_threads = config.data.decode_threads or cores_per_rank(strategy.place)
+    dataset = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
     validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
     return dataset
 

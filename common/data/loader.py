@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from allstep.common.data.sharding import Position, global_batch, rank_slice, sam
 # Sample indices are computed for many steps at once: a call for one small batch costs more than its batch is worth.
 _INDICES_AT_ONCE = 8192
 _BATCHES_AHEAD = 2
+Item = TypeVar("Item")
 READ_AHEAD = "read-ahead"
 """Name of the threads that read batches ahead."""
 
@@ -55,17 +59,15 @@ def train_batches(
         drop_last: leave out samples at the end of the order that do not fill a global batch.
     """
     plans = _plan(len(split), position, global_batch_size, rank, world_size, drop_last=drop_last)
-    batches = _read(
+    return _batches(
         split, plans, world_size, lambda indices: sample_order(indices, len(split), seed=seed, epoch=position.epoch)
     )
-    return read_ahead(batches, _BATCHES_AHEAD) if split.parallel else batches
 
 
 def validation_batches(split: Split, global_batch_size: int, *, rank: int, world_size: int) -> Iterator[Batch]:
     """This rank's share of all validation samples, in their own order."""
     plans = _plan(len(split), Position(0, 0), lambda _: global_batch_size, rank, world_size)
-    batches = _read(split, plans, world_size, lambda indices: indices)
-    return read_ahead(batches, _BATCHES_AHEAD) if split.parallel else batches
+    return _batches(split, plans, world_size, lambda indices: indices)
 
 
 @dataclass(frozen=True)
@@ -94,25 +96,38 @@ def _plan(
         position = Position(position.epoch, bounds[1])
 
 
-def _read(
+def _batches(
     split: Split, plans: Iterator[_Plan], world_size: int, order: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[Batch]:
+    reads = (
+        functools.partial(_read, split, plan, indices, world_size)
+        for plan, indices in _with_indices(split, plans, order)
+    )
+    return read_ahead(reads, _BATCHES_AHEAD) if split.parallel else (read() for read in reads)
+
+
+def _with_indices(
+    split: Split, plans: Iterator[_Plan], order: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[tuple[_Plan, np.ndarray]]:
     for group in _grouped(plans):
         # A rank without samples in a global batch reads one that weighs nothing: it still has to take part.
         positions = [np.arange(plan.begin, max(plan.end, plan.begin + 1)) % len(split) for plan in group]
         indices = order(np.concatenate(positions))
         ends = np.cumsum([len(part) for part in positions])
-        for plan, part in zip(group, np.split(indices, ends[:-1]), strict=True):
-            images, labels = split.read(part, epoch=plan.epoch)
-            num_samples, num_global = plan.end - plan.begin, plan.stop - plan.start
-            yield Batch(
-                images,
-                labels,
-                num_samples,
-                num_global,
-                world_size / num_global if num_samples else 0.0,
-                Position(plan.epoch, plan.stop),
-            )
+        yield from zip(group, np.split(indices, ends[:-1]), strict=True)
+
+
+def _read(split: Split, plan: _Plan, indices: np.ndarray, world_size: int) -> Batch:
+    images, labels = split.read(indices, epoch=plan.epoch)
+    num_samples, num_global = plan.end - plan.begin, plan.stop - plan.start
+    return Batch(
+        images,
+        labels,
+        num_samples,
+        num_global,
+        world_size / num_global if num_samples else 0.0,
+        Position(plan.epoch, plan.stop),
+    )
 
 
 def _grouped(plans: Iterator[_Plan]) -> Iterator[list[_Plan]]:
@@ -128,12 +143,16 @@ def _grouped(plans: Iterator[_Plan]) -> Iterator[list[_Plan]]:
         yield group
 
 
-def read_ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
-    """Run `batches` in a thread, at most `depth` batches ahead; its exceptions are raised here."""
-    ready: queue.Queue = queue.Queue(depth)
+def read_ahead(reads: Iterator[Callable[[], Item]], depth: int) -> Iterator[Item]:
+    """What `reads` return, in their order, each read in a thread of its own while the caller does something else.
+
+    At most `depth` items are there or under way beyond the one that is given out or waited for, so that the last images
+    of a batch are decoded beside the first of the next. Exceptions are raised here.
+    """
+    ready: queue.Queue[Future[Item] | None] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def put(item: object) -> bool:
+    def put(item: Future[Item] | None) -> bool:
         while not stopped.is_set():
             try:
                 ready.put(item, timeout=0.1)
@@ -144,18 +163,30 @@ def read_ahead(batches: Iterator[Batch], depth: int) -> Iterator[Batch]:
 
     def run() -> None:
         try:
-            for batch in batches:
-                if not put(batch):
+            for read in reads:
+                if not put(item := Future()):
                     return
+                _start(_fulfil, item, read)
             put(None)
         except Exception as error:
-            put(error)
+            put(failed := Future())
+            failed.set_exception(error)
 
-    threading.Thread(target=run, name=READ_AHEAD, daemon=True).start()
+    _start(run)
     try:
         while (item := ready.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
+            yield item.result()
     finally:
         stopped.set()
+
+
+def _start(target: Callable, *arguments: object) -> None:
+    # Daemons: a read that never returns does not keep the process from ending, as a pool's would.
+    threading.Thread(target=target, args=arguments, name=READ_AHEAD, daemon=True).start()
+
+
+def _fulfil(item: Future[Item], read: Callable[[], Item]) -> None:
+    try:
+        item.set_result(read())
+    except Exception as error:
+        item.set_exception(error)

@@ -275,14 +275,19 @@ def _check_agreement(place: Placement, environ: Mapping[str, str]) -> None:
 def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:
     """Number of compute threads for this rank, so that the ranks of a host fill its cores once.
 
-    A number that the user gives in OMP_NUM_THREADS wins. A launcher that bound the rank to cores has
-    divided them already; else the cores are divided by the ranks on the host.
+    A number that the user gives in OMP_NUM_THREADS wins.
 
     Raises:
         UserError: OMP_NUM_THREADS is no number.
     """
-    if num_threads := read_num_threads(environ):
-        return num_threads
+    return read_num_threads(environ) or cores_per_rank(place, environ)
+
+
+def cores_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:
+    """This rank's share of its host's cores, at least one.
+
+    A launcher that bound the rank to cores has divided them already; else they are divided by the ranks on the host.
+    """
     cores = len(os.sched_getaffinity(0))
     bound = environ.get("OMPI_MCA_orte_bound_at_launch") == "1"
     return cores if bound else max(1, cores // place.local_size)

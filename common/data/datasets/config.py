@@ -59,8 +59,8 @@ class DataConfig:
     image_size: Annotated[int, whole(1, 2**14)] = 224
     """image-folder: height and width in pixels of the images given to the network."""
 
-    decode_threads: Annotated[int, whole(1, 1024, "as each is a thread of every rank")] = 4
-    """image-folder: threads per rank that decode images."""
+    decode_threads: Annotated[int | None, whole(1, 1024, "as each is a thread of every rank")] = None
+    """image-folder: threads per rank that decode images; the host's cores, divided among its ranks, if not given."""
 
     skip_unreadable: bool = False
     """image-folder: count unreadable images and put another of the same class in their place, do not stop."""

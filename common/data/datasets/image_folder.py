@@ -6,32 +6,32 @@ passed over; symbolic links are followed. Images are decoded when they are read,
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, centre_box, random_resized_box
+from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, Box, centre_box, random_resized_box
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.decoding import Decoder, UnreadableImage
 from allstep.common.data.datasets.hashing import uniform_draws
-from allstep.common.files.regular_file import regular
+from allstep.common.data.datasets.resampling import VECTORS, resampler
 from allstep.common.process.errors import UserError
 
-if TYPE_CHECKING:
-    from PIL import Image
-
+PACKAGES = {"PIL": "Pillow", "simplejpeg": "simplejpeg"} | ({"cykooz_resizer": "cykooz-resizer"} if VECTORS else {})
+"""What decodes and resizes: modules, and what to install."""
 SUFFIXES = (".jpg", ".jpeg", ".png")
 # Of ImageNet's training images, as usually given.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-MAX_FILE_BYTES = 2**28
-"""Of an image: three bytes for each pixel that Pillow allows."""
 
 
 def prepare(config: DataConfig) -> None:
@@ -43,21 +43,18 @@ def load(config: DataConfig) -> Dataset:
     """Lists the files; decodes none.
 
     Raises:
-        UserError: Pillow is not installed, a flag is out of range, a folder is missing, a class has no image,
+        UserError: a package is not installed, a flag is out of range, a folder is missing, a class has no image,
             or train/ and val/ differ in their classes.
     """
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise UserError(
-            "expected Pillow for --dataset image-folder, received no such package; install it, or choose another data "
-            "set"
-        ) from error
+    for package in PACKAGES:
+        _require(package)
     for name, value in (("--image-size", config.image_size), ("--decode-threads", config.decode_threads)):
-        if value < 1:
+        if value is not None and value < 1:
             raise UserError(f"expected {name} to be at least 1, received {value}")
+    from PIL.Image import DecompressionBombWarning
+
     # What has so many pixels that Pillow doubts it counts as unreadable; its warning would not name the file.
-    warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
+    warnings.simplefilter("error", DecompressionBombWarning)
 
     train, validation = (list_images(config.data_dir / name) for name in ("train", "val"))
     if unpaired := set(train.classes) ^ set(validation.classes):
@@ -78,6 +75,16 @@ def load(config: DataConfig) -> Dataset:
     )
 
 
+def _require(package: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f"expected {PACKAGES[package]} for --dataset image-folder, received no such package; install it, or choose "
+            "another data set"
+        ) from error
+
+
 @dataclass(frozen=True)
 class ImageList:
     """The files of a split, in the order of their class's name and then of their own."""
@@ -90,7 +97,7 @@ class ImageList:
     """int64 (samples,)"""
 
     def path(self, index: int) -> Path:
-        return self.folder / self.classes[self.labels[index]] / os.fsdecode(self.names[index])
+        return Path(os.path.join(self.folder, self.classes[self.labels[index]], os.fsdecode(self.names[index])))
 
     def same_class_from(self, index: int) -> Iterator[int]:
         """The indices of the class of `index`: itself, those after it, then those before it."""
@@ -151,6 +158,7 @@ class ImageFolderSplit:
     def __init__(self, images: ImageList, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool) -> None:
         self.images = images
         self.size = config.image_size
+        self.reader = Reader(config.image_size)
         self.seed = config.seed
         self.skip_unreadable = config.skip_unreadable
         self.pool = pool
@@ -177,19 +185,20 @@ class ImageFolderSplit:
 
     def _read_one(self, index: int, draws: list[float], out: np.ndarray) -> None:
         """Writes the pixels of one sample into `out`, uint8 (size, size, 3)."""
-        from PIL.Image import Resampling
-
-        image = self._open(index)
         *crop_draws, flip_draw = draws
-        box = random_resized_box(*image.size, crop_draws) if self.augmented else centre_box(*image.size)
-        pixels = np.asarray(image.resize((self.size, self.size), Resampling.BILINEAR, box=box))
-        out[:] = pixels[:, ::-1] if self.augmented and flip_draw < 0.5 else pixels
+        box_of = functools.partial(random_resized_box, draws=crop_draws) if self.augmented else centre_box
+        pixels = self._first_readable(index, box_of)
+        if self.augmented and flip_draw < 0.5:
+            for channel in range(3):  # in one go NumPy would copy pixel by pixel, three bytes each
+                out[..., channel] = pixels[:, ::-1, channel]
+        else:
+            out[:] = pixels
 
-    def _open(self, index: int) -> Image.Image:
+    def _first_readable(self, index: int, box_of: Callable[[int, int], Box]) -> np.ndarray:
         for candidate in self.images.same_class_from(index):
             path = self.images.path(candidate)
             try:
-                return decode(path)
+                return self.reader.read(path, box_of)
             except UnreadableImage as error:
                 if not self.skip_unreadable:
                     raise UserError(
@@ -200,34 +209,18 @@ class ImageFolderSplit:
         raise UserError(f"expected an image that can be read in {path.parent}, received none")
 
 
-class UnreadableImage(Exception):
-    """The message says why."""
+class Reader(threading.local):
+    """Reads a box of an image at the network's size; every thread has a decoder and a resampler of its own."""
 
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.decoder = Decoder()
+        self.resample = resampler(size)
 
-def decode(path: Path) -> Image.Image:
-    """The image in a JPEG or PNG file as RGB; grey and CMYK are converted, transparency is dropped.
+    def read(self, path: Path, box_of: Callable[[int, int], Box]) -> np.ndarray:
+        """uint8 (size, size, 3)
 
-    Raises:
-        UnreadableImage: there is none in it, or one that is damaged, too large or of more than 8 bits a channel.
-    """
-    try:
-        with open(path, "rb", opener=regular) as stream:
-            if (size := os.fstat(stream.fileno()).st_size) > MAX_FILE_BYTES:
-                raise UnreadableImage(f"it has {size} bytes, more than {MAX_FILE_BYTES}")
-            return _decode(stream)
-    except OSError as error:
-        raise UnreadableImage(error.strerror or error) from error
-
-
-def _decode(stream: BinaryIO) -> Image.Image:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        image = Image.open(stream, formats=("JPEG", "PNG"))
-        if image.mode.startswith(("I", "F")):
-            raise UnreadableImage(f"mode {image.mode} has more than 8 bits a channel")
-        return image.convert("RGB")
-    except UnidentifiedImageError as error:
-        raise UnreadableImage("it is neither JPEG nor PNG") from error
-    except Exception as error:  # Pillow's own: damaged files make it raise OSError, SyntaxError, ValueError, ...
-        raise UnreadableImage(error) from error
+        Raises:
+            UnreadableImage: the file holds no image that can be read.
+        """
+        return self.resample(*self.decoder.decode(path, box_of, self.size))

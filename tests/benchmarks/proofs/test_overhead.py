@@ -60,6 +60,10 @@ def test_input_pipeline_rows(tmp_path):
         "cnn: images/s / example's pipeline": ">= 2.0",
         "mlp: images/s / example's pipeline": "",
         "cnn, in memory: images/s / example's pipeline": "",
+        "image-folder, 1 workers: images/s / DataLoader": "",
+        "image-folder, 2 workers: images/s / DataLoader": ">= 1.3",
+        "image-folder, 4 workers: images/s / DataLoader": "",
+        "image-folder, 2 workers: CPU ms an image / DataLoader": "",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import numpy as np
@@ -164,4 +165,10 @@ def test_reading_ahead_stays_within_its_depth_and_stops_when_it_is_left():
 
 
 def test_reading_ahead_keeps_the_order():
-    assert list(read_ahead(iter(range(100)), depth=3)) == list(range(100))
+    assert list(read_ahead((functools.partial(abs, i) for i in range(100)), depth=3)) == list(range(100))
+
+
+def test_two_batches_are_read_at_once():
+    """Each read waits until another is under way; alone it would wait in vain."""
+    together = threading.Barrier(2, timeout=20)
+    assert list(read_ahead((together.wait for _ in range(10)), depth=2)).count(0) == 5

@@ -1,7 +1,10 @@
 """image-folder: real JPEG and PNG files in the layout of ImageNet."""
 
+import functools
 import io
+import itertools
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,10 @@ import pytest
 from hostile_files import endless, png_of, sparse
 from PIL import Image
 
-from allstep.common.data.datasets import DataConfig, image_folder, load, prepare
+from allstep.common.data.datasets import DataConfig, decoding, load, prepare
+from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, centre_box, random_resized_box
+from allstep.common.data.datasets.hashing import uniform_draws
+from allstep.common.data.datasets.image_folder import PACKAGES
 from allstep.common.process.errors import UserError
 
 COLOURS = {"ant": (200, 30, 30), "bee": (30, 200, 30), "cat": (30, 30, 200)}
@@ -83,6 +89,34 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(gradients):
     assert (split.read(np.arange(10), epoch=5)[0] != images).any(axis=(1, 2, 3)).all()
     other_seed = open_folder(gradients, seed=1).train
     assert (other_seed.read(np.arange(10), epoch=4)[0] != images).any(axis=(1, 2, 3)).all()
+
+
+def test_crops_and_flips_are_those_of_seed_epoch_and_index(tmp_path):
+    """Oracle: the same samples decoded, cut and resized by Pillow alone; within 1 of 255, and not the next index's."""
+    rng = np.random.default_rng(0)
+    for split, name, number in itertools.product(("train", "val"), "ab", range(6)):
+        path = tmp_path / split / name / f"{number}.{('jpg', 'png')[number % 2]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (70 + number, 90, 3), dtype=np.uint8)
+        Image.fromarray(pixels).convert("CMYK" if number == 4 else "RGB").save(path)
+    dataset = open_folder(tmp_path, seed=5, image_size=48)
+
+    def by_pillow(images, index, box_of, flip) -> np.ndarray:
+        with Image.open(images.path(index)) as image:
+            box = box_of(*image.size)
+            pixels = np.asarray(image.convert("RGB").resize((48, 48), Image.Resampling.BILINEAR, box=box))
+        return (pixels[:, ::-1] if flip else pixels).astype(int)
+
+    for epoch in (0, 3):
+        trained, _ = dataset.train.read(np.arange(12), epoch=epoch)
+        validated, _ = dataset.validation.read(np.arange(12), epoch=epoch)
+        for index, draws in enumerate(uniform_draws(np.arange(12), NUM_CROP_DRAWS + 1, seed=5, epoch=epoch).tolist()):
+            box_of = functools.partial(random_resized_box, draws=draws[:-1])
+            expected = by_pillow(dataset.train.images, index, box_of, draws[-1] < 0.5)
+            assert np.abs(trained[index] - expected).max() <= 1
+            assert np.abs(trained[index - 1] - expected).max() > 1
+            expected = by_pillow(dataset.validation.images, index, centre_box, False)
+            assert np.abs(validated[index] - expected).max() <= 1
 
 
 def test_half_of_the_training_images_are_mirrored(gradients):
@@ -227,6 +261,15 @@ def test_flags_out_of_range(folder, flags):
         open_folder(folder, **flags)
 
 
+@pytest.mark.parametrize("package", ["PIL", "simplejpeg", "cykooz_resizer"])
+def test_a_package_that_is_missing_is_named(folder, monkeypatch, package):
+    if package not in PACKAGES:
+        pytest.skip("cykooz_resizer is used on x86-64 alone")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=f"expected {PACKAGES[package]} for --dataset image-folder, .* install it"):
+        open_folder(folder)
+
+
 HOSTILE = {
     "a FIFO": (os.mkfifo, "expected a regular file, received a FIFO"),
     "endless": (endless, "expected a regular file, received a character device"),
@@ -255,6 +298,6 @@ def test_a_hostile_image_is_an_unreadable_one(folder, kind):
 
 def test_a_mistake_of_ours_is_no_unreadable_image(folder, monkeypatch):
     """Who counts every exception as damage trains on other images than those that are there, and never says so."""
-    monkeypatch.setattr(image_folder, "MAX_FILE_BYTES", None)
+    monkeypatch.setattr(decoding, "MAX_FILE_BYTES", None)
     with pytest.raises(TypeError):
         open_folder(folder, skip_unreadable=True).train.read(np.arange(12), epoch=0)
