@@ -105,7 +105,7 @@ def _jpeg_dimensions(data: bytes) -> tuple[int, int] | None:
     except ValueError:
         return None
     height, width = (int(side) for side in sides)
-    return (width, height) if colours in _COLOURS and width * height <= MAX_IMAGE_PIXELS else None
+    return (width, height) if colours in _COLOURS and width * height <= (MAX_IMAGE_PIXELS or math.inf) else None
 
 
 def _scaled(box: Box, horizontal: float, vertical: float) -> Box:
