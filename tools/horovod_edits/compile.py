@@ -59,4 +59,31 @@ COMPILE_EDITS = [
         "# Configure path to modules (for find_package)\n",
         reason="a cached wheel is installed in other environments than the one it was built in",
     ),
+    Edit(
+        path="horovod/tensorflow/mpi_ops.cc",
+        old="""\
+// Forward declaration of AsGpuStreamValue
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream);
+} // namespace stream_executor
+} // namespace gpu
+#if TENSORFLOW_VERSION >= 2011000000
+#include "tensorflow/compiler/xla/stream_executor/stream.h"
+#else
+#include "tensorflow/stream_executor/stream.h"
+#endif // TENSORFLOW_VERSION >= 2011000000
+""",
+        new="""\
+#include "xla/stream_executor/stream.h"
+namespace stream_executor {
+namespace gpu {
+inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return reinterpret_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace gpu
+} // namespace stream_executor
+""",
+        reason="TensorFlow exports its own AsGpuStreamValue no more, and its stream's header has moved",
+    ),
 ]
