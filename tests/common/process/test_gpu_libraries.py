@@ -1,4 +1,4 @@
-"""Which files NVIDIA's libraries came from. Oracles: lines as the kernel writes them, and real libraries by that name."""
+"""Which files NVIDIA's libraries came from. Oracles: lines as the kernel writes them, and libraries by those names."""
 
 from __future__ import annotations
 
