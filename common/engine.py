@@ -61,7 +61,7 @@ class Run:
     reporter: Reporter
     saver: Saver
     progress_state: ProgressState
-    """What the engine tells the watch, and what the watch asks of it."""
+    """What the engine reports to the watch, and what the watch asks of it."""
 
 
 class Stopped(Exception):

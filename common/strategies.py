@@ -98,7 +98,7 @@ def use_gloo_alone(place: Placement) -> None:
 
 
 def configure_horovod(place: Placement, flags: StrategyConfig, *, on_gpu: bool) -> None:
-    """Tell Horovod, which reads its environment when it is initialised, what the job and its flags need.
+    """Set what the job and its flags need in the environment, which Horovod reads when it is initialised.
 
     Raises:
         UserError: the timeline cannot be written.

@@ -70,7 +70,7 @@ class Worker(Protocol):
     def pending_tensors(self) -> Sequence[str]:
         """Names of the tensors that this rank waits for in a training step; empty where nothing is known.
 
-        Where the strategy cannot tell which, the collective in words. Another thread than that of the training loop
+        Where the strategy does not know which, the collective in words. Another thread than that of the training loop
         calls it, in a step alone; whether the rank waits or computes, the answer may be the same.
         """
         ...

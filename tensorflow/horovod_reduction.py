@@ -55,8 +55,8 @@ class GradientReduction:
             for i in local:
                 grads[i] = _scaled(grads[i], 1.0 / self.process_set.size())
         dense = [i for i in shared if i not in sparse]
-        # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum tells
-        # optimizers of one class apart.
+        # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum separates
+        # optimizers of one class.
         name = f"{self.name}_{zlib.crc32(repr([tuple(grads[i].shape) for i in shared]).encode()):08x}"
         with tf.compat.v1.get_default_graph().name_scope(None):
             reduced = _in_turn(name, lambda: self._reduce(dense, sparse, grads, variables, name))

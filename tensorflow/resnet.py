@@ -89,7 +89,7 @@ class BatchNorm(layers.Layer):
             return self.add_weight(shape=input_shape[-1:], name=name, initializer=initial, autocast=False, **kind)
 
         self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
-        # Only where all devices share one variable does TensorFlow have to be told what becomes of their values.
+        # Only where all devices share one variable does TensorFlow need to know what becomes of their values.
         central = isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy)
         running = {"trainable": False, "aggregation": "mean" if central else "none"}
         self.running_mean = weight("running_mean", "zeros", **running)

@@ -78,7 +78,7 @@ def diagnosis(output: str) -> str | None:
     """What the machine lacks, in one line, where that is why a command failed that printed `output`; else None."""
     if os.strerror(errno.ENOSPC) in output:
         return "expected room on the disk, received a full one; free some, and make setup goes on where it stopped"
-    # pip tells only that it found no version of a package, and before that, many times, why.
+    # pip says only that it found no version of a package, and before that, many times, why.
     if package := re.search(r"No matching distribution found for (\S+)", output):
         _, broken, reasons = output.partition("connection broken by")
         reason = re.search(r"\[Errno -?\d+\] [^'\")]+|timed out", reasons)

@@ -24,7 +24,7 @@ import prerequisites
 import tensorflow_gpu
 from console import CommandFailed, SetupError, run_logged
 from gpu_choice import Choice, choose, find_driver
-from horovod_edits import EditFailed
+from patch_series import Patch, PatchFailed, series
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv"
@@ -60,14 +60,15 @@ def setup_steps(*, gpu: bool) -> list[Step]:
     pins = packages(gpu=gpu)
     tensorflow = [TENSORFLOW_GPU_CONSTRAINTS.read_text()] if gpu else []
     constraints = "".join([pins, *tensorflow])
-    recipe = build_horovod.recipe(constraints, gpu=gpu)
+    patches = series()
+    recipe = build_horovod.recipe(constraints, patches, gpu=gpu)
     packaging = "".join((REPOSITORY / name).read_text() for name in ("setup.cfg", "pyproject.toml"))
     return [
         # Not one environment made of the other: each has packages that the other must not have.
         Step("a fresh .venv", f"{sys.version} {ENVIRONMENT}{' GPU' * gpu}", make_environment),
         Step("packages", pins, lambda: install_packages(pins)),
         *(Step("TensorFlow, with CUDA 12 of its own", text, install_tensorflow_gpu) for text in tensorflow),
-        Step("Horovod", recipe, lambda: install_horovod(constraints, gpu=gpu)),
+        Step("Horovod", recipe, lambda: install_horovod(constraints, patches, gpu=gpu)),
         Step("Open MPI's parameters", str(OPEN_MPI_PARAMETERS), write_open_mpi_parameters),
         Step("allstep itself, editable", packaging, install_allstep),
         Step("self-test", Path(__file__).with_name("self_test.py").read_text(), lambda: self_test(gpu=gpu)),
@@ -122,8 +123,8 @@ def install_tensorflow_gpu() -> None:
     tensorflow_gpu.tidy_and_link(ENVIRONMENT)
 
 
-def install_horovod(constraints: str, *, gpu: bool) -> None:
-    wheel = build_horovod.cached_wheel(ENVIRONMENT, constraints, gpu=gpu)
+def install_horovod(constraints: str, patches: list[Patch], *, gpu: bool) -> None:
+    wheel = build_horovod.cached_wheel(ENVIRONMENT, constraints, patches=patches, gpu=gpu)
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
 
 
@@ -278,7 +279,7 @@ if __name__ == "__main__":
             file=sys.stderr,
         )
         sys.exit(2)
-    except (CommandFailed, EditFailed) as error:
+    except (CommandFailed, PatchFailed) as error:
         print(f"make setup failed:\n{error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

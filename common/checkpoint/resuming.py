@@ -2,7 +2,7 @@
 
 A checkpoint may come from anywhere, and its checksums may have been made anew after a change. So everything of it that
 training would use is checked: its own fields against each other, the flags, and the number of samples; its arrays
-against the network. What cannot be told before a framework is imported and the data are there is checked last.
+against the network. What cannot be known before a framework is imported and the data are there is checked last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_EPOCHS_A_STEP = 100
 
 
 def check_early(config: TrainConfig) -> None:
-    """Checks what can be told of the checkpoint that --resume or --init-from names before any framework is imported.
+    """Checks what can be known of the checkpoint that --resume or --init-from names before any framework is imported.
 
     Raises:
         UserError: there is none, it is damaged, or the run cannot go on from it.
@@ -47,7 +47,7 @@ def load(config: TrainConfig, num_samples: int, shapes: Mapping[str, tuple[int, 
     Args:
         num_samples: training samples of the data set.
         shapes: see `Worker.state_shapes`.
-        warn: is told in a line what the run can live with.
+        warn: receives a line for each difference that the run can live with.
 
     Raises:
         UserError: there is none, or the run cannot go on from it.

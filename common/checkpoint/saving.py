@@ -1,7 +1,7 @@
 """Between a run and its checkpoints: what goes into one, and how all ranks go on from one.
 
 Rank 0 alone reads and writes files; the others receive what it read. Nothing is pickled on the way: a header in
-JSON tells names, shapes and types, then come the arrays.
+JSON gives names, shapes and types, then come the arrays.
 """
 
 from __future__ import annotations

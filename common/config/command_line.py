@@ -97,7 +97,7 @@ def _registry(
         in_progress.pop()
         return dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
 
-    # Its name is known here alone: a constructor of values in a field's annotation is not told whose they are.
+    # Its name is known here alone: a constructor of values in a field's annotation does not know whose they are.
     def flag(field: StructFieldSpec) -> StructFieldSpec:
         if dataclasses.is_dataclass(field.type):
             return field

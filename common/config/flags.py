@@ -27,7 +27,7 @@ _SMALLEST = 1e-30
 EVER = 10**9
 """The most of what is only counted: whoever means "never" or "all" may write it."""
 MOST_ROUNDS = 1000
-"""Of a measurement: more tell no more than the machine's changes."""
+"""The most rounds of a measurement: more of them show only how the machine changes."""
 WEEK = 7 * 24 * 3600
 """In seconds; the longest that anything waits for."""
 

@@ -1,4 +1,4 @@
-"""What a training run may be told: one frozen dataclass a group of flags.
+"""The configuration of a training run: one frozen dataclass a group of flags.
 
 Every field is a flag of the same name (`base_lr` is `--base-lr`) and a key of the YAML file given by `--config`
 (`command_line.py` reads both). The two trainers take exactly the same flags. A number's type says how large it may be

@@ -1,7 +1,7 @@
 """Ranks that no launcher started: somebody has given each RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
 That is torch's env://, as Kubeflow's PyTorchJob and many a script use it. Nothing there says which ranks share a host,
-by which each chooses its GPU; so the ranks meet at MASTER_PORT and tell each other where they are.
+by which each chooses its GPU; so the ranks meet at MASTER_PORT and report to each other where they are.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def located(place: Placement, ranks: Sequence[Rank]) -> Placement:
 
 
 def _check_local(neighbours: Sequence[Rank], named: str) -> None:
-    """Refuse what the ranks of a host were told of it, where that is not so: two of them would take the same GPU."""
+    """Refuse what the ranks of a host were given, where it is wrong: two of them would take the same GPU."""
     num_ranks = len(neighbours)
     local_ranks = [rank.local_rank for rank in neighbours]
     if any(local_ranks) and set(local_ranks) != {str(number) for number in range(num_ranks)}:

@@ -104,7 +104,7 @@ def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HO
     """The hosts of the Slurm allocation or the MPIJob that this process is in.
 
     Raises:
-        UserError: it is in neither, or what they tell is wrong.
+        UserError: it is in neither, or what they say is wrong.
     """
     if "SLURM_JOB_NODELIST" in environ:
         return of_slurm(environ)

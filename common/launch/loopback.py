@@ -12,7 +12,7 @@ _BTL_OF_HOROVODRUN = "^openib"
 
 
 def stay_on_host(place: Placement, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Tell the libraries that communicate, before they start, that no other host is part of the job.
+    """Configure the libraries that communicate, before they start, for a job on this host alone.
 
     Does nothing where there are others. What the user has chosen stays. README.md lists what listens nevertheless.
     """
@@ -20,6 +20,6 @@ def stay_on_host(place: Placement, environ: MutableMapping[str, str] = os.enviro
         return
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.setdefault("HOROVOD_GLOO_IFACE", "lo")
-    # Open MPI's TCP listens at every address, whichever interface it is told to use: so none of it, but shared memory.
+    # Open MPI's TCP listens at every address, whichever interface it is given: so none of it, but shared memory.
     if environ.get("OMPI_MCA_btl", _BTL_OF_HOROVODRUN) == _BTL_OF_HOROVODRUN:
         environ["OMPI_MCA_btl"] = "self,vader"

@@ -1,6 +1,6 @@
 """Who am I? Rank, local rank and world size, read from the environment of whichever launcher started this process.
 
-Every launcher tells its processes their place by environment variables of its own. This is the one file
+Every launcher gives its processes their rank by environment variables of its own. This is the one file
 that knows those names; everything else asks :func:`placement`.
 """
 
@@ -33,9 +33,9 @@ class Placement:
     local_size: int
     """Number of processes of the job on this host."""
     cross_rank: int | None
-    """Number of this host among the hosts of the job; None where the launcher does not tell."""
+    """Number of this host among the hosts of the job; None where the launcher does not say."""
     hosts: tuple[str, ...]
-    """Names of all hosts where the launcher tells them, else this host alone."""
+    """Names of all hosts where the launcher gives them, else this host alone."""
 
 
 ALONE = Placement(None, 0, 1, 0, 1, 0, (socket.gethostname(),))
@@ -180,7 +180,7 @@ def refuse_elastic(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> dict[str, str]:
-    """What `common.spawn` tells a rank; `listener` is the socket that rank 0 takes over."""
+    """The environment that `common.launch.spawn` gives a rank; `listener` is the socket that rank 0 takes over."""
     port, number = listener.getsockname()[1], listener.fileno()
     return {_SPAWN_RANK: f"{rank}", _SPAWN_SIZE: f"{num_ranks}", SPAWN_PORT: f"{port}", SPAWN_LISTENER: f"{number}"}
 
@@ -229,7 +229,7 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
 
 
 def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int) -> int | None:
-    """Number of the host when ranks fill equal hosts in order; MPI launchers do not tell it."""
+    """Number of the host when ranks fill equal hosts in order; MPI launchers do not give it."""
     if world_size % local_size or (rank - local_rank) % local_size:
         return None
     return (rank - local_rank) // local_size

@@ -109,13 +109,13 @@ def _through_store(text: str, place: Placement, address: tuple[str, int]) -> lis
 
 
 def _sign(*parts: object) -> str:
-    """The signature that Horovod's store expects, and gives (tools/horovod_edits/security.py)."""
+    """The signature that Horovod's store expects, and gives (tools/horovod_patches/correct, ranks-sign-requests)."""
     key = os.environ.get("HOROVOD_JOB_KEY", "").encode()
     return hmac.new(key, "\n".join(map(str, parts)).encode(), "sha256").hexdigest()
 
 
 def _through_mpi(text: str, place: Placement) -> list[str]:
-    # Open MPI from a wheel does not know where it lies, and mpirun tells the ranks of its own host alone.
+    # Open MPI from a wheel does not know where it lies, and mpirun informs the ranks of its own host alone.
     if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
         os.environ.setdefault("OPAL_PREFIX", sys.prefix)
     import mpi4py

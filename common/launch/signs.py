@@ -24,7 +24,7 @@ _TORCHRUN = ("PET_NNODES", "PET_NPROC_PER_NODE")
 
 
 def check_alone(place: Placement, *, chosen: bool, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a process that would train apart from others of which the environment tells.
+    """Refuse a process that would train apart from others of which the environment shows signs.
 
     Args:
         chosen: whether the user asks by name for one process, or for ranks that it starts itself. In the shell of an
@@ -64,7 +64,7 @@ def _signs(environ: Mapping[str, str], *, chosen: bool) -> Iterator[tuple[str, s
             yield f"{name} with torchrun alone", f"{quoted(environ[name])} without it", "start by torchrun, or unset it"
     if environ.get("SLURM_PROCID", "0") != "0":
         received = f"SLURM_PROCID={quoted(environ['SLURM_PROCID'])} without SLURM_STEP_ID"
-        yield "all that srun tells its tasks", received, "start by srun, and pass its variables on, or unset them"
+        yield "all that srun gives its tasks", received, "start by srun, and pass its variables on, or unset them"
     num_tasks = _allocated_tasks(environ)
     if num_tasks > 1 and not chosen:
         yield (

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from allstep.common.launch.placement import spawned_environment
 
-# A rank that was told to end has this long before it is killed; one that was given notice saves first, and has as long
+# A rank that was asked to end has this long before it is killed; one that was given notice saves first, and has as long
 # as that takes.
 _GRACE_SECONDS = 8.0
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1)

@@ -1,9 +1,9 @@
 """How a rank ends: the exit status and the one message that the user sees.
 
 A mistake is often found by all ranks at once, and a rank that dies takes the others with it. To have the cause
-told once without any communication (it may fail before there is any), ranks speak in turn: rank 0 at once, the
+reported once without any communication (it may fail before there is any), ranks speak in turn: rank 0 at once, the
 others later in the order of ranks, who only lost another rank last. The first to speak leaves, upon which the
-launcher ends the others while they still wait for their turn. Ranks that watch each other (`common.watch`) are told
+launcher ends the others while they still wait for their turn. Ranks that watch each other (`common.watch`) are informed
 that somebody has spoken, and leave at once.
 """
 
@@ -63,8 +63,8 @@ def run_rank(main: Callable[[], None]) -> None:
         _failed.set()
         cause = error.__cause__ if isinstance(error, Fault) else error
         time.sleep(seconds_to_turn(_LAST_TURN if cause is not None and is_consequence(cause) else place.rank))
-        told = str(error) if isinstance(error, Fault) else summary(error)
-        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {who(place)} stopped: {told}")
+        cause_line = str(error) if isinstance(error, Fault) else summary(error)
+        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {who(place)} stopped: {cause_line}")
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -102,7 +102,7 @@ _send_farewell: Callable[[int], None] | None = None
 
 
 def before_leaving(send_farewell: Callable[[int], None] | None) -> None:
-    """Have `leave` tell the other ranks the exit status, so that they neither wait for this rank nor speak as well."""
+    """Have `leave` send the other ranks the exit status, so that they neither wait for this rank nor speak as well."""
     global _send_farewell
     _send_farewell = send_farewell
 

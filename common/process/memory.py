@@ -1,4 +1,4 @@
-"""Memory: what is left of it, and the C library's allocator, told to keep the large blocks that each step asks for."""
+"""Memory: how much is left, and an allocator that keeps the large blocks for which each step asks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _LOOK_MILLISECONDS = 1000
 def wait_until_orphaned(place: Placement, parent: int) -> None:
     """Return when the process `parent`, which started this one, is gone, or whoever reads what this rank writes."""
     outputs = select.poll()
-    # Under other launchers output may well end before the launcher: torchrun's ranks write where the user told it to.
+    # Under other launchers output may well end before the launcher: torchrun's ranks write where the user chose.
     if place.launcher == "horovodrun":
         for stream in (sys.__stdout__, sys.__stderr__):
             outputs.register(stream, 0)  # that nobody reads is reported without asking for it

@@ -1,4 +1,4 @@
-"""What a run tells, on rank 0 alone: the terminal, metrics.jsonl and TensorBoard."""
+"""The reports of a run, on rank 0 alone: the terminal, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one interface through which a run tells what it does, and the way to have several listeners."""
+"""The one interface through which a run reports what it does, and the way to have several listeners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allstep.common.process.errors import UserError
 
 
 class Reporter:
-    """A listener to a run. It hears everything and, unless told otherwise, does nothing."""
+    """A listener to a run. It hears everything and does nothing where a subclass does not override it."""
 
     def event(self, name: str, **fields: Any) -> None:
         """Take note of `start`, `step`, `epoch` or `end`; README.md lists their fields."""

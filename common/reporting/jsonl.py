@@ -31,9 +31,9 @@ class JsonLines(Reporter):
 
 
 def rewind(path: Path, *, step: int, epoch: int) -> None:
-    """Cut metrics.jsonl back to a checkpoint, so that a resumed run tells nothing twice.
+    """Cut metrics.jsonl back to a checkpoint, so that a resumed run reports nothing twice.
 
-    What a killed run told after the checkpoint was saved goes; at step 0 everything goes.
+    What a killed run reported after the checkpoint was saved goes; at step 0 everything goes.
 
     Raises:
         UserError: it is no run's, or cannot be read or written.

@@ -19,7 +19,7 @@ class TensorBoard(Reporter):
     """Scalars of steps over steps in `steps/`, and of epochs over epochs in `epochs/`."""
 
     def __init__(self, directory: Path, progress: Progress) -> None:
-        """What a run before told beyond `progress` is hidden by TensorBoard: this run goes on from there."""
+        """What an earlier run reported beyond `progress` is hidden by TensorBoard: this run goes on from there."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 

@@ -1,4 +1,4 @@
-"""The ranks of a run watch each other: a fault anywhere ends the job everywhere, and is told once.
+"""The ranks of a run watch each other: a fault anywhere ends the job everywhere, and is reported once.
 
 Every rank has a thread (`agent`) that is connected to one in rank 0 (`monitor`) and says where the rank is, once a
 second. From that rank 0 knows who is lost and who is stuck. A notice to end (SIGTERM, SIGUSR1) travels the same way.
@@ -85,8 +85,8 @@ def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monit
         text = f"{socket.gethostname()} {','.join(hosts)} {listener.getsockname()[1]} {token}".encode()
     address = np.zeros(_ADDRESS_BYTES, np.uint8)
     address[: len(text)] = np.frombuffer(text, np.uint8)
-    told = collectives.broadcast_arrays({"watch": address})["watch"].tobytes().rstrip(b"\0").decode()
-    first_host, _, address = told.partition(" ")
+    monitor_at = collectives.broadcast_arrays({"watch": address})["watch"].tobytes().rstrip(b"\0").decode()
+    first_host, _, address = monitor_at.partition(" ")
     return first_host, address
 
 

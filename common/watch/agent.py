@@ -1,4 +1,4 @@
-"""What every rank has: a thread that tells rank 0 where the rank is, and hears from it and of signals.
+"""What every rank has: a thread that reports to rank 0 where the rank is, and hears from it and of signals.
 
 The training loop may be stuck in a collective, or in C code that never returns. This thread is not, so a rank leaves
 when it has to, whatever its loop does.
@@ -36,7 +36,7 @@ from allstep.common.watch.progress_state import ProgressState
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 """The signals by which a scheduler announces that it will end the job."""
 _CAUGHT = (*NOTICES, signal.SIGINT)
-# A notice may come from the scheduler and once more from the launcher, which was told as well.
+# A notice may come from the scheduler and once more from the launcher, which received it as well.
 _SAME_NOTICE_SECONDS = 2.0
 _MOST_CALLS = 12  # innermost ones of a stack
 _FINISHED = b"\0"  # no signal has this number
@@ -89,15 +89,15 @@ class Agent:
         return restore
 
     def wait_for_all(self) -> None:
-        """Wait until rank 0 knows all ranks: who fails from then on can tell all of them."""
+        """Wait until rank 0 knows all ranks: who fails from then on can notify all of them."""
         self._all_here.wait()  # the thread ends the process where that never comes
 
     def finish(self) -> None:
-        """Let the thread end when all ranks are through: until then a rank may be lost, and somebody has to tell."""
+        """Let the thread end when all ranks are through: until then a rank may be lost, which somebody must report."""
         self._outbox.send(_FINISHED)
 
     def send_farewell(self, status: int) -> None:
-        """Tell rank 0 that this rank leaves and has told why."""
+        """Notify rank 0 that this rank leaves and has reported why."""
         self._channel.send(bye=status)
 
     def run(self) -> None:
@@ -193,11 +193,11 @@ class Agent:
         self._leave_at(seconds_to_turn(self._place.rank), status, message)
 
     def _lose_first_rank(self, seconds_of_silence: float | None) -> None:
-        """Rank 0 would have told of a fault; in its place the first rank speaks of those that are left on each host."""
+        """Rank 0 would have reported a fault; in its place the first rank that is left on each host speaks."""
         place, reason = self._place, stall_detection.reason_lost(seconds_of_silence)
         stopped = f"rank 0 of {place.world_size} on {self._first_host} stopped at step {self._progress_state.step}"
         speaks = place.rank == 1 or place.local_rank == 0
-        message = f"allstep: {stopped}: {reason} (told by {who(place)})" if speaks else ""
+        message = f"allstep: {stopped}: {reason} (reported by {who(place)})" if speaks else ""
         self._leave_at(seconds_to_turn(place.rank - 1), EXIT_FAULT, message)
         self._cut_off = seconds_of_silence is not None
 

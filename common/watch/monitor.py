@@ -21,7 +21,7 @@ from allstep.common.watch.stall_detection import Seen, Stall
 BEAT_SECONDS = 1.0
 # Of the timeout for silence, the share after which a rank counts as lost: the launcher needs the rest to end the job.
 _SILENCE_SHARE = 2 / 3
-# A host's ranks are lost one after the other; one line tells of all of them. The launcher may be about to end rank 0.
+# A host's ranks are lost one after the other; one line names all of them. The launcher may be about to end rank 0.
 _GATHER_SECONDS = 0.05
 _ANSWER_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 5.0
@@ -60,7 +60,7 @@ class Monitor:
         self._started = time.monotonic()
         self._channels: dict[int, Channel] = {}
         self._seen: dict[int, Seen] = {}
-        self._farewells: dict[int, int] = {}  # exit statuses of the ranks that have told why they leave
+        self._farewells: dict[int, int] = {}  # exit statuses of the ranks that have reported why they leave
         self._finished: set[int] = set()
         self._lost: list[Seen] = []
         self._asked = False  # where the ranks are, since some seem to be stuck
@@ -84,7 +84,7 @@ class Monitor:
             channel.send(**message)
 
     def send_farewell(self, status: int) -> None:
-        """Tell every rank that rank 0 leaves and has told why."""
+        """Notify every rank that rank 0 leaves and has reported why."""
         self.notify_all(bye=status)
 
     def run(self) -> None:
@@ -180,7 +180,7 @@ class Monitor:
             self._answers[rank] = message
 
     def _gone(self, rank: int) -> None:
-        """A connection has ended: in peace, or by a rank that has told why, or without a word."""
+        """A connection has ended: in peace, or by a rank that has reported why, or without a word."""
         if rank in self._farewells:
             leave(self._farewells[rank], "")
         elif not self._is_over:

@@ -33,7 +33,7 @@ class ProgressState:
     margin ("a hundred steps from now") would be a guess about how long a message takes. Instead
 
     1. `freeze` on each rank returns the last tick that it has begun, and from then on no new tick begins;
-    2. the last tick is the highest of those numbers; `decide` tells it to each rank;
+    2. the last tick is the highest of those numbers; `decide` gives it to each rank;
     3. each rank goes on to the end of that tick.
 
     No rank has begun a later tick, by 1. And each rank reaches the end of the last tick: what it waits for in there

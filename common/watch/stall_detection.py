@@ -125,7 +125,7 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
 def split_waiting_and_missing(
     stall: Stall, timeout: float, tensors: Mapping[int, Sequence[str]], in_framework: Mapping[int, bool]
 ) -> Stall | None:
-    """Tell who waits from who is missing by what the ranks have answered; None where nobody is, as far as known.
+    """Separate who waits from who is missing by what the ranks have answered; None where nobody is, as far as known.
 
     Where all ranks are at the same point, who waits for tensors waits; failing that, who is inside the framework while
     others are in code outside of it. After a long time (compared with what such a phase has taken before) all of them

@@ -63,5 +63,5 @@ class DDP(ProcessGroup):
         return dataclasses.replace(step, model=step.model.module)
 
     def pending_tensors(self) -> Sequence[str]:
-        # Which bucket is under way, DDP does not tell.
+        # DDP does not say which bucket is under way.
         return (f"the all-reduce of DDP's buckets of {self._gradients}",)

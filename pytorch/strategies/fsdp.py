@@ -57,7 +57,7 @@ class FSDP(ProcessGroup):
         return compiled
 
     def pending_tensors(self) -> Sequence[str]:
-        # Which of them is under way, FSDP does not tell.
+        # FSDP does not say which of them is under way.
         return (f"an all-gather of weights or the reduce-scatter of {self._gradients}",)
 
     def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:

@@ -1,4 +1,4 @@
-"""What the strategies of torch.distributed share: how the ranks find each other, and what the engine tells them."""
+"""What the strategies of torch.distributed share: how the ranks find each other, and the engine's collectives."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ProcessGroupCollectives:
 
 
 def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Sum `tensor` over all ranks, in place; the group tells sums apart by their order, not by `name`."""
+    """Sum `tensor` over all ranks, in place; the group distinguishes sums by their order, not by `name`."""
     dist.all_reduce(tensor)
     return tensor
 

@@ -43,7 +43,7 @@ class MultiWorkerMirrored(DistributedStrategy):
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
             communication_options=tf.distribute.experimental.CommunicationOptions(implementation=implementation)
         )
-        # TensorFlow catches SIGTERM to tell a preemption handler; without one, launchers could not end a rank by it.
+        # TensorFlow catches SIGTERM for a preemption handler; without one, launchers could not end a rank by it.
         signal.signal(signal.SIGTERM, handler)
         if self.strategy.num_replicas_in_sync != self.place.world_size:
             raise Fault(

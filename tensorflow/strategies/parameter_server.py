@@ -105,9 +105,9 @@ class ParameterServer(DistributedStrategy):
         while _failure(chief, self._answer_seconds):
             time.sleep(_LOOK_SECONDS)
         if _wait_until_gone(chief, self._answer_seconds) == _FROZEN:
-            told = f"allstep: {who(self.place)} stopped: rank 0 (chief at {chief}) {_FROZEN}"
+            message = f"allstep: {who(self.place)} stopped: rank 0 (chief at {chief}) {_FROZEN}"
             time.sleep(seconds_to_turn(self.place.rank - 1))
-            leave(EXIT_FAULT, told if self.place.rank == 1 else "")
+            leave(EXIT_FAULT, message if self.place.rank == 1 else "")
         return True
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:

@@ -16,8 +16,6 @@ from allstep.pytorch.models import build_model
 def main() -> None:
     flags = arguments()
     torch.manual_seed(0)
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = False
     device = torch.device(flags.device)
     on_gpu = device.type == "cuda"
 
@@ -37,7 +35,8 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    time_blocks(flags, step, torch.cuda.synchronize if on_gpu else lambda: None)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+        time_blocks(flags, step, torch.cuda.synchronize if on_gpu else lambda: None)
 
 
 if __name__ == "__main__":

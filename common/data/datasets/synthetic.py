@@ -1,7 +1,7 @@
 """synthetic: images of any shape and number, computed from their index; for benchmarks and tests of scale.
 
 Each class has a pattern, a coarse grid of probabilities; a pixel is white with the probability of its cell,
-black otherwise. So a network can learn to tell the classes apart, nearly always right from 28x28 pixels on.
+black otherwise. So a network can learn to separate the classes, nearly always right from 28x28 pixels on.
 Patterns and pixels come from a hash of counters: 10^9 samples take no memory, and every rank computes the
 same ones.
 """
