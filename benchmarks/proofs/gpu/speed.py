@@ -86,7 +86,7 @@ def real_images(effort: Effort, folder: Path) -> Figure:
             "allstep.pytorch.train",
             *("--dataset", "image-folder", "--data-dir", data, "--image-size", effort.large_shape[0]),
             *("--decode", "auto", "--decode-threads", effort.decode_threads, "--model", "resnet50"),
-            *("--precision", "bf16", "--batch-size", batch, "--base-lr", 1e-4, "--epochs", 4, "--drop-last"),
+            *("--precision", "bf16", "--batch-size", batch, "--base-lr", 1e-6, "--epochs", 4, "--drop-last"),
             *("--device", effort.device, "--output-dir", output),
             num_ranks=1,
         )
