@@ -58,8 +58,9 @@ class Step:
 def setup_steps(*, gpu: bool) -> list[Step]:
     """The steps in their order."""
     pins = packages(gpu=gpu)
-    tensorflow = [TENSORFLOW_GPU_CONSTRAINTS.read_text()] if gpu else []
-    constraints = "".join([pins, *tensorflow])
+    tensorflow = TENSORFLOW_GPU_CONSTRAINTS.read_text() + _own("tensorflow_gpu.py")
+    tensorflow_step = Step("TensorFlow, with CUDA 12 of its own", tensorflow, install_tensorflow_gpu)
+    constraints = pins + (TENSORFLOW_GPU_CONSTRAINTS.read_text() if gpu else "")
     patches = series()
     recipe = build_horovod.recipe(constraints, patches, gpu=gpu)
     packaging = "".join((REPOSITORY / name).read_text() for name in ("setup.cfg", "pyproject.toml"))
@@ -67,12 +68,16 @@ def setup_steps(*, gpu: bool) -> list[Step]:
         # Not one environment made of the other: each has packages that the other must not have.
         Step("a fresh .venv", f"{sys.version} {ENVIRONMENT}{' GPU' * gpu}", make_environment),
         Step("packages", pins, lambda: install_packages(pins)),
-        *(Step("TensorFlow, with CUDA 12 of its own", text, install_tensorflow_gpu) for text in tensorflow),
+        *([tensorflow_step] if gpu else []),
         Step("Horovod", recipe, lambda: install_horovod(constraints, patches, gpu=gpu)),
         Step("Open MPI's parameters", str(OPEN_MPI_PARAMETERS), write_open_mpi_parameters),
         Step("allstep itself, editable", packaging, install_allstep),
-        Step("self-test", Path(__file__).with_name("self_test.py").read_text(), lambda: self_test(gpu=gpu)),
+        Step("self-test", _own("self_test.py"), lambda: self_test(gpu=gpu)),
     ]
+
+
+def _own(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
 
 
 def fingerprints(steps: list[Step]) -> list[str]:

@@ -31,6 +31,8 @@ def tidy_and_link(environment: Path) -> None:
     # Some wheels of CUDA 12 make `nvidia` a regular package, which would hide that of site-packages.
     (ours / "nvidia" / "__init__.py").unlink(missing_ok=True)
     shutil.rmtree(ours / "bin")  # scripts that nobody has on the PATH
+    # The wheel of TensorFlow 2.21 looks for all of CUDA's libraries but this one, and takes no GPU without it.
+    (ours / "nvidia" / "cublas" / "lib" / "libcusolver.so.11").symlink_to("../../cusolver/lib/libcusolver.so.11")
     nccl = ours / "nvidia" / "nccl"
     nccl.symlink_to(os.path.relpath(packages / "nvidia" / "nccl", nccl.parent))
     (packages / "allstep-tensorflow.pth").write_text(os.path.relpath(ours, packages) + "\n")

@@ -132,9 +132,12 @@ def test_an_environment_for_gpus_is_not_made_of_one_for_cpus():
 def test_tensorflow_s_folder_leaves_nvidia_s_packages_a_namespace(tmp_path):
     """What pip leaves in the folder, made here; Python itself, with the .pth file, is the oracle."""
     site, folder = build_horovod.site_packages(tmp_path), tensorflow_gpu.folder(tmp_path)
-    for part in (site / "nvidia" / "nccl", site / "nvidia" / "cudnn", folder / "nvidia" / "cudnn", folder / "bin"):
+    parts = [site / "nvidia" / "nccl", site / "nvidia" / "cudnn", folder / "nvidia" / "cudnn", folder / "bin"]
+    libraries = [folder / "nvidia" / name / "lib" for name in ("cublas", "cusolver")]
+    for part in (*parts, *libraries):
         part.mkdir(parents=True)
         (part / "own.py").touch()
+    (libraries[1] / "libcusolver.so.11").touch()
     (folder / "nvidia" / "__init__.py").touch()
     (folder / "tensorflow.py").touch()
     tensorflow_gpu.tidy_and_link(tmp_path)
@@ -149,6 +152,7 @@ def test_tensorflow_s_folder_leaves_nvidia_s_packages_a_namespace(tmp_path):
         str(site / "nvidia" / "cudnn" / "own.py"),
     ]
     assert (folder / "nvidia" / "nccl" / "own.py").samefile(site / "nvidia" / "nccl" / "own.py")
+    assert (libraries[0] / "libcusolver.so.11").samefile(libraries[1] / "libcusolver.so.11")
     assert not (folder / "bin").exists()
 
 
