@@ -11,6 +11,8 @@ class Effort:
 
     device: str
     """What the trainers are told by --device."""
+    seconds: float
+    """After which no check begins any more."""
     large_shape: tuple[int, int, int]
     """Height, width and channels of ResNet-50's images."""
     large_batch: dict[str, int]
@@ -34,6 +36,7 @@ class Effort:
 
 ON_GPU = Effort(
     device="cuda",
+    seconds=420,
     large_shape=(224, 224, 3),
     large_batch={"pytorch": 256, "tensorflow": 128},
     small_batch={"cnn": 64, "resnet18": 128},
@@ -47,6 +50,7 @@ ON_GPU = Effort(
 )
 ON_CPU = Effort(
     device="cpu",
+    seconds=3600,
     large_shape=(32, 32, 3),
     large_batch={"pytorch": 4, "tensorflow": 4},
     small_batch={"cnn": 2, "resnet18": 2},
