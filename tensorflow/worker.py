@@ -13,7 +13,7 @@ import tensorflow as tf
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
-from allstep.tensorflow.resnet import counted
+from allstep.tensorflow.networks.resnet import counted
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 (He et al. 2016) as torchvision has them; `tensorflow/resnet.py` builds the same ones.
+"""ResNet-18 and ResNet-50 (He et al. 2016) as in torchvision; `tensorflow/networks/resnet.py` builds the same ones.
 
 The stride is in the 3x3 convolution of a bottleneck, which is known as version 1.5.
 """
@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 
 
-def resnet(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """Torchvision's network of that name for images of any size and number of channels.
 
     It comes as a sequence of its parts, so that it can be cut into stages; its weights have torchvision's names.

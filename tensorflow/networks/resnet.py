@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 (He et al. 2016) with torchvision's topology and names; `pytorch/resnet.py` has the same.
+"""ResNet-18 and ResNet-50 (He et al. 2016) by torchvision's names; `pytorch/networks/resnet.py` has the same.
 
 The stride is in the 3x3 convolution of a bottleneck, which is known as version 1.5.
 """
@@ -15,11 +15,11 @@ from keras import layers
 import tensorflow as tf
 
 
-def resnet(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     """The network of that name for images of any size and number of channels."""
     block, num_blocks = {"resnet18": (_basic_block, (2, 2, 2, 2)), "resnet50": (_bottleneck, (3, 4, 6, 3))}[name]
     inputs = layers.Input(image_shape)
-    values = layers.ReLU()(_convolve(inputs, 64, 7, "conv1", "bn1", stride=2))
+    values = layers.ReLU()(convolve(inputs, 64, 7, "conv1", "bn1", stride=2))
     # What is padded with here never exceeds what a ReLU gives.
     values = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(values))
     for stage, number in enumerate(num_blocks):
@@ -31,34 +31,40 @@ def resnet(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ke
 
 
 def _basic_block(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
-    values = layers.ReLU()(_convolve(inputs, width, 3, f"{name}.conv1", f"{name}.bn1", stride=stride))
-    values = _convolve(values, width, 3, f"{name}.conv2", f"{name}.bn2")
+    values = layers.ReLU()(convolve(inputs, width, 3, f"{name}.conv1", f"{name}.bn1", stride=stride))
+    values = convolve(values, width, 3, f"{name}.conv2", f"{name}.bn2")
     return layers.ReLU()(values + _shortcut(inputs, width, name, stride=stride))
 
 
 def _bottleneck(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
-    values = layers.ReLU()(_convolve(inputs, width, 1, f"{name}.conv1", f"{name}.bn1"))
-    values = layers.ReLU()(_convolve(values, width, 3, f"{name}.conv2", f"{name}.bn2", stride=stride))
-    values = _convolve(values, 4 * width, 1, f"{name}.conv3", f"{name}.bn3")
+    values = layers.ReLU()(convolve(inputs, width, 1, f"{name}.conv1", f"{name}.bn1"))
+    values = layers.ReLU()(convolve(values, width, 3, f"{name}.conv2", f"{name}.bn2", stride=stride))
+    values = convolve(values, 4 * width, 1, f"{name}.conv3", f"{name}.bn3")
     return layers.ReLU()(values + _shortcut(inputs, 4 * width, name, stride=stride))
 
 
 def _shortcut(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
     if stride == 1 and inputs.shape[-1] == width:
         return inputs
-    return _convolve(inputs, width, 1, f"{name}.downsample.0", f"{name}.downsample.1", stride=stride)
+    return convolve(inputs, width, 1, f"{name}.downsample.0", f"{name}.downsample.1", stride=stride)
 
 
-def _convolve(
+def convolve(
     inputs: keras.KerasTensor, width: int, size: int, name: str, norm_name: str, *, stride: int = 1
 ) -> keras.KerasTensor:
-    """Convolution with PyTorch's padding, the same on both sides, and batch norm."""
+    """Convolution with PyTorch's padding, and batch norm."""
+    return BatchNorm(name=norm_name)(padded_convolution(inputs, width, size, name, stride=stride))
+
+
+def padded_convolution(
+    inputs: keras.KerasTensor, width: int, size: int, name: str, *, stride: int = 1
+) -> keras.KerasTensor:
+    """Convolution without bias and with PyTorch's padding, the same on both sides."""
     if stride == 1:
         padded, padding = inputs, "same"
     else:  # where Keras' own padding would put more on one side
         padded, padding = layers.ZeroPadding2D(size // 2)(inputs), "valid"
-    values = layers.Conv2D(width, size, stride, padding, use_bias=False, name=name)(padded)
-    return BatchNorm(name=norm_name)(values)
+    return layers.Conv2D(width, size, stride, padding, use_bias=False, name=name)(padded)
 
 
 # In which proportion samples count in running statistics.

@@ -11,7 +11,7 @@ from ranks import last, train
 import tensorflow as tf
 from allstep.common.weights import checksum
 from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
-from allstep.tensorflow.resnet import BatchNorm
+from allstep.tensorflow.networks.resnet import BatchNorm
 
 NUM_PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}  # torchvision's documentation
 
@@ -91,7 +91,7 @@ def test_takes_images_of_any_size(image_shape):
 
 
 def test_batch_norm_of_a_single_value_is_its_shift():
-    """By hand, as in tests/pytorch/test_resnet.py."""
+    """By hand, as in tests/pytorch/networks/test_resnet.py."""
     norm = BatchNorm()
     norm.build((None, 1, 1, 2))
     norm.beta.assign([3.0, -1.0])
