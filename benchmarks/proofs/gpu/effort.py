@@ -13,6 +13,8 @@ class Effort:
     """What the trainers are told by --device."""
     seconds: float
     """After which no check begins any more."""
+    job_seconds: float
+    """After which one of two jobs that take turns is ended."""
     large_shape: tuple[int, int, int]
     """Height, width and channels of ResNet-50's images."""
     large_batch: dict[str, int]
@@ -37,6 +39,7 @@ class Effort:
 ON_GPU = Effort(
     device="cuda",
     seconds=420,
+    job_seconds=240,
     large_shape=(224, 224, 3),
     large_batch={"pytorch": 256, "tensorflow": 128},
     small_batch={"cnn": 64, "resnet18": 128},
@@ -51,6 +54,7 @@ ON_GPU = Effort(
 ON_CPU = Effort(
     device="cpu",
     seconds=3600,
+    job_seconds=1200,
     large_shape=(32, 32, 3),
     large_batch={"pytorch": 4, "tensorflow": 4},
     small_batch={"cnn": 2, "resnet18": 2},

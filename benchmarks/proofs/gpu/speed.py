@@ -15,14 +15,13 @@ from allstep.benchmarks.harness.measure import BenchmarkFailed, Figure, epoch_ra
 from allstep.benchmarks.proofs.gpu.effort import Effort
 from allstep.benchmarks.proofs.gpu.images import write_images
 
-TIME_LIMIT_S = 240
 NUM_THREADS = 4
 # Launches of the same program on one GPU differ by 1 to 2 %.
 AS_FAST = ">= 0.97"
 SMALL_SHAPES = {"cnn": (28, 28, 1), "resnet18": (32, 32, 3)}
 
 
-def rates_in_turn(commands: dict[str, Sequence[object]], folder: Path) -> dict[str, list[float]]:
+def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder: Path) -> dict[str, list[float]]:
     """Images per second of each block of each command, by the commands' names.
 
     Raises:
@@ -38,7 +37,7 @@ def rates_in_turn(commands: dict[str, Sequence[object]], folder: Path) -> dict[s
         )
         for name, command in commands.items()
     ]
-    outcomes = run_in_turn(launches, time_limit=TIME_LIMIT_S, num_threads=NUM_THREADS, alone=False)
+    outcomes = run_in_turn(launches, time_limit=effort.job_seconds, num_threads=NUM_THREADS, alone=False)
     for name, outcome in zip(commands, outcomes, strict=True):
         if outcome.status != "ok":
             raise BenchmarkFailed(f"{name}: {outcome.reason}\n{outcome.log}")
@@ -54,7 +53,7 @@ def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> Fi
     flags = _flags("resnet50", effort.large_shape, effort.large_batch[framework], 1000, effort.num_batches, effort)
     flags += ["--precision", "bf16", *(["--compile"] if compiled else [])]
     what = f"{framework}: resnet50 bf16{' compiled' if compiled else ''}, images/s / by hand"
-    return _beside_by_hand(what, framework, flags, folder / f"large-{framework}-{compiled}", AS_FAST)
+    return _beside_by_hand(what, framework, flags, effort, folder / f"large-{framework}-{compiled}", AS_FAST)
 
 
 def small(framework: str, model: str, effort: Effort, folder: Path) -> Figure:
@@ -62,14 +61,14 @@ def small(framework: str, model: str, effort: Effort, folder: Path) -> Figure:
     flags = _flags(model, SMALL_SHAPES[model], effort.small_batch[model], 10, 10 * effort.num_batches, effort)
     flags += ["--precision", "float32" if model == "cnn" else "bf16"]
     what = f"{framework}: {model}, images/s / by hand"
-    return _beside_by_hand(what, framework, flags, folder / f"small-{framework}-{model}", ">= 1.0")
+    return _beside_by_hand(what, framework, flags, effort, folder / f"small-{framework}-{model}", ">= 1.0")
 
 
 def deterministic_cost(framework: str, effort: Effort, folder: Path) -> Figure:
     """What --deterministic costs; no bound, for nobody must pay it."""
     flags = _flags("resnet18", SMALL_SHAPES["resnet18"], effort.small_batch["resnet18"], 10, effort.num_batches, effort)
     ours = _ours(framework, [*flags, "--precision", "bf16"])
-    rates = rates_in_turn({"with": [*ours, "--deterministic"], "without": ours}, folder / f"cost-{framework}")
+    rates = rates_in_turn({"with": [*ours, "--deterministic"], "without": ours}, effort, folder / f"cost-{framework}")
     what = f"{framework}: resnet18, images/s --deterministic / without"
     return _figure(what, rates["with"], rates["without"], "")
 
@@ -80,7 +79,9 @@ def real_images(effort: Effort, folder: Path) -> Figure:
     write_images(data, effort.num_images)
     batch = effort.large_batch["pytorch"]
     flags = _flags("resnet50", effort.large_shape, batch, 1000, effort.num_batches, effort)
-    rates = rates_in_turn({"synthetic": _ours("pytorch", [*flags, "--precision", "bf16"])}, folder / "synthetic")
+    rates = rates_in_turn(
+        {"synthetic": _ours("pytorch", [*flags, "--precision", "bf16"])}, effort, folder / "synthetic"
+    )
     run(
         job(
             "allstep.pytorch.train",
@@ -112,9 +113,11 @@ def _ours(framework: str, flags: Sequence[object]) -> list[object]:
     return [*job("allstep.benchmarks.synthetic", num_ranks=1), "--framework", framework, *flags]
 
 
-def _beside_by_hand(what: str, framework: str, flags: Sequence[object], folder: Path, target: str) -> Figure:
+def _beside_by_hand(
+    what: str, framework: str, flags: Sequence[object], effort: Effort, folder: Path, target: str
+) -> Figure:
     by_hand = [*job(f"allstep.benchmarks.proofs.handwritten.{framework}_gpu", num_ranks=None), *flags]
-    rates = rates_in_turn({"ours": _ours(framework, flags), "by-hand": by_hand}, folder)
+    rates = rates_in_turn({"ours": _ours(framework, flags), "by-hand": by_hand}, effort, folder)
     return _figure(what, rates["ours"], rates["by-hand"], target)
 
 
