@@ -257,7 +257,7 @@ def _needed_gb(num_done: int, *, gpu: bool) -> dict[Path, float]:
 
 
 def _choice(before: dict | None) -> Choice:
-    return choose(os.environ.get("GPU", ""), before=before and before["gpu"], driver=find_driver())
+    return choose(os.environ.get("GPU", ""), before=before["gpu"] if before else None, driver=find_driver())
 
 
 def _interrupt(signum, frame) -> None:

@@ -29,14 +29,12 @@ def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder:
     """
     folder.mkdir(parents=True)
     outputs = {name: folder / f"{name}.json" for name in commands}
-    launches = [
-        Launch(
-            [[*command, "--turns", folder / f"{name}.turns", "--output", outputs[name]]],
-            folder / f"{name}.turns",
-            False,
-        )
-        for name, command in commands.items()
-    ]
+    launches = []
+    for name, command in commands.items():
+        socket = folder / f"{name}.turns"
+        words = [*command, "--turns", socket, "--output", outputs[name]]
+        # Horovod polls, but a machine with a GPU has cores to spare for one rank.
+        launches.append(Launch([list(map(str, words))], socket, polls=False))
     outcomes = run_in_turn(launches, time_limit=effort.job_seconds, num_threads=NUM_THREADS, alone=False)
     for name, outcome in zip(commands, outcomes, strict=True):
         if outcome.status != "ok":

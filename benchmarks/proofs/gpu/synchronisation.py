@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,14 +20,24 @@ from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position
 from allstep.common.process.exit import run_rank
 
+if TYPE_CHECKING:
+    from allstep.common.session import Session
+
 NUM_STEPS = 5
 
 
 def main() -> None:
+    output, *flags = sys.argv[1:]
+    if session := rank.open_session("pytorch", flags):
+        waits = waits_of_steps(session)
+        print(*waits, sep="\n")
+        Path(output).write_text(str(len(waits)))
+
+
+def waits_of_steps(session: Session) -> list[str]:
+    """What torch warns of in NUM_STEPS steps, from images that lie where the loader leaves them."""
     import torch
 
-    output, *flags = sys.argv[1:]
-    session = rank.open_session("pytorch", flags)
     size, learning_rate = session.config.global_batch_size(1), session.config.schedule.base_lr
     images, labels = session.dataset.train.read(np.arange(size), epoch=0)
     batch = Batch(images, labels, size, size, 1 / size, Position(0, size))
@@ -43,9 +54,7 @@ def main() -> None:
         warnings.simplefilter("always")
         for _ in range(NUM_STEPS):
             step()
-    waits = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
-    print(*waits, sep="\n")
-    Path(output).write_text(str(len(waits)))
+    return [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def main() -> None:
     on_gpu = device.type == "cuda"
 
     shape, size = tuple(flags.synthetic_shape), flags.batch_size
-    network = build_model(flags.model, shape, flags.synthetic_classes).to(device, memory_format=torch.channels_last)
+    network = build_model(flags.model, shape, flags.synthetic_classes)
+    network.to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] (it takes both)
     model = torch.compile(network) if flags.compile else network
     optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
     images = torch.randint(0, 256, (size, *shape), dtype=torch.uint8, device=device)

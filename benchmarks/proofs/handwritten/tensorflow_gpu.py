@@ -12,8 +12,8 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-
 import tensorflow as tf
+
 from allstep.benchmarks.proofs.handwritten.blocks import LEARNING_RATE, MOMENTUM, arguments, time_blocks
 from allstep.tensorflow.models import build_model
 
@@ -30,7 +30,10 @@ def main() -> None:
     keras.config.set_dtype_policy("mixed_bfloat16" if flags.precision == "bf16" else "float32")
     if flags.model == "resnet50":
         model = keras.applications.ResNet50(
-            weights=None, input_shape=shape, classes=num_classes, classifier_activation=None
+            weights=None,  # pyright: ignore[reportArgumentType] (Keras takes None, here and below)
+            input_shape=shape,
+            classes=num_classes,
+            classifier_activation=None,  # pyright: ignore[reportArgumentType]
         )
     else:
         model = build_model(flags.model, shape, num_classes, precision=flags.precision)
