@@ -1,4 +1,4 @@
-# Each verb is what a person could type. Python for the environment: make setup PYTHON=python3.12; NCCL: make setup GPU=1.
+# Each verb is what a person could type. Python for the environment: make setup PYTHON=python3.12; for GPUs: GPU=1.
 .PHONY: setup train test lint bench soak
 
 # So that the ranks and the tools are those of the environment, activated or not.

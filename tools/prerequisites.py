@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from console import SetupError
 
 # The packages take 8 GB, of which CUDA's libraries, which torch brings even where no GPU is, are 5 GB.
 PACKAGES_GB = 10
+TENSORFLOW_GPU_GB = 7  # its wheel for GPUs, with CUDA 12's libraries
 BUILD_GB = 1  # Horovod's object files, and then its wheel
 # torch's wheels are built for this glibc (manylinux_2_28).
 NEEDED_GLIBC = (2, 28)
@@ -36,7 +36,7 @@ int main() { return total(std::vector<int>{1, -1}); }
 """
 
 
-def check(needed_gb: Mapping[Path, float], *, gpu: bool) -> None:
+def check(needed_gb: Mapping[Path, float]) -> None:
     """Check everything, cheapest first.
 
     Args:
@@ -49,8 +49,6 @@ def check(needed_gb: Mapping[Path, float], *, gpu: bool) -> None:
     check_python()
     for folder, gigabytes in needed_gb.items():
         check_disk(folder, gigabytes)
-    if gpu:
-        cuda_home()
     check_compiler()
 
 
@@ -128,35 +126,3 @@ def compiler_version() -> str:
     """First line of the compiler's --version."""
     command = [*compiler("CXX", "c++"), "--version"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-
-
-def cuda_home() -> tuple[Path, str]:
-    """Folder and release ("13.0") of the CUDA toolkit: $CUDA_HOME, else that of nvcc, else /usr/local/cuda.
-
-    Raises:
-        SetupError: there is no toolkit, or it is of another major version than torch's libraries.
-    """
-    expected = "expected a CUDA 13 toolkit, for which torch is built, with GPU=1"
-    advice = "install CUDA 13 or name its folder with CUDA_HOME=..."
-    candidates = [os.environ.get("CUDA_HOME"), _home_of_nvcc_on_path(), "/usr/local/cuda"]
-    for home in filter(None, candidates):
-        nvcc = Path(home, "bin", "nvcc")
-        if not nvcc.exists():
-            continue
-        output = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
-        release = re.search(r"release (\d+\.\d+)", output)
-        if release and release[1].startswith("13."):
-            return Path(home).resolve(), release[1]
-        found = f"release {release[1]}" if release else "an nvcc that does not give its release"
-        raise SetupError(f"{expected}, received {found} in {home}; {advice}")
-    raise SetupError(f"{expected}, received none: there is no nvcc; {advice}")
-
-
-def _home_of_nvcc_on_path() -> str | None:
-    """nvcc on the PATH may be a link or a wrapper script; its dry run names the toolkit's folder as TOP."""
-    if shutil.which("nvcc") is None:
-        return None
-    command = ["nvcc", "--dryrun", "-E", "-x", "cu", "/dev/null"]
-    dry_run = subprocess.run(command, capture_output=True, text=True).stderr
-    top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
-    return str(Path(top[1]).resolve()) if top else None

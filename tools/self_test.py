@@ -1,6 +1,9 @@
 """All-reduce on two real ranks, in PyTorch and in TensorFlow, under MPI and under Gloo; ends `make setup`.
 
-.venv/bin/python tools/self_test.py [torch] [tensorflow]
+    .venv/bin/python tools/self_test.py
+    .venv/bin/python tools/self_test.py --gpu      # then on GPUs, by NCCL, if there are any
+
+The ranks on CPUs see no GPU: two of them may have one between them.
 """
 
 from __future__ import annotations
@@ -12,31 +15,56 @@ from pathlib import Path
 
 TIMEOUT_S = 120
 NUM_RANKS = 2
-TORCH_RANK = """
+RANK_PROGRAMS = {
+    "torch": """
 import horovod.torch as hvd, torch
 hvd.init()
 total = hvd.allreduce(torch.full((1000,), hvd.rank() + 1.0), op=hvd.Sum)
-"""
-TENSORFLOW_RANK = """
+""",
+    "tensorflow": """
 import horovod.tensorflow as hvd, tensorflow as tf
 hvd.init()
 total = hvd.allreduce(tf.fill((1000,), hvd.rank() + 1.0), op=hvd.Sum).numpy()
-"""
-# 1 + 2, the sum over both ranks of rank + 1.
+""",
+}
+GPU_RANK_PROGRAMS = {
+    "torch": """
+import horovod.torch as hvd, torch
+hvd.init()
+torch.cuda.set_device(hvd.local_rank())
+total = hvd.allreduce(torch.full((1000,), hvd.rank() + 1.0, device="cuda"), op=hvd.Sum)
+assert total.is_cuda, total.device
+""",
+    "tensorflow": """
+import horovod.tensorflow as hvd, tensorflow as tf
+hvd.init()
+gpus = tf.config.list_physical_devices("GPU")
+tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+with tf.device("/GPU:0"):
+    total = hvd.allreduce(tf.fill((1000,), hvd.rank() + 1.0), op=hvd.Sum)
+assert "GPU" in total.device, total.device
+total = total.numpy()
+""",
+}
+# The sum of rank + 1 over all ranks.
 CHECK = """
-assert hvd.size() == 2, hvd.size()
-assert (total == 3.0).all(), total
+assert hvd.size() == {num_ranks}, hvd.size()
+assert (total == sum(range(1, hvd.size() + 1))).all(), total
 """
-RANK_PROGRAMS = {"torch": TORCH_RANK + CHECK, "tensorflow": TENSORFLOW_RANK + CHECK}
+CHECK_GPU = """
+assert hvd.nccl_built()
+from allstep.common.process.gpu_libraries import loaded_libraries, loaded_twice
+assert not loaded_twice(loaded_libraries()), loaded_twice(loaded_libraries())
+"""
+COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
-def run_on_two_ranks(framework: str, controller: str) -> None:
-    """Run the framework's rank program under horovodrun; exits the process if it fails."""
+def run_ranks(program: str, *, num_ranks: int, controller: str, env: dict[str, str], what: str) -> None:
+    """Run the program of a rank under horovodrun; exits the process if it fails."""
     horovodrun = str(Path(sys.prefix, "bin", "horovodrun"))
-    program = [sys.executable, "-c", RANK_PROGRAMS[framework]]
     result = subprocess.run(
-        [horovodrun, "-np", str(NUM_RANKS), f"--{controller}", *program],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+        [horovodrun, "-np", str(num_ranks), f"--{controller}", sys.executable, "-c", program],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"} | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -44,11 +72,41 @@ def run_on_two_ranks(framework: str, controller: str) -> None:
     )
     if result.returncode != 0:
         print(result.stdout)
-        sys.exit(f"{framework} on {NUM_RANKS} ranks under {controller} ended with status {result.returncode}")
-    print(f"ok: {framework} on {NUM_RANKS} ranks under {controller}", flush=True)
+        sys.exit(f"{what} ended with status {result.returncode}")
+    print(f"ok: {what}", flush=True)
+
+
+def on_cpus() -> None:
+    for framework, program in RANK_PROGRAMS.items():
+        for controller in ("mpi", "gloo"):
+            run_ranks(
+                program + CHECK.format(num_ranks=NUM_RANKS),
+                num_ranks=NUM_RANKS,
+                controller=controller,
+                env={"CUDA_VISIBLE_DEVICES": ""},
+                what=f"{framework} on {NUM_RANKS} ranks under {controller}",
+            )
+
+
+def on_gpus() -> None:
+    """On at most two GPUs, by NCCL; says so where there is none, as on a login node."""
+    counted = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=True)
+    num_gpus = int(counted.stdout)
+    if num_gpus == 0:
+        print("not tried: the GPUs, of which there is none here", flush=True)
+        return
+    num_ranks = min(NUM_RANKS, num_gpus)
+    for framework, program in GPU_RANK_PROGRAMS.items():
+        run_ranks(
+            program + CHECK.format(num_ranks=num_ranks) + CHECK_GPU,
+            num_ranks=num_ranks,
+            controller="mpi",
+            env={},
+            what=f"{framework} by NCCL, GPUs: {num_ranks}",
+        )
 
 
 if __name__ == "__main__":
-    for framework in sys.argv[1:] or RANK_PROGRAMS:
-        for controller in ("mpi", "gloo"):
-            run_on_two_ranks(framework, controller)
+    on_cpus()
+    if sys.argv[1:] == ["--gpu"]:
+        on_gpus()

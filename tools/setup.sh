@@ -1,7 +1,7 @@
 #!/bin/sh
 # What `make setup` runs: finds a Python that starts and fits, then hands over to tools/setup_environment.py.
 #   PYTHON=python3.12  builds the environment with that interpreter (default: keep .venv's own, else python3)
-#   GPU=1              builds Horovod with NCCL, GPU=0 without (default: keep .venv's choice, else without)
+#   GPU=1, GPU=0       builds for GPUs or for CPUs (default: keep .venv's choice, else for GPUs where a driver is)
 set -eu
 cd "$(dirname "$0")/.."
 

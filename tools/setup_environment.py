@@ -1,9 +1,9 @@
 """Make .venv ready to train: what `make setup` runs, through tools/setup.sh.
 
-Six steps, each with a fingerprint of what it depends on. A step whose fingerprint stands in
-.venv/allstep-setup.json is done; the first that differs, and all after it, are run again. A step is struck
-from the record before it starts and entered when it has succeeded, so an interrupted set-up is never taken
-for a finished one.
+Six steps, seven where it builds for GPUs, each with a fingerprint of what it depends on. A step whose
+fingerprint stands in .venv/allstep-setup.json is done; the first that differs, and all after it, are run
+again. A step is struck from the record before it starts and entered when it has succeeded, so an interrupted
+set-up is never taken for a finished one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import build_horovod
 import prerequisites
+import tensorflow_gpu
 from console import CommandFailed, SetupError, run_logged
+from gpu_choice import Choice, choose, find_driver
 from patch_series import Patch, PatchFailed, series
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -30,6 +32,8 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 LOG = ENVIRONMENT / "allstep-setup.log"
 RECORD = ENVIRONMENT / "allstep-setup.json"
 CONSTRAINTS = REPOSITORY / "constraints.txt"
+GPU_CONSTRAINTS = REPOSITORY / "constraints-gpu.txt"
+TENSORFLOW_GPU_CONSTRAINTS = REPOSITORY / "constraints-tensorflow-gpu.txt"
 
 OPEN_MPI_PARAMETERS = {
     # Ranks that wait give their core to those that work: a large gain when the ranks fill all cores.
@@ -53,18 +57,27 @@ class Step:
 
 def setup_steps(*, gpu: bool) -> list[Step]:
     """The steps in their order."""
-    constraints = CONSTRAINTS.read_text()
+    pins = packages(gpu=gpu)
+    tensorflow = TENSORFLOW_GPU_CONSTRAINTS.read_text() + _own("tensorflow_gpu.py")
+    tensorflow_step = Step("TensorFlow, with CUDA 12 of its own", tensorflow, install_tensorflow_gpu)
+    constraints = pins + (TENSORFLOW_GPU_CONSTRAINTS.read_text() if gpu else "")
     patches = series()
     recipe = build_horovod.recipe(constraints, patches, gpu=gpu)
     packaging = "".join((REPOSITORY / name).read_text() for name in ("setup.cfg", "pyproject.toml"))
     return [
-        Step("a fresh .venv", f"{sys.version} {ENVIRONMENT}", make_environment),
-        Step("packages", constraints, install_packages),
+        # Not one environment made of the other: each has packages that the other must not have.
+        Step("a fresh .venv", f"{sys.version} {ENVIRONMENT}{' GPU' * gpu}", make_environment),
+        Step("packages", pins, lambda: install_packages(pins)),
+        *([tensorflow_step] if gpu else []),
         Step("Horovod", recipe, lambda: install_horovod(constraints, patches, gpu=gpu)),
         Step("Open MPI's parameters", str(OPEN_MPI_PARAMETERS), write_open_mpi_parameters),
         Step("allstep itself, editable", packaging, install_allstep),
-        Step("self-test", Path(__file__).with_name("self_test.py").read_text(), lambda: self_test(gpu=gpu)),
+        Step("self-test", _own("self_test.py"), lambda: self_test(gpu=gpu)),
     ]
+
+
+def _own(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
 
 
 def fingerprints(steps: list[Step]) -> list[str]:
@@ -88,9 +101,31 @@ def make_environment() -> None:
     _run(command, progress=_none)
 
 
-def install_packages() -> None:
-    """The pinned set."""
-    _pip("install", "--upgrade", "-r", str(CONSTRAINTS), progress=_PackageCount(_num_pins()))
+def packages(*, gpu: bool) -> str:
+    """The pinned set of site-packages; for GPUs with nvcc, and without TensorFlow, which has a folder of its own."""
+    pins = CONSTRAINTS.read_text()
+    if not gpu:
+        return pins
+    shared = [line for line in pins.splitlines(keepends=True) if not line.startswith("tensorflow-cpu==")]
+    return "".join(shared) + GPU_CONSTRAINTS.read_text()
+
+
+def install_packages(pins: str) -> None:
+    requirements = ENVIRONMENT / "allstep-packages.txt"
+    requirements.write_text(pins)
+    _pip("install", "--upgrade", "-r", str(requirements), progress=_PackageCount(_num_pins(pins)))
+
+
+def install_tensorflow_gpu() -> None:
+    """TensorFlow and CUDA 12 in their folder, in place of what an interrupted set-up has left there."""
+    folder, temporary = tensorflow_gpu.folder(ENVIRONMENT), ENVIRONMENT / "tmp"
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.mkdir(exist_ok=True)
+    target = ["install", "--no-deps", "--target", str(folder), "-r", str(TENSORFLOW_GPU_CONSTRAINTS)]
+    # pip unpacks 6 GB into a temporary folder first, and moves that; /tmp may be smaller, or another disk.
+    _pip(*target, progress=_PackageCount(0), env=os.environ | {"TMPDIR": str(temporary)})
+    shutil.rmtree(temporary)
+    tensorflow_gpu.tidy_and_link(ENVIRONMENT)
 
 
 def install_horovod(constraints: str, patches: list[Patch], *, gpu: bool) -> None:
@@ -112,26 +147,25 @@ def install_allstep() -> None:
 
 
 def self_test(*, gpu: bool) -> None:
-    frameworks = ["torch"] if gpu else ["torch", "tensorflow"]
-    command = [str(PYTHON), str(REPOSITORY / "tools" / "self_test.py"), *frameworks]
-    _run(command, progress=lambda line: line if line.startswith("ok:") else None)
+    command = [str(PYTHON), str(REPOSITORY / "tools" / "self_test.py"), *(["--gpu"] if gpu else [])]
+    _run(command, progress=lambda line: line if line.startswith(("ok:", "not tried:")) else None)
 
 
 def _none(line: str) -> None:
     return None
 
 
-def _run(command: list[str], *, progress: Callable[[str], str | None]) -> None:
-    run_logged(command, LOG, progress=progress, pass_fds=[_lock_fd])
+def _run(command: list[str], *, progress: Callable[[str], str | None], env: Mapping[str, str] | None = None) -> None:
+    run_logged(command, LOG, progress=progress, env=env, pass_fds=[_lock_fd])
 
 
-def _pip(*arguments: str, progress: Callable[[str], str | None] = _none) -> None:
+def _pip(*arguments: str, progress: Callable[[str], str | None] = _none, env: Mapping[str, str] | None = None) -> None:
     command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
-    _run(command, progress=progress)
+    _run(command, progress=progress, env=env)
 
 
-def _num_pins() -> int:
-    lines = CONSTRAINTS.read_text().splitlines()
+def _num_pins(pins: str) -> int:
+    lines = pins.splitlines()
     return len({line.split("==")[0] for line in lines if "==" in line and not line.startswith("#")})
 
 
@@ -185,7 +219,8 @@ def record(done: list[str], *, gpu: bool) -> None:
 def set_up() -> None:
     """Run the steps that are not done."""
     before = recorded()
-    gpu = _wants_gpu(before)
+    choice = _choice(before)
+    gpu = choice.gpu
     steps = setup_steps(gpu=gpu)
     prints = fingerprints(steps)
     done = before["done"] if before else []
@@ -193,11 +228,12 @@ def set_up() -> None:
     if num_done == len(done) == 1:
         # The packages were being installed: pip may take half a package for a whole one.
         num_done = 0
-    kind = f"Python {sys.version.split()[0]}, {'NCCL' if gpu else 'CPU'}"
+    kind = f"Python {sys.version.split()[0]}, for {'GPUs' if gpu else 'CPUs'}: {choice.reason}"
     if num_done == len(steps):
         print(f".venv is ready ({kind})")
         return
-    prerequisites.check(_needed_gb(num_done), gpu=gpu)
+    print(f".venv will be for {'GPUs' if gpu else 'CPUs'}: {choice.reason}", flush=True)
+    prerequisites.check(_needed_gb(num_done, gpu=gpu))
     ENVIRONMENT.mkdir(exist_ok=True)
     build_horovod.cache_folder().mkdir(parents=True, exist_ok=True)  # rather now than after minutes of downloads
     for i in range(num_done, len(steps)):
@@ -208,22 +244,20 @@ def set_up() -> None:
     print(f".venv is ready ({kind}); its commands are in .venv/bin (source .venv/bin/activate)")
 
 
-def _needed_gb(num_done: int) -> dict[Path, float]:
+def _needed_gb(num_done: int, *, gpu: bool) -> dict[Path, float]:
     """What the steps after the first `num_done` still write, by folder."""
+    tensorflow = prerequisites.TENSORFLOW_GPU_GB if gpu and num_done < 3 else 0
     if num_done >= 2:  # the packages are there
-        return {ENVIRONMENT: prerequisites.BUILD_GB, build_horovod.cache_folder(): prerequisites.BUILD_GB}
+        needed = tensorflow or prerequisites.BUILD_GB
+        return {ENVIRONMENT: needed, build_horovod.cache_folder(): prerequisites.BUILD_GB}
     # What an interrupted set-up has left is removed first.
     left = sum(path.lstat().st_blocks for path in ENVIRONMENT.rglob("*")) * 512 / 1e9
-    return {ENVIRONMENT: prerequisites.PACKAGES_GB - left, build_horovod.cache_folder(): prerequisites.BUILD_GB}
+    needed = prerequisites.PACKAGES_GB + tensorflow - left
+    return {ENVIRONMENT: needed, build_horovod.cache_folder(): prerequisites.BUILD_GB}
 
 
-def _wants_gpu(before: dict | None) -> bool:
-    choice = os.environ.get("GPU", "")
-    if choice == "":
-        return bool(before and before["gpu"])
-    if choice not in ("0", "1"):
-        raise SetupError(f"expected GPU to be 1 (Horovod with NCCL) or 0 (without), received {choice!r}; correct it")
-    return choice == "1"
+def _choice(before: dict | None) -> Choice:
+    return choose(os.environ.get("GPU", ""), before=before["gpu"] if before else None, driver=find_driver())
 
 
 def _interrupt(signum, frame) -> None:

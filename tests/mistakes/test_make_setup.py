@@ -17,8 +17,8 @@ PYTHONS, COMPILER, GPU = "Python 3.10 to 3.13", "a C++20 compiler", "GPU to be 1
 
 def tree(folder: Path) -> None:
     """What `make setup` needs of the repository."""
-    for name in ("Makefile", "constraints.txt", "setup.cfg", "pyproject.toml"):
-        shutil.copy(REPOSITORY / name, folder / name)
+    for name in ("Makefile", "setup.cfg", "pyproject.toml", *REPOSITORY.glob("constraints*.txt")):
+        shutil.copy(REPOSITORY / name, folder)
     shutil.copytree(REPOSITORY / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))
 
 

@@ -16,6 +16,8 @@ import console
 import patch_series
 import pytest
 import setup_environment
+import tensorflow_gpu
+from gpu_choice import Driver
 from setup_environment import Step, fingerprints, set_up
 
 
@@ -48,6 +50,8 @@ def recipe(tmp_path, monkeypatch):
     monkeypatch.setattr(setup_environment, "ENVIRONMENT", tmp_path / ".venv")
     monkeypatch.setattr(setup_environment, "RECORD", tmp_path / ".venv" / "allstep-setup.json")
     monkeypatch.setattr(setup_environment, "setup_steps", recipe.steps)
+    # Whether this machine has one must not matter.
+    monkeypatch.setattr(setup_environment, "find_driver", lambda: Driver(False))
     monkeypatch.delenv("GPU", raising=False)
     return recipe
 
@@ -89,14 +93,67 @@ def test_half_installed_packages_are_thrown_away(recipe):
 
 def test_the_choice_of_gpu_is_kept_until_another_is_made(recipe, monkeypatch):
     recipe.set_up()
-    # A test machine need not have a CUDA toolkit.
-    monkeypatch.setattr(setup_environment.prerequisites, "cuda_home", lambda: None)
     monkeypatch.setenv("GPU", "1")
     assert recipe.set_up() == ["a", "b", "c"]
     monkeypatch.delenv("GPU")
     assert recipe.set_up() == []
     monkeypatch.setenv("GPU", "0")
     assert recipe.set_up() == ["a", "b", "c"]
+
+
+def test_a_machine_with_a_driver_gets_a_build_for_gpus(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(setup_environment, "find_driver", lambda: Driver(True, 580))
+    recipe.set_up()
+    assert setup_environment.recorded()["gpu"]
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(".venv will be for GPUs: NVIDIA's driver is here")
+    assert "for GPUs" in last
+
+
+def test_the_build_for_gpus_has_one_tensorflow_and_a_whole_compiler():
+    """Oracle: the constraints; two TensorFlows in one environment would be one over the other."""
+    cpu, gpu = (setup_environment.packages(gpu=gpu).splitlines() for gpu in (False, True))
+    assert set(cpu) - set(gpu) == {"tensorflow-cpu==2.21.0"}
+    assert [line for line in gpu if line not in cpu and not line.startswith("#")] == [
+        "cuda-toolkit[nvcc,cccl]==13.0.3.0"
+    ]
+    own = setup_environment.TENSORFLOW_GPU_CONSTRAINTS.read_text()
+    assert "tensorflow==2.21.0\n" in own
+    assert "nccl" not in own.replace("NCCL", "")
+    titles = [[step.title for step in setup_environment.setup_steps(gpu=gpu)] for gpu in (False, True)]
+    assert set(titles[1]) - set(titles[0]) == {"TensorFlow, with CUDA 12 of its own"}
+
+
+def test_an_environment_for_gpus_is_not_made_of_one_for_cpus():
+    cpu, gpu = (fingerprints(setup_environment.setup_steps(gpu=gpu)) for gpu in (False, True))
+    assert cpu[0] != gpu[0]
+
+
+def test_tensorflow_s_folder_leaves_nvidia_s_packages_a_namespace(tmp_path):
+    """What pip leaves in the folder, made here; Python itself, with the .pth file, is the oracle."""
+    site, folder = build_horovod.site_packages(tmp_path), tensorflow_gpu.folder(tmp_path)
+    parts = [site / "nvidia" / "nccl", site / "nvidia" / "cudnn", folder / "nvidia" / "cudnn", folder / "bin"]
+    libraries = [folder / "nvidia" / name / "lib" for name in ("cublas", "cusolver")]
+    for part in (*parts, *libraries):
+        part.mkdir(parents=True)
+        (part / "own.py").touch()
+    (libraries[1] / "libcusolver.so.11").touch()
+    (folder / "nvidia" / "__init__.py").touch()
+    (folder / "tensorflow.py").touch()
+    tensorflow_gpu.tidy_and_link(tmp_path)
+    program = (
+        f"import site; site.addsitedir({str(site)!r})\n"
+        "import tensorflow, nvidia.nccl.own, nvidia.cudnn.own, os\n"
+        "print(tensorflow.__file__, nvidia.cudnn.own.__file__, sep='\\n')\n"
+    )
+    result = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert list(map(os.path.realpath, result.stdout.splitlines())) == [
+        str(folder / "tensorflow.py"),
+        str(site / "nvidia" / "cudnn" / "own.py"),
+    ]
+    assert (folder / "nvidia" / "nccl" / "own.py").samefile(site / "nvidia" / "nccl" / "own.py")
+    assert (libraries[0] / "libcusolver.so.11").samefile(libraries[1] / "libcusolver.so.11")
+    assert not (folder / "bin").exists()
 
 
 def test_fingerprints_depend_on_the_order_and_the_bounds_of_texts():

@@ -1,4 +1,4 @@
-# What horovodrun is given, checked before anything is started. horovod_edits/mistakes.py puts this into Horovod's
+# What horovodrun is given, checked before anything is started. The patch 0049-mistakes-in-one-line puts this into Horovod's
 # launch.py, whose names it uses.
 # ruff: noqa: F821
 

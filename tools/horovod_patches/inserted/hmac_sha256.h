@@ -1,5 +1,5 @@
 // SHA-256 (FIPS 180-4) and HMAC (RFC 2104), in hexadecimal digits: Horovod links no library that has them.
-// horovod_edits/security.py puts this into Horovod's http_store.cc.
+// The patch 0025-ranks-sign-requests puts this into Horovod's http_store.cc.
 
 #include <array>
 #include <cstdint>

@@ -1,0 +1,1 @@
+"""What can be shown on a GPU alone; `tools/gpu_check.sh` runs it."""

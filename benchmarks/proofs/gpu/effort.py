@@ -1,0 +1,68 @@
+"""How much the checks of GPUs measure: on a GPU, and in a trial on a CPU that only shows that they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Sizes of everything that is measured."""
+
+    device: str
+    """What the trainers are told by --device."""
+    seconds: float
+    """After which no check begins any more."""
+    job_seconds: float
+    """After which one of two jobs that take turns is ended."""
+    large_shape: tuple[int, int, int]
+    """Height, width and channels of ResNet-50's images."""
+    large_batch: dict[str, int]
+    """Images a step of ResNet-50, by framework."""
+    small_batch: dict[str, int]
+    """Images a step of the small networks, by name."""
+    num_warmup: int
+    """Batches before the first that is timed."""
+    num_batches: int
+    """Of ResNet-50 that are timed together; of the small networks ten times as many."""
+    num_blocks: int
+    """That each of two jobs runs in turn."""
+    num_images: int
+    """JPEG files to train on."""
+    decode_threads: int
+    exact_epochs: int
+    """Epochs of 25 steps over which curves are compared."""
+    deterministic_steps: int
+    """After which two equal runs must have equal bits."""
+
+
+ON_GPU = Effort(
+    device="cuda",
+    seconds=420,
+    job_seconds=240,
+    large_shape=(224, 224, 3),
+    large_batch={"pytorch": 256, "tensorflow": 128},
+    small_batch={"cnn": 64, "resnet18": 128},
+    num_warmup=15,
+    num_batches=10,
+    num_blocks=8,
+    num_images=6400,
+    decode_threads=16,
+    exact_epochs=2,
+    deterministic_steps=100,
+)
+ON_CPU = Effort(
+    device="cpu",
+    seconds=3600,
+    job_seconds=1200,
+    large_shape=(32, 32, 3),
+    large_batch={"pytorch": 4, "tensorflow": 4},
+    small_batch={"cnn": 2, "resnet18": 2},
+    num_warmup=1,
+    num_batches=1,
+    num_blocks=2,
+    num_images=40,
+    decode_threads=1,
+    exact_epochs=1,
+    deterministic_steps=2,
+)
