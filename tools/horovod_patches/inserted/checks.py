@@ -1,5 +1,5 @@
-# What horovodrun is given, checked before anything is started. The patch 0049-mistakes-in-one-line puts this into Horovod's
-# launch.py, whose names it uses.
+# What horovodrun is given, checked before anything is started. The patch 0049-mistakes-in-one-line puts this into
+# Horovod's launch.py, whose names it uses.
 # ruff: noqa: F821
 
 MOST_BYTES = 2**16  # of a configuration file
