@@ -13,8 +13,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import keras
-from tensorflow.python.ops import control_flow_util
-
 import tensorflow as tf
 
 HandedOut = list[tuple[keras.optimizers.Optimizer, list[Any], list[Any]]]
@@ -71,11 +69,6 @@ def updated(update: Callable[[Sequence[Any]], None], gradients: Sequence[Any]) -
     if _COMPILES_UPDATES.get():
         update = tf.function(update, jit_compile=True, autograph=False)
     update(gradients)
-
-
-def is_inside() -> bool:
-    """Whether XLA compiles what is traced here."""
-    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 @contextlib.contextmanager

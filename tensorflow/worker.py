@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from typing import SupportsFloat
+from typing import SupportsFloat, cast
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
@@ -94,7 +94,7 @@ class Worker:
         for name, weight, variable in self._state():
             if name in arrays:
                 variable.assign(self._strategy.shard(weight.from_canonical(arrays[name]), variable))
-        self._optimizer.iterations.assign(step)
+        cast("keras.Variable", self._optimizer.iterations).assign(step)
 
     def pending_tensors(self) -> Sequence[str]:
         return self._strategy.pending_tensors()
@@ -108,7 +108,7 @@ class Worker:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _set_learning_rate(self, learning_rate: tf.Tensor) -> None:
-        self._optimizer.learning_rate.assign(learning_rate)
+        cast("keras.Variable", self._optimizer.learning_rate).assign(learning_rate)
 
     def _train_on_device(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
         compute = self._one_pass if self._num_passes == 1 else self._accumulated_gradients
@@ -132,7 +132,8 @@ class Worker:
             loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels) * counts
             loss = loss_sum * loss_weight
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
-        return loss_sum, tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+        gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+        return loss_sum, cast("list[tf.Tensor]", gradients)
 
     def _accumulated_gradients(
         self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor

@@ -11,8 +11,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import keras
-
 import tensorflow as tf
+
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
 from allstep.tensorflow.strategies.strategy import Strategy, cut

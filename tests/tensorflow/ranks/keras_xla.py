@@ -2,12 +2,12 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import optimizers
 from keras_cases import DIRECTORY, case, error, fit, network, samples, values
 
 import allstep.tensorflow.horovod_keras as hvd
-import tensorflow as tf
-from allstep.tensorflow import horovod_xla
+from allstep.tensorflow.compat import is_in_xla
 
 INSIDE: list[bool] = []
 NUM_SAMPLES = 20  # in batches of 8: the last one has 4
@@ -19,7 +19,7 @@ class Looks(keras.layers.Layer):
 
     def call(self, inputs, training=False):
         if training and not tf.executing_eagerly():
-            INSIDE.append(horovod_xla.is_inside())
+            INSIDE.append(is_in_xla())
         return inputs
 
 
