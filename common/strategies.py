@@ -30,7 +30,7 @@ def check_flags(config: TrainConfig, framework: str) -> None:
         if value != item.default and config.strategy not in names:
             [other] = (title for name, title in TITLES.items() if name != framework)
             place = f"--strategy {' or '.join(names)}" if names else other
-            why = STRATEGIES[framework][config.strategy].why_not_compiled if item.name == "compile" else ""
+            why = STRATEGIES[framework][str(config.strategy)].why_not_compiled if item.name == "compile" else ""
             raise UserError(
                 f"expected --{item.name.replace('_', '-')} with {place} alone, received {value} with --strategy "
                 f"{config.strategy} in {TITLES[framework]}{why and ', ' + why}; leave it out"
