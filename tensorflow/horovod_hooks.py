@@ -73,7 +73,7 @@ def has_keras_step(model: keras.Model) -> bool:
 
 def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[..., Any]:
     """`Model.make_train_function` that has a model not train on when it was compiled with a distributed optimizer,
-    and then with a plain one; and that has XLA compile the parts of a step around Horovod, in place of the whole."""
+    and then with a plain one; and that leaves to `train_step` what XLA is to compile."""
 
     @functools.wraps(make_train_function_)
     def make_train_function(self, *args, **kwargs):
@@ -92,7 +92,7 @@ def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[.
 
 
 def _train_step(train_step_: Callable[..., Any]) -> Callable[..., Any]:
-    """`Model.train_step` in parts, where `make_train_function` has left that to it."""
+    """`Model.train_step` that has XLA compile the parts of a step around Horovod, in place of the whole."""
 
     @functools.wraps(train_step_)
     def train_step(self, data):

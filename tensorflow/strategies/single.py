@@ -22,7 +22,7 @@ class Single(Strategy):
             self.compiled(lambda gradients: apply(gradients, trainable_variables))(grads)
 
         if self.flags.compile:
-            optimizer.apply = apply_at_once
+            optimizer.apply = apply_at_once  # pyright: ignore[reportAttributeAccessIssue]
         return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
