@@ -30,6 +30,16 @@ def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.o
     return type(kind.__name__, (kind,), methods)
 
 
+def set_most_programs(number: int) -> None:
+    """How many programs torch.compile makes of one piece of code, as for sizes of its input; then it runs it as it is.
+
+    It is 8 by default. torch 2.14 takes it as an argument as well; torch 2.9 by its configuration alone.
+    """
+    import torch._dynamo  # it takes seconds
+
+    torch._dynamo.config.recompile_limit = number
+
+
 def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:
     """Make the parameters and buffers of `module` those of `other`.
 

@@ -15,6 +15,7 @@ from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
+from allstep.pytorch.compat import set_most_programs
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
@@ -80,9 +81,7 @@ class Strategy(ABC):
         own, which is faster than one for all.
         """
         if self.flags.compile:
-            import torch._dynamo  # it takes seconds
-
-            torch._dynamo.config.recompile_limit = _MOST_PROGRAMS
+            set_most_programs(_MOST_PROGRAMS)
             for layer in module.modules():
                 if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
                     layer.forward = torch.compiler.disable(layer.forward)  # pyright: ignore[reportAttributeAccessIssue]

@@ -18,8 +18,8 @@ class Single(Strategy):
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         apply = optimizer.apply
 
-        def apply_at_once(gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
-            self.compiled(lambda gradients: apply(gradients, variables))(gradients)
+        def apply_at_once(grads: list[tf.Tensor], trainable_variables: list[keras.Variable] | None = None) -> None:
+            self.compiled(lambda gradients: apply(gradients, trainable_variables))(grads)
 
         if self.flags.compile:
             optimizer.apply = apply_at_once  # pyright: ignore[reportAttributeAccessIssue]

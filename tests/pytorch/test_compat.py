@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import REPOSITORY, launch, run
 
-from allstep.pytorch.compat import BatchNorm, share_tensors, without_compiler
+from allstep.pytorch.compat import BatchNorm, set_most_programs, share_tensors, without_compiler
 
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
 
@@ -17,6 +17,29 @@ OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
 def test_batch_norms_have_one_base(kind):
     assert isinstance(kind(3), BatchNorm)
     assert not isinstance(torch.nn.LayerNorm(3), BatchNorm)
+
+
+@pytest.mark.parametrize("number", [3, 12])
+def test_most_programs(number):
+    torch._dynamo.reset()  # programs are counted by the piece of code
+    sizes: list[int] = []
+    compiled = torch.compile(lambda values: values + 1, dynamic=False, backend=Noting(sizes))
+    with torch._dynamo.config.patch(recompile_limit=8):
+        set_most_programs(number)
+        for size in range(2, 12):
+            assert compiled(torch.ones(size)).tolist() == [2] * size
+    assert sizes == list(range(2, 2 + min(number, 10)))
+
+
+class Noting:
+    """A compiler that takes note of the size of the input, and leaves the code as it is."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self._sizes = sizes
+
+    def __call__(self, graph, inputs):
+        self._sizes.append(len(inputs[0]))
+        return graph.forward
 
 
 def test_shared_tensors_are_the_same_objects():
