@@ -14,9 +14,11 @@ from torch.nn.functional import cross_entropy
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
+from allstep.common.worker import StepResult
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
+_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Canonical names of optimizer slots, and PyTorch's.
 _SLOT_NAMES = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 
@@ -46,21 +48,23 @@ class Worker:
             model: what a training step calls: `network` as the strategy wrapped it.
             slots: canonical names of what the optimizer remembers of each weight.
             accumulate_steps: passes into which a step's samples are cut.
-            precision: float32, or bf16 for what torch.autocast computes in it; weights are float32 in either case.
+            precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.
         """
         self.collectives, self._strategy = strategy.collectives, strategy
         self._network, self._model, self._optimizer = network, model, optimizer
         self._train_step = strategy.compile_train_step(TrainStep(model, _loss_sum))
         self._eval_step = strategy.compile_eval_step(EvalStep(model, _score))
-        self._device, self._slots, self._num_passes = device, slots, accumulate_steps
-        self._autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=precision == "bf16")
+        self.device, self._slots, self._num_passes = device, slots, accumulate_steps
+        autocast_type = _AUTOCAST_TYPES.get(precision)
+        self._autocast = partial(torch.autocast, device.type, autocast_type, enabled=autocast_type is not None)
+        self._scales_loss = precision == "fp16"
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
             for values in (dataset.mean, dataset.std)
         )
         self._scale, self._shift = 1 / (255 * std), -mean / std
 
-    def train_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+    def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
@@ -69,14 +73,18 @@ class Worker:
             begin, end = rank_slice(0, len(batch.images), rank=number, world_size=self._num_passes)
             # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
             images, labels = self._to_device(batch, begin, max(end, begin + 1))
-            loss_weight = batch.loss_weight if end > begin else 0.0
+            loss_weight = batch.loss_weight * loss_scale if end > begin else 0.0
             statistics = contextlib.nullcontext() if loss_weight else uncounted(self._network)
             with self._autocast(), statistics:
                 loss_sum = self._train_step(images, labels, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
                 loss_sums.append(loss_sum)
-        self._optimizer.step()
-        return sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
+        overflowed = False
+        if self._scales_loss:
+            overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale)
+        else:
+            self._optimizer.step()
+        return StepResult(sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(()), overflowed)
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         images, labels = self._to_device(batch)
@@ -113,7 +121,10 @@ class Worker:
         state = {f"model/{name}": tensor for name, tensor in self._own_weights()}
         for name, parameter in self._own_parameters():
             slots = self._optimizer.state[parameter]
-            state |= {f"optimizer/{name}/{slot}": slots[_SLOT_NAMES[slot]] for slot in self._slots}
+            for slot in self._slots:
+                # There are none while all steps so far have been skipped.
+                value = slots[_SLOT_NAMES[slot]] if slots else torch.zeros_like(parameter.detach())
+                state[f"optimizer/{name}/{slot}"] = value
         return self._strategy.gather(state)
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
@@ -142,16 +153,16 @@ class Worker:
         return {"torch": torch.__version__, **self._strategy.versions()}
 
     def peak_memory_bytes(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _to_device(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised images and labels of the samples [begin, end) of `batch`."""
-        images = torch.as_tensor(batch.images[begin:end]).to(self._device)
+        images = torch.as_tensor(batch.images[begin:end]).to(self.device)
         # Channels stay last in memory, as they are read: convolutions follow that, and are faster for it.
         images = images.to(torch.float32).permute(0, 3, 1, 2)
-        labels = torch.as_tensor(batch.labels[begin:end]).to(self._device)
+        labels = torch.as_tensor(batch.labels[begin:end]).to(self.device)
         return images.mul_(self._scale).add_(self._shift), labels
 
 

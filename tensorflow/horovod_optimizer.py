@@ -146,7 +146,7 @@ class Distributed(Specialised):
         if any(getattr(v, "overwrite_with_gradient", False) for v in variables):
             raise NotImplementedError("Variables that their gradient overwrites (float8) cannot be all-reduced.")
         if not self.gradient_accumulation_steps:
-            super().apply(self._reduction(grads, variables), trainable_variables)
+            self.apply_reduced(self.reduce(grads, variables), trainable_variables)
             return
         # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet.
         with_gradient = [v for g, v in zip(grads, variables, strict=True) if g is not None]
@@ -154,6 +154,14 @@ class Distributed(Specialised):
         super().apply(grads, trainable_variables)
         if not step.is_reduced and not tf.executing_eagerly():
             raise RuntimeError(f"Keras {keras.__version__} did not call `_clip_gradients`: no gradient was reduced.")
+
+    def reduce(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
+        """`grads` over all ranks: the first half of `apply`, for who looks at them in between."""
+        return self._reduction(grads, variables)
+
+    def apply_reduced(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Apply what `reduce` gave: the second half."""
+        super().apply(grads, trainable_variables)
 
     def _clip_gradients(self, grads: list[Gradient]) -> list[Gradient]:
         if self.gradient_accumulation_steps:

@@ -13,8 +13,8 @@ from keras import layers
 from allstep.common.config.validation import check_image_size
 from allstep.tensorflow.resnet import BatchNorm, resnet
 
-# Keras' names; weights are float32 in either case.
-_POLICIES = {"float32": "float32", "bf16": "mixed_bfloat16"}
+# Keras' names; weights are float32 in any case.
+_POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 def build_model(
@@ -25,7 +25,7 @@ def build_model(
     Args:
         name: mlp, cnn, resnet18 or resnet50.
         image_shape: height, width, channels.
-        precision: in which its layers compute, float32 or bf16.
+        precision: in which its layers compute: float32, tf32, bf16 or fp16.
 
     Raises:
         UserError: the images are too small for the network.

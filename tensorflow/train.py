@@ -66,6 +66,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         dataset=dataset,
         slots=config.optimizer.slots,
         accumulate_steps=config.parallel.accumulate_steps,
+        precision=config.precision,
     )
     return Session(worker, dataset, config, strategy, hooks)
 

@@ -197,8 +197,16 @@ class TrainConfig:
     model: Literal["mlp", "cnn", "resnet18", "resnet50"] = "cnn"
     """The network."""
 
-    precision: Literal["float32", "bf16"] = "float32"
-    """In which layers compute; weights, gradients between ranks and the loss are float32 in either case."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """On what to train; auto takes GPUs where every rank of a host gets its own, else the CPU."""
+
+    precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"
+    """In which layers compute; weights, gradients between ranks and the loss are float32 in any case. float32 is IEEE's
+    on every device; tf32 has GPUs round the factors of products to 10 bits; fp16 scales the loss dynamically, and skips
+    a step whose gradients overflow."""
+
+    deterministic: bool = False
+    """Compute by algorithms that give the same bits in every run, also on GPUs, where they take longer."""
 
     data: DataConfig = field(default_factory=DataConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

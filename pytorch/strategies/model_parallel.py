@@ -22,7 +22,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from allstep.common.data.sharding import rank_slice
-from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives, broadcast_from_rank_0
+from allstep.pytorch.strategies.process_group import (
+    ProcessGroup,
+    ProcessGroupCollectives,
+    broadcast_from_rank_0,
+    sum_over_ranks,
+)
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
 
 
@@ -115,6 +120,9 @@ class ModelParallel(ProcessGroup):
             return kind(stage, number, loss_fn=loss, scale_grads=False)
 
         return schedule
+
+    def _overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
+        return bool(sum_over_ranks(overflow, "overflow"))
 
     def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
         own = {name: self.replicas(tensor)[0] for name, tensor in tensors.items()}
