@@ -77,7 +77,7 @@ def fit(run: Run) -> bool:
         UserError: a loss is not a finite number any more, or a checkpoint cannot be written.
         Fault: the ranks are out of step, or a step failed; the message names the step.
     """
-    with _naming_the_step(run.progress_state):
+    with _naming_the_step(run.progress_state, deterministic=run.session.config.deterministic):
         try:
             _fit(run)
             is_through = True
@@ -257,12 +257,17 @@ def _report_step(run: Run, step: _Step, loss_sum: float, epoch: float) -> None:
 
 
 @contextmanager
-def _naming_the_step(progress_state: ProgressState) -> Iterator[None]:
+def _naming_the_step(progress_state: ProgressState, *, deterministic: bool) -> Iterator[None]:
     try:
         yield
     except (UserError, Fault):
         raise
     except Exception as error:
+        if deterministic and "determinis" in str(error):  # so both frameworks say of what they have no such form of
+            raise UserError(
+                f"expected operations that have a deterministic form, received one in {progress_state.where} that has "
+                f"none: {summary(error)}; leave out --deterministic"
+            ) from None
         raise Fault(f"{progress_state.where} failed: {summary(error)}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Sequence
 
 from allstep.common.config.train_config import StrategyConfig, TrainConfig
@@ -68,6 +69,21 @@ def check_launcher_of_horovod(place: Placement, *, user: str = "--strategy horov
             f"expected horovodrun, mpirun or srun for {user}, received {named(place)}; start it by "
             f"horovodrun -np {place.world_size}{f', or give --strategy {instead}' if instead else ''}"
         )
+
+
+def check_version(package: str, version: str, oldest: tuple[int, int], newest: tuple[int, int]) -> None:
+    """Refuse a version of a framework for which nothing here was written.
+
+    Args:
+        oldest, newest: major and minor number of those that it was.
+
+    Raises:
+        UserError: names the range.
+    """
+    found = tuple(map(int, re.match(r"(\d+)\.(\d+)", version).groups()))
+    if not oldest <= found <= newest:
+        first, last = (".".join(map(str, numbers)) for numbers in (oldest, newest))
+        raise UserError(f"expected {package} {first} to {last}, received {version}; install one of these")
 
 
 def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], place: Placement) -> None:

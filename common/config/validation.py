@@ -33,10 +33,20 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         )
     if schedule.batch_size is not None and schedule.global_batch_size is not None:
         raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
+    entry = registry.STRATEGIES[registry.find_framework(config.strategy)][config.strategy]
+    if config.deterministic and not entry.synchronous:
+        raise UserError(
+            f"expected a synchronous strategy with --deterministic, received {config.strategy}: the order of its "
+            "updates is left to chance; leave one of them out"
+        )
+    if config.deterministic and config.parallel.autotune:
+        raise UserError(
+            "expected --deterministic or --autotune, received both: what Horovod tries changes the order in which "
+            "gradients are added; leave one of them out"
+        )
     _check_output(config.output)
     _check_images(config)
-    one_worker = registry.STRATEGIES[registry.find_framework(config.strategy)][config.strategy].one_worker
-    _check_schedule(config, 1 if one_worker else place.world_size)
+    _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
 

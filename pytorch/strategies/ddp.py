@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Sequence
 
@@ -21,6 +22,15 @@ from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, Tra
 _POWERSGD_FIRST_STEP = 2
 
 
+# Before torch 2.13 it was broadcast_buffers, which leaves them out of DDP's own broadcast, too; but all ranks begin with
+# the same.
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
+
+
 class DDP(ProcessGroup):
     """The five steps in DDP; `ProcessGroup` has the first, `Strategy` the second."""
 
@@ -36,7 +46,7 @@ class DDP(ProcessGroup):
             network,
             bucket_cap_mb=self.flags.bucket_size,
             # Each rank keeps the statistics of its own samples until the worker averages them.
-            forward_sync_buffers=False,
+            **{_SYNC_BUFFERS: False},
             gradient_as_bucket_view=self.flags.gradient_as_bucket_view,
             # A static graph reduces in every backward pass, also in those that only add up.
             static_graph=self.flags.static_graph and self.flags.accumulate_steps == 1,
