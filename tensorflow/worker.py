@@ -13,7 +13,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.worker import StepResult
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
-from allstep.tensorflow.resnet import counted
+from allstep.tensorflow.networks.resnet import counted
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 

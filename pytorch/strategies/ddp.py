@@ -22,8 +22,8 @@ from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, Tra
 _POWERSGD_FIRST_STEP = 2
 
 
-# Before torch 2.13 it was broadcast_buffers, which leaves them out of DDP's own broadcast, too; but all ranks begin with
-# the same.
+# Before torch 2.13 it was broadcast_buffers, which leaves them out of DDP's own broadcast, too; all ranks begin with
+# the same ones.
 _SYNC_BUFFERS = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
