@@ -27,6 +27,5 @@ def prepare(config: TrainConfig) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before it is written
-        torch.backends.cudnn.benchmark = False
         # In which order gradients are added depends on what Horovod fuses, and that on timing.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
