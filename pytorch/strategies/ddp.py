@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import warnings
 from collections.abc import Sequence
 
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.process_group import ProcessGroup, sum_over_ranks
+from allstep.pytorch.strategies.process_group import ProcessGroup, known_arguments, sum_over_ranks
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
 
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
@@ -24,11 +23,9 @@ _POWERSGD_FIRST_STEP = 2
 
 # Before torch 2.13 it was broadcast_buffers, which leaves them out of DDP's own broadcast, too; all ranks begin with
 # the same ones.
-_SYNC_BUFFERS = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-    else "broadcast_buffers"
-)
+_NO_BUFFERS = known_arguments(DistributedDataParallel.__init__, forward_sync_buffers=False) or {
+    "broadcast_buffers": False
+}
 
 
 class DDP(ProcessGroup):
@@ -46,7 +43,7 @@ class DDP(ProcessGroup):
             network,
             bucket_cap_mb=self.flags.bucket_size,
             # Each rank keeps the statistics of its own samples until the worker averages them.
-            **{_SYNC_BUFFERS: False},
+            **_NO_BUFFERS,
             gradient_as_bucket_view=self.flags.gradient_as_bucket_view,
             # A static graph reduces in every backward pass, also in those that only add up.
             static_graph=self.flags.static_graph and self.flags.accumulate_steps == 1,

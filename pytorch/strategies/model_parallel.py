@@ -26,9 +26,13 @@ from allstep.pytorch.strategies.process_group import (
     ProcessGroup,
     ProcessGroupCollectives,
     broadcast_from_rank_0,
+    known_arguments,
     sum_over_ranks,
 )
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
+
+# torch 2.9 returns them in any case.
+_NO_OUTPUTS = known_arguments(Schedule1F1B.step, return_outputs=False)
 
 
 class ModelParallel(ProcessGroup):
@@ -85,9 +89,9 @@ class ModelParallel(ProcessGroup):
             nonlocal weight
             weight, losses = loss_weight, []
             if self._stage_number < self._last:
-                schedule(len(images)).step(*self._input(images), return_outputs=False)
+                schedule(len(images)).step(*self._input(images), **_NO_OUTPUTS)
                 return torch.zeros(())
-            schedule(len(images)).step(*self._input(images), target=labels, losses=losses, return_outputs=False)
+            schedule(len(images)).step(*self._input(images), target=labels, losses=losses, **_NO_OUTPUTS)
             return torch.stack(losses).sum().detach() / loss_weight
 
         return compiled

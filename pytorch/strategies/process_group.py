@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +122,11 @@ def _gloo_runs() -> bool:
             if "(pt_gloo_runloop) R" in stat.read_text():
                 return True
     return False
+
+
+def known_arguments(function: Callable, **arguments: object) -> dict[str, object]:
+    """Those of the arguments that a function has in the version of torch at hand; `numerics.py` says which may be."""
+    return {name: value for name, value in arguments.items() if name in inspect.signature(function).parameters}
 
 
 def broadcast_from_rank_0(network: torch.nn.Module) -> None:
