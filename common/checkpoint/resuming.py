@@ -159,8 +159,8 @@ def _check_sums(saved: TrainState | Manifest) -> None:
     one_of(saved.config["seed"])(saved.rng["seed"], "manifest.rng.seed")
     running, where = progress.running, f"{where}.running"
     whole(0, progress.epoch)(running["epochs_without_gain"], f"{where}.epochs_without_gain")
-    if "loss_scale" in running:
-        _LOSS_SCALE(running, where)
+    if running.keys() & _LOSS_SCALE_FIELDS.keys():  # a checkpoint of before --precision fp16 has none of them
+        record(**_LOSS_SCALE_FIELDS)(running, where)
         whole(0, progress.step)(running["skipped_steps"], f"{where}.skipped_steps")
     if not in_epoch:
         one_of(0.0)(running["loss_sum"], f"{where}.loss_sum")
@@ -219,7 +219,11 @@ def _power_of_two(value: Any, where: str) -> None:
         raise Mismatch(f"expected {where} to be a power of two, received {value:g}")
 
 
-_LOSS_SCALE = record(loss_scale=_power_of_two, good_steps=whole(0, GROWTH_STEPS - 1), skipped_steps=whole())
+_LOSS_SCALE_FIELDS = {
+    "loss_scale": _power_of_two,
+    "good_steps": whole(0, GROWTH_STEPS - 1),
+    "skipped_steps": whole(),
+}
 _RUNNING = record(
     loss_sum=number(),
     learning_rate=number(0),

@@ -97,7 +97,6 @@ _RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_valida
 def resume(worker: Worker, state: TrainState) -> Progress:
     """Put a saved state, which `resuming` has checked, into the worker of every rank; say where the run stands."""
     saved = state.progress
-    # Checkpoints of before --precision fp16 have no scale.
     loss_scale = LossScale()
     if "loss_scale" in saved.running:
         loss_scale = LossScale(*(saved.running[name] for name in ("loss_scale", "good_steps", "skipped_steps")))
