@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 
 import torch
 
 from allstep.common.config.train_config import OptimizerConfig
+from allstep.pytorch.compat import without_compiler
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """The configured optimizer; the engine sets its learning rate before every step."""
     decay = config.weight_decay
     if config.optimizer in ("sgd", "nesterov"):
-        return _without_compiler(torch.optim.SGD)(
+        return without_compiler(torch.optim.SGD)(
             parameters, lr=0.0, momentum=config.momentum, weight_decay=decay, nesterov=config.optimizer == "nesterov"
         )
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    return _without_compiler(kind)(parameters, lr=0.0, weight_decay=decay)
-
-
-def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The same optimizer, by methods that torch has not wrapped for torch.compile.
-
-    The wrappers import the compiler when they are called first: 1.9 of the 4.8 s of CPU that a rank takes to start.
-    Nothing is compiled here.
-    """
-    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    # Its wrapper also switches gradients off.
-    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
-    return type(kind.__name__, (kind,), methods)
+    return without_compiler(kind)(parameters, lr=0.0, weight_decay=decay)

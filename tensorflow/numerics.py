@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import keras
-
 import tensorflow as tf
+
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.strategies import check_version
 

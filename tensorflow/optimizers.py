@@ -7,10 +7,13 @@ curve as torch.optim's; each is one fused kernel a variable.
 
 from __future__ import annotations
 
-import keras
+from typing import cast
 
+import keras
 import tensorflow as tf
+
 from allstep.common.config.train_config import OptimizerConfig
+from allstep.tensorflow.compat import variable_index
 
 
 def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:
@@ -36,7 +39,9 @@ class SGD(keras.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if not self.built:
             super().build(variables)
-            self.slots = {"momentum": self.add_optimizer_variables(variables, "momentum")} if self.momentum else {}
+            momenta = self.add_optimizer_variables(variables, "momentum") if self.momentum else []
+            # Of one name Keras makes one list, of several a tuple of lists: its types do not say when which.
+            self.slots = {"momentum": cast("list[keras.Variable]", momenta)} if self.momentum else {}
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         rate, gradient = tf.cast(learning_rate, variable.dtype), _with_l2(gradient, variable, self.l2)
@@ -45,7 +50,7 @@ class SGD(keras.Optimizer):
             return
         tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle,
-            accum=self.slots["momentum"][self._get_variable_index(variable)].value.handle,
+            accum=self.slots["momentum"][variable_index(self, variable)].value.handle,
             lr=rate,
             grad=gradient,
             momentum=tf.constant(self.momentum, variable.dtype),
@@ -74,8 +79,8 @@ class Adam(keras.Optimizer):
             self.slots = dict(zip(names, self.add_optimizer_variables(variables, names), strict=True))
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        index, dtype = self._get_variable_index(variable), variable.dtype
-        step = tf.cast(self.iterations.value + 1, tf.float64)
+        index, dtype = variable_index(self, variable), variable.dtype
+        step = tf.cast(cast("keras.Variable", self.iterations).value + 1, tf.float64)
         correction_1, correction_2 = 1 - self.BETA_1**step, 1 - self.BETA_2**step
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.worker import StepResult
@@ -91,7 +92,7 @@ class Worker:
         for name, weight, variable in self._state():
             if name in arrays:
                 variable.assign(self._strategy.shard(weight.from_canonical(arrays[name]), variable))
-        self._optimizer.iterations.assign(step)
+        cast("keras.Variable", self._optimizer.iterations).assign(step)
 
     def pending_tensors(self) -> Sequence[str]:
         return self._strategy.pending_tensors()
@@ -105,7 +106,7 @@ class Worker:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _set_learning_rate(self, learning_rate: tf.Tensor) -> None:
-        self._optimizer.learning_rate.assign(learning_rate)
+        cast("keras.Variable", self._optimizer.learning_rate).assign(learning_rate)
 
     def _train_on_device(
         self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, loss_scale: tf.Tensor
@@ -134,7 +135,8 @@ class Worker:
             loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels) * counts
             loss = loss_sum * loss_weight
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
-        return loss_sum, tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+        gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+        return loss_sum, cast("list[tf.Tensor]", gradients)
 
     def _accumulated_gradients(
         self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor

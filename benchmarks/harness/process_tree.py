@@ -51,16 +51,18 @@ def guardian() -> Iterator[Callable[[str], None]]:
     """What it is given, the marks of jobs, does not outlive this process, even if that is killed."""
     program = (sys.executable, "-m", "allstep.benchmarks.harness.process_tree")
     with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
+        marks = process.stdin
+        assert marks is not None
 
         def guard(mark: str) -> None:
-            process.stdin.write(f"{mark}\n")
-            process.stdin.flush()
+            marks.write(f"{mark}\n")
+            marks.flush()
 
         yield guard
 
 
 def ask_to_end(processes: Sequence[subprocess.Popen]) -> float:
-    """Tell launches to end, with what they have started; returns their deadline, by the monotonic clock."""
+    """Ask launches to end, with what they have started; returns their deadline, by the monotonic clock."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
 """What each strategy costs beside a script written by hand for it, and Horovod beside the frameworks' own strategies:
 
-    python -m allstep.benchmarks.proofs.strategies [--frameworks pytorch] [--strategies horovod,ddp] [--rounds N]
+    python -m allstep.benchmarks.proofs.strategies [--frameworks NAME,...] [--strategies NAME,...] [--rounds N]
 
 On 2 ranks of one thread each, or 2 devices of one process (the network: cnn, 28x28x1, 64 images a rank and step), in
 images/s, medians over interleaved rounds. The exit status is 0 where all targets are reached, 1 where one is missed.
@@ -8,6 +8,7 @@ images/s, medians over interleaved rounds. The exit status is 0 where all target
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -15,10 +16,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.harness.launchers import start, train_command
-from allstep.benchmarks.harness.measure import Figure, interleaved, median_ratio, print_table, printed_rates, run, save
+from allstep.benchmarks.harness.measure import (
+    interleaved,
+    median_ratio,
+    print_table,
+    printed_rates,
+    run,
+    run_handwritten,
+    save,
+)
 from allstep.benchmarks.proofs.handwritten.data import trainer_flags
+from allstep.benchmarks.records.figures import Figure
+from allstep.benchmarks.records.files import output_file
 from allstep.common.config.flags import MOST_ROUNDS, Parser, listed, one_of, whole
 from allstep.common.launch.rendezvous import free_ports
 from allstep.common.process.exit import run_rank
@@ -32,8 +42,8 @@ TARGET = ">= 0.97"
 RIVALS = {"pytorch": ("ddp", ">= 1.0"), "tensorflow": ("multi-worker-mirrored", ">= 1.1")}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure, print the table and return the exit status."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print the table; end with status 1 where a target is missed."""
     parser = Parser("python -m allstep.benchmarks.proofs.strategies", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument(
@@ -41,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3, metavar="N")
     parser.add_argument("--output", type=output_file, default="runs/strategies.json", help="where samples are kept")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(argv)
     rows: list[Figure] = []
     samples = {}
     with tempfile.TemporaryDirectory(prefix="allstep-strategies-") as directory:
@@ -59,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
             rows += figures(framework, names, samples[framework])
     print_table(rows)
     save(flags.output, rows, samples)
-    return 0 if all(row.reached for row in rows) else 1
+    if not all(row.reached for row in rows):
+        sys.exit(1)
 
 
 def figures(framework: str, names: Sequence[str], rates: dict[str, list[float]]) -> list[Figure]:
@@ -93,12 +104,8 @@ class StrategyBench:
 
     def by_hand(self, strategy: str) -> float:
         """Images per second of the script written for the strategy."""
-        output = self._new_output()
-        run(*handwritten(self._framework, strategy, output))
-        return statistics.median(json.loads(output.read_text())["images_per_second"][1:])
-
-    def _new_output(self) -> Path:
-        return Path(tempfile.mkdtemp(dir=self._directory)) / "output"
+        commands = functools.partial(handwritten, self._framework, strategy)
+        return statistics.median(run_handwritten(self._directory, commands).images_per_second[1:])
 
 
 _NUM_SAMPLES = STEPS_PER_EPOCH * BATCH_SIZE * NUM_RANKS
@@ -123,9 +130,9 @@ def handwritten(framework: str, strategy: str, output: Path) -> list[list[str]]:
         return [[*start("horovodrun", NUM_RANKS), "-m", f"{module}horovod", str(output), *flags, str(BATCH_SIZE)]]
     script = ["-m", f"{module}strategies", strategy, str(output), *flags]
     if framework == "pytorch":
-        of_all = BATCH_SIZE * NUM_RANKS if strategy == "model-parallel" else BATCH_SIZE
+        batch_size = BATCH_SIZE * NUM_RANKS if strategy == "model-parallel" else BATCH_SIZE
         alone = strategy in ("single", "data-parallel")
-        return [[*start(None if alone else "torchrun", NUM_RANKS), *script, str(of_all)]]
+        return [[*start(None if alone else "torchrun", NUM_RANKS), *script, str(batch_size)]]
     if strategy in ("mirrored", "central-storage"):
         return [["python", *script, str(BATCH_SIZE * NUM_RANKS), "--num-devices", str(NUM_RANKS)]]
     if strategy == "single":
@@ -146,4 +153,4 @@ def handwritten(framework: str, strategy: str, output: Path) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    run_rank(lambda: sys.exit(main(sys.argv[1:])))
+    run_rank(main)

@@ -23,21 +23,23 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         UserError: names the first wrong value.
     """
     schedule = config.schedule
-    if config.strategy not in strategies:
-        framework = registry.find_framework(config.strategy)
-        near = difflib.get_close_matches(config.strategy, strategies, n=1)
+    if config.strategy_name not in strategies:
+        framework = registry.find_framework(config.strategy_name)
+        near = difflib.get_close_matches(config.strategy_name, strategies, n=1)
         hint = f"did you mean {near[0]}?" if near else "choose one of them"
         if framework:
             hint = f"a strategy of {registry.TITLES[framework]}: start {framework}/train.py for it"
         raise UserError(
-            f"expected --strategy to be one of {', '.join(strategies)}, received {shown(config.strategy)}; {hint}"
+            f"expected --strategy to be one of {', '.join(strategies)}, received {shown(config.strategy_name)}; {hint}"
         )
     if schedule.batch_size is not None and schedule.global_batch_size is not None:
         raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
-    entry = registry.STRATEGIES[registry.find_framework(config.strategy)][config.strategy]
+    framework = registry.find_framework(config.strategy_name)
+    assert framework is not None  # it is one of the strategies
+    entry = registry.STRATEGIES[framework][config.strategy_name]
     if config.deterministic and not entry.synchronous:
         raise UserError(
-            f"expected a synchronous strategy with --deterministic, received {config.strategy}: the order of its "
+            f"expected a synchronous strategy with --deterministic, received {config.strategy_name}: the order of its "
             "updates is left to chance; leave one of them out"
         )
     if config.deterministic and config.parallel.autotune:

@@ -12,8 +12,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from allstep.common.strategies import many_gradients
+from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.process_group import ProcessGroup, known_arguments, sum_over_ranks
+from allstep.pytorch.strategies.process_group import ProcessGroup, sum_over_ranks
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
 
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
@@ -59,8 +60,11 @@ class DDP(ProcessGroup):
         """4. DistributedDataParallel has done it when it was made."""
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        model = step.model
+        assert isinstance(model, DistributedDataParallel)
+
         def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            with contextlib.nullcontext() if is_last else step.model.no_sync():
+            with contextlib.nullcontext() if is_last else model.no_sync():
                 return step(images, labels, loss_weight)
 
         return compiled

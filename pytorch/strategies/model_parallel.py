@@ -22,11 +22,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from allstep.common.data.sharding import rank_slice
+from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.strategies.process_group import (
     ProcessGroup,
     ProcessGroupCollectives,
     broadcast_from_rank_0,
-    known_arguments,
     sum_over_ranks,
 )
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
@@ -54,6 +54,7 @@ class ModelParallel(ProcessGroup):
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """3. Keep this stage's layers; of the others `network` keeps names and shapes alone."""
+        assert isinstance(network, torch.nn.Sequential)
         broadcast_from_rank_0(network)
         begin, end = self._cut(network)
         stage = network[begin:end].to(self.device)
@@ -69,7 +70,7 @@ class ModelParallel(ProcessGroup):
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before a rank had but a part."""
 
-    def _cut(self, network: torch.nn.Module) -> tuple[int, int]:
+    def _cut(self, network: torch.nn.Sequential) -> tuple[int, int]:
         """This stage's layers [begin, end): each stage has as many layers with weights as any other, or one less."""
         weighted = [index for index, layer in enumerate(network) if any(True for _ in layer.parameters())]
         first, after = rank_slice(0, len(weighted), rank=self._stage_number, world_size=self.flags.stages)

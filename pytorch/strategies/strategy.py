@@ -16,6 +16,7 @@ from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
+from allstep.pytorch.compat import unscale
 
 
 class Strategy(ABC):
@@ -94,12 +95,7 @@ class Strategy(ABC):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        overflow = torch.zeros(1, device=self.device)
-        # One kernel for all of them; torch.amp.GradScaler calls it as well, and knows neither shards nor other ranks.
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            gradients, overflow, torch.full((1,), 1 / loss_scale, device=self.device)
-        )
-        overflowed = self._overflowed_anywhere(overflow)
+        overflowed = self._overflowed_anywhere(unscale(gradients, loss_scale, self.device))
         if not overflowed:
             optimizer.step()
         return overflowed

@@ -6,11 +6,12 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.devices import choose_gpu, report_choice
@@ -18,6 +19,7 @@ from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
 from allstep.common.worker import StepResult
 
+Result = TypeVar("Result")
 TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Images, labels, the weight of their losses and the loss scale -> the sum of their losses, after a step of the
 optimizer; and a number above 0 where gradients overflowed and nothing was changed."""
@@ -148,8 +150,13 @@ class Strategy(ABC):
         return overflow
 
     def _on_devices(
-        self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor
-    ) -> tf.Tensor:
+        self,
+        step: Callable[..., Result],
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        loss_weight: tf.Tensor,
+        *numbers: tf.Tensor,
+    ) -> Result:
         """The sum of what the devices of this process return; called inside a compiled step."""
         return step(images, labels, loss_weight, *numbers)
 

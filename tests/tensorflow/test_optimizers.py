@@ -17,7 +17,6 @@ NUM_STEPS = 50
 def test_momentum_needs_no_correction_when_the_learning_rate_changes():
     """It falls to a tenth twice. Oracle: equation 10 and remark 2 of Goyal et al. 2017, the rate in the velocity."""
     import keras
-
     import tensorflow as tf
 
     schedule = Schedule(0.1, samples_per_epoch=NUM_STEPS, num_epochs=2, global_batch_size=1, reference_batch_size=1,
@@ -50,7 +49,6 @@ def test_same_updates_as_torch(name, momentum, weight_decay):
     """Gradients of size 1 and a learning rate that changes: nothing here is made of rounding errors, as it is in
     training, where Adam blows up differences of gradients that should be 0."""
     import keras
-
     import tensorflow as tf
 
     config = OptimizerConfig(optimizer=name, momentum=momentum, weight_decay=weight_decay)

@@ -9,6 +9,7 @@ The network is the trainer's and starts from the same weights; the loop is what 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import horovod.torch as hvd
 import torch
@@ -19,8 +20,9 @@ from allstep.common.weights import initial_weights
 from allstep.pytorch.models import build_model, export_weights, import_weights
 
 
-def main() -> None:
-    flags = arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv)
     hvd.init()
     torch.set_num_threads(1)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -87,8 +88,9 @@ STEPS = {
 }
 
 
-def main() -> None:
-    flags = arguments(strategies=STEPS)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv, strategies=STEPS)
     keep_freed_memory()  # as in the trainers: it is not the C library's allocator that is compared
     torch.set_num_threads(1)
     rank, world_size = 0, 1

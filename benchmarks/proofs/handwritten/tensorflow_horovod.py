@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import horovod.tensorflow as hvd
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.benchmarks.proofs.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, epoch_in_memory, write
 from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 
 
-def main() -> None:
-    flags = arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv)
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -62,7 +64,8 @@ def main() -> None:
             losses.append(train_step(images[start:end], labels[start:end]))
         losses[-1].numpy()
         seconds = tf.constant(time.perf_counter() - started, tf.float64)
-        rates.append(flags.num_samples / float(hvd.allreduce(seconds, op=hvd.Max)))
+        slowest = np.asarray(hvd.allreduce(seconds, op=hvd.Max)).item()
+        rates.append(flags.num_samples / slowest)
     losses = np.asarray(hvd.allreduce(tf.stack(losses))).tolist()
     if hvd.rank() == 0:
         write(flags.output, images_per_second=rates, losses=losses)

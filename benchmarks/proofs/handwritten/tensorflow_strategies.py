@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -19,8 +20,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.benchmarks.proofs.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, epoch_in_memory, write
 from allstep.common.process.memory import keep_freed_memory
 from allstep.common.weights import initial_weights
@@ -62,8 +63,9 @@ def serve_until(done: Path, index: int) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    flags = arguments(strategies=STRATEGIES)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv, strategies=STRATEGIES)
     keep_freed_memory()  # as in the trainers: it is not the C library's allocator that is compared
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
     is_asynchronous = flags.strategy == "parameter-server"
@@ -114,13 +116,14 @@ def main() -> None:
         )
         iterator = distributed(images, labels)
         started = time.perf_counter()
-        of_epoch = []
+        epoch_losses = []
         for _ in range(0, len(labels), flags.batch_size):
-            of_epoch.append(coordinator.schedule(train_step, args=(iterator,)) if coordinator else train_step(iterator))
+            scheduled = coordinator.schedule(train_step, args=(iterator,)) if coordinator else train_step(iterator)
+            epoch_losses.append(scheduled)
         if coordinator:
             coordinator.join()
-            of_epoch = [value.fetch() for value in of_epoch]
-        losses += [float(loss) for loss in of_epoch]
+            epoch_losses = [value.fetch() for value in epoch_losses]
+        losses += [float(loss) for loss in epoch_losses]
         rates.append(flags.num_samples / (time.perf_counter() - started))
     if rank == 0:
         write(flags.output, images_per_second=rates, losses=losses)

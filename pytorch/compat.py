@@ -1,0 +1,78 @@
+"""What we use of the insides of PyTorch and of Horovod's part for it; `tests/pytorch/test_compat.py` tries each.
+
+Nothing here is promised by its library. Each function names the version in which it was looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+BatchNorm = _BatchNorm
+"""The base class of BatchNorm1d, 2d and 3d (torch 2.14), which `isinstance` finds of any dimension."""
+
+
+def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """The same optimizer, by methods that torch 2.14 has not wrapped for torch.compile.
+
+    The wrappers import the compiler when they are called first: 1.9 of the 4.8 s of CPU that a rank takes to start.
+    Nothing is compiled here. They are made by functools.wraps, so that inspect.unwrap finds what they wrap.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    # Its wrapper also switches gradients off.
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)
+
+
+def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:
+    """Make the parameters and buffers of `module` those of `other`.
+
+    A module of torch 2.14 keeps them in two dictionaries, `_parameters` and `_buffers`.
+    """
+    module.__dict__["_parameters"], module.__dict__["_buffers"] = other._parameters, other._buffers
+
+
+def gloo_is_busy() -> bool:
+    """Whether a thread of Gloo's computes or waits for a core.
+
+    torch 2.14 names its threads `pt_gloo_runloop`; the state follows the name in /proc.
+    """
+    for stat in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if "(pt_gloo_runloop) R" in stat.read_text():
+                return True
+    return False
+
+
+def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """The handles of the all-reduces that Horovod 0.28.1's DistributedOptimizer has started, by parameter.
+
+    `_handles` has a pair for each parameter whose gradient is there; its handle is None where gradients are still
+    being added up. Another thread may call this while the optimizer steps.
+    """
+    names, handles = optimizer._parameter_names, optimizer._handles  # pyright: ignore[reportAttributeAccessIssue]
+    return {names[parameter]: handle for parameter, (handle, _) in list(handles.items()) if handle is not None}
+
+
+def unscale(gradients: list[torch.Tensor], scale: float, device: torch.device) -> torch.Tensor:
+    """Divide gradients, which lie on `device`, by `scale` in place, in one kernel.
+
+    torch.amp.GradScaler of torch 2.9 to 2.14 calls it as well, but knows neither shards nor other ranks.
+
+    Returns: one element, above 0 where an element of a gradient is not finite.
+    """
+    overflow = torch.zeros(1, device=device)
+    inverse = torch.full((1,), 1 / scale, device=device)
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, inverse)
+    return overflow
+
+
+def known_arguments(function: Callable[..., object], **arguments: bool) -> dict[str, bool]:
+    """Those of the arguments that a function has in the version of torch at hand; `numerics.py` says which may be."""
+    return {name: value for name, value in arguments.items() if name in inspect.signature(function).parameters}
