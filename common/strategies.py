@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Sequence
 
 from allstep.common.config.train_config import StrategyConfig, TrainConfig
@@ -80,7 +79,7 @@ def check_version(package: str, version: str, oldest: tuple[int, int], newest: t
     Raises:
         UserError: names the range.
     """
-    found = tuple(map(int, re.match(r"(\d+)\.(\d+)", version).groups()))
+    found = tuple(map(int, version.split(".")[:2]))
     if not oldest <= found <= newest:
         first, last = (".".join(map(str, numbers)) for numbers in (oldest, newest))
         raise UserError(f"expected {package} {first} to {last}, received {version}; install one of these")

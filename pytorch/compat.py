@@ -9,6 +9,7 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -69,10 +70,11 @@ def unscale(gradients: list[torch.Tensor], scale: float, device: torch.device) -
     """
     overflow = torch.zeros(1, device=device)
     inverse = torch.full((1,), 1 / scale, device=device)
-    torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, inverse)
+    check_and_unscale = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
+    check_and_unscale(gradients, overflow, inverse)
     return overflow
 
 
-def known_arguments(function: Callable[..., object], **arguments: bool) -> dict[str, bool]:
+def known_arguments(function: Callable[..., object], **arguments: bool) -> dict[str, Any]:
     """Those of the arguments that a function has in the version of torch at hand; `numerics.py` says which may be."""
     return {name: value for name, value in arguments.items() if name in inspect.signature(function).parameters}

@@ -26,6 +26,7 @@ def prepare(config: TrainConfig) -> None:
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory before it is written
+        # Nothing here reads memory before it is written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
         # In which order gradients are added depends on what Horovod fuses, and that on timing.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")

@@ -18,6 +18,9 @@ class DataParallel(Single):
     device's alone: those that the copies on the others keep are gone after each pass, as nn.DataParallel documents.
     """
 
+    _type: torch.dtype
+    """In which autocast computes, from the first pass on."""
+
     def pin_device(self) -> torch.device:
         self._num_devices = 1 if self.gpu is None else torch.cuda.device_count()
         if self.flags.num_gpus:

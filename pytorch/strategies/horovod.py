@@ -52,8 +52,9 @@ class Horovod(Strategy):
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float) -> bool:
-        optimizer.synchronize()  # the gradients are averaged before they are looked at
-        with optimizer.skip_synchronize():
+        # The gradients are averaged before they are looked at.
+        self._optimizer.synchronize()
+        with self._optimizer.skip_synchronize():
             return super().apply_unscaled(optimizer, loss_scale)
 
     def pending_tensors(self) -> Sequence[str]:

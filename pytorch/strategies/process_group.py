@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 # Documented there, though torch forgets to export them.
 from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import rendezvous as env_rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from allstep.common.launch import rendezvous
 from allstep.common.launch.devices import check_agreement
@@ -48,7 +49,7 @@ class ProcessGroup(Strategy):
     def _store(self) -> Store:
         """Where ranks leave their addresses for one another."""
         if self.place.launcher == "torchrun":  # its agent has one
-            store, _, _ = next(dist.rendezvous("env://", self.place.rank, self.place.world_size))
+            store, _, _ = next(env_rendezvous("env://", self.place.rank, self.place.world_size))
             return store
         if self.place.world_size == 1:
             return HashStore()
