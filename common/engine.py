@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -63,6 +63,8 @@ class Run:
     saver: Saver
     progress_state: ProgressState
     """What the engine reports to the watch, and what the watch asks of it."""
+    compile_seconds: dict[int, float] = field(default_factory=dict)
+    """Under --compile: how long it took to compile the step for global batches of each size so far."""
 
 
 DIVERGED = "expected a finite"
@@ -124,6 +126,8 @@ def _fit(run: Run) -> None:
         metrics = session.metrics()
         if session.config.precision == "fp16":
             metrics = {**metrics, "skipped_steps": progress.loss_scale.skipped_steps}
+        if session.config.parallel.compile:
+            metrics = {**metrics, "compile_seconds": sum(run.compile_seconds.values())}
         run.progress_state.enter("reporting")
         run.reporter.event(
             "epoch",
@@ -209,6 +213,13 @@ def train_epoch(run: Run) -> None:
         if not progress_state.begin_tick():
             settle()
             raise Stopped
+        if config.parallel.compile and batch.num_global not in run.compile_seconds:
+            settle()
+            progress_state.enter("compile")
+            worker.compile(batch)
+            # All ranks did it together, so this time is nobody's waiting for another one in a step.
+            run.compile_seconds[batch.num_global] = time.perf_counter() - started
+            started = time.perf_counter()
         progress_state.enter("step")
         rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
         loss_scale = progress.loss_scale.value if scales_loss else None

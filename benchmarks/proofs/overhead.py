@@ -110,7 +110,7 @@ class TrainerBench:
         metrics = output / FILE
         command = job(
             f"allstep.{self.framework}.train",
-            *self._flags(epochs=1, num_samples=NUM_RANKS),
+            *self._flags(epochs=1, num_samples=NUM_RANKS, batch_size=1),
             *("--output-dir", output, "--log-every", 1),
         )
         return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())
@@ -140,9 +140,11 @@ class TrainerBench:
         flags = ("--epochs", num_epochs, "--num-samples", self.effort.num_samples, "--batch-size", BATCH_SIZE)
         return run_handwritten(self._directory, lambda output: [job(module, output, *flags)])
 
-    def _flags(self, *, epochs: int | None = None, num_samples: int | None = None) -> Sequence[object]:
+    def _flags(
+        self, *, epochs: int | None = None, num_samples: int | None = None, batch_size: int = BATCH_SIZE
+    ) -> Sequence[object]:
         flags = trainer_flags(num_samples or self.effort.num_samples, epochs or self.effort.num_epochs)
-        return *flags, "--batch-size", BATCH_SIZE
+        return *flags, "--batch-size", batch_size
 
 
 def figures(bench: TrainerBench) -> tuple[list[Figure], dict[str, dict[str, list[float]]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 from allstep.common import registry
@@ -46,6 +47,11 @@ def check(config: TrainConfig, place: Placement) -> None:
         raise UserError(
             "expected another --precision for --comm-hook powersgd, received fp16: PowerSGD carries what it has not "
             "sent into the next step, an overflow as well; use bf16"
+        )
+    if flags.compile and shutil.which(compiler := os.environ.get("CXX") or "g++") is None:
+        raise UserError(
+            f"expected a C++ compiler, by which PyTorch builds its programs, with --compile, received no {compiler}; "
+            "install one, name it in CXX, or leave --compile out"
         )
     most_stages = MODELS[config.model].most_stages
     if name == "model-parallel" and most_stages == 1:

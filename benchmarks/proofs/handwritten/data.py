@@ -28,6 +28,7 @@ def arguments(argv: Sequence[str] | None, strategies: Iterable[str] = ()) -> arg
     parser.add_argument("--num-samples", type=int, required=True, help="of the synthetic data set; an epoch's length")
     parser.add_argument("--batch-size", type=int, required=True, help="samples per rank and step")
     parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--compile", action="store_true", help="by torch.compile or XLA")
     return parser.parse_args(argv)
 
 

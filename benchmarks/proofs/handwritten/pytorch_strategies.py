@@ -102,6 +102,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     model = build_model("cnn", (28, 28, 1), 10)
     import_weights(model, initial_weights({name: w.shape for name, w in export_weights(model).items()}, 0))
+    if flags.compile:
+        layers = [layer for layer in model.children() if list(layer.parameters())]
+        for part in layers if flags.strategy == "fsdp" else [model]:
+            part.forward = torch.compile(part.forward, dynamic=False)  # within the hooks of FSDP
     step = STEPS[flags.strategy](
         model, lambda parameters: torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
     )

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -83,13 +84,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     import_weights(model, initial_weights({name: w.shape for name, w in export_weights(model).items()}, 0))
     global_batch_size = flags.batch_size * world_size
 
-    def replica_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def compute(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, Any]:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
             loss = tf.nn.compute_average_loss(losses, global_batch_size=global_batch_size)
-        variables = [variable.value for variable in model.trainable_variables]
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), model.trainable_variables, strict=True))
+        return loss, tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+
+    if flags.compile:
+        compute = tf.function(compute, jit_compile=True)
+
+    def replica_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        loss, gradients = compute(images, labels)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
     @tf.function
