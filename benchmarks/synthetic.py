@@ -116,7 +116,7 @@ def _on_device(array: np.ndarray, worker: Worker) -> object:
     if worker.framework == "pytorch":
         import torch
 
-        return torch.from_numpy(array).to("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.from_numpy(array).to(worker.device)
     import tensorflow as tf
 
     return tf.convert_to_tensor(array)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from allstep.common.reporting.base import Reporter
 from allstep.common.schedule import Schedule, global_batch_size, learning_rate
 from allstep.common.watch import ProgressState
 from allstep.common.weights import checksum
-from allstep.common.worker import Worker
+from allstep.common.worker import StepResult, Worker
 
 if TYPE_CHECKING:
     from allstep.common.session import Session
@@ -84,7 +84,7 @@ def fit(run: Run) -> bool:
         UserError: a loss is not a finite number any more, or a checkpoint cannot be written.
         Fault: the ranks are out of step, or a step failed; the message names the step.
     """
-    with _naming_the_step(run.progress_state):
+    with _naming_the_step(run.progress_state, deterministic=run.session.config.deterministic):
         is_through = True
         try:
             _fit(run)
@@ -124,6 +124,8 @@ def _fit(run: Run) -> None:
         epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
         _finish_epoch(progress, validation)
         metrics = session.metrics()
+        if session.config.precision == "fp16":
+            metrics = {**metrics, "skipped_steps": progress.loss_scale.skipped_steps}
         if session.config.parallel.compile:
             metrics = {**metrics, "compile_seconds": sum(run.compile_seconds.values())}
         run.progress_state.enter("reporting")
@@ -173,7 +175,10 @@ def train_epoch(run: Run) -> None:
     """
     session, schedule, progress_state = run.session, run.schedule, run.progress_state
     worker, split, progress, config = session.worker, session.dataset.train, session.progress, session.config
-    steps_in_flight, log_every = session.strategy.steps_in_flight, config.output.log_every
+    log_every, scales_loss = config.output.log_every, config.precision == "fp16"
+    steps_in_flight = session.strategy.steps_in_flight
+    if scales_loss and steps_in_flight == 1:
+        steps_in_flight = 0  # whether a step overflowed decides on the scale of the next
     epoch, num_samples = progress.position.epoch, len(split)
     batches = train_batches(
         split,
@@ -194,6 +199,9 @@ def train_epoch(run: Run) -> None:
             step = unsettled.popleft()
             loss_sum = step.settle()
             progress.loss_sum += loss_sum
+            if step.loss_scale is not None:
+                overflowed = int(step.result.overflow) > 0
+                progress.loss_scale = progress.loss_scale.after(step.loss_scale, overflowed=overflowed)
             if log_every and step.number % log_every == 0:
                 _report_step(run, step, loss_sum, epoch + step.batch.position.offset / num_samples)
         now = time.perf_counter()
@@ -214,7 +222,8 @@ def train_epoch(run: Run) -> None:
             started = time.perf_counter()
         progress_state.enter("step")
         rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
-        step = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)
+        loss_scale = progress.loss_scale.value if scales_loss else None
+        step = _Step(progress.step + 1, worker.train_step(batch, rate, loss_scale or 1.0), rate, loss_scale, batch)
         unsettled.append(step)
         settle(steps_in_flight)
         progress.step, progress.position, progress.learning_rate = step.number, batch.position, rate
@@ -238,13 +247,15 @@ class _Step:
     """A step that was started and whose loss has not been looked at."""
 
     number: int
-    loss_sum: SupportsFloat
+    result: StepResult
     learning_rate: float
+    loss_scale: float | None
+    """None but with --precision fp16."""
     batch: Batch
 
     def settle(self) -> float:
         """The sum of the losses of this rank's samples, once the device has it."""
-        loss_sum = float(self.loss_sum) if self.batch.num_samples else 0.0
+        loss_sum = float(self.result) if self.batch.num_samples else 0.0
         if not math.isfinite(loss_sum):
             raise UserError(
                 f"{DIVERGED} loss, received {loss_sum} at step {self.number} with learning rate "
@@ -257,19 +268,24 @@ def _report_step(run: Run, step: _Step, loss_sum: float, epoch: float) -> None:
     run.progress_state.enter("sums")
     [loss_sum] = run.session.worker.collectives.all_reduce_sum(np.array([loss_sum]))
     run.progress_state.enter("reporting")
-    run.reporter.event(
-        "step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss_sum / step.batch.num_global
-    )
+    scaled = {} if step.loss_scale is None else {"loss_scale": step.loss_scale}
+    loss = loss_sum / step.batch.num_global
+    run.reporter.event("step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss, **scaled)
     run.progress_state.enter("step")
 
 
 @contextmanager
-def _naming_the_step(progress_state: ProgressState) -> Iterator[None]:
+def _naming_the_step(progress_state: ProgressState, *, deterministic: bool) -> Iterator[None]:
     try:
         yield
     except (UserError, Fault):
         raise
     except Exception as error:
+        if deterministic and "determinis" in str(error):  # so both frameworks say of what they have no such form of
+            raise UserError(
+                f"expected operations that have a deterministic form, received one in {progress_state.where} that has "
+                f"none: {summary(error)}; leave out --deterministic"
+            ) from None
         raise Fault(f"{progress_state.where} failed: {summary(error)}") from error
 
 

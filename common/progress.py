@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from allstep.common.data.sharding import Position
+from allstep.common.loss_scale import LossScale
 
 
 @dataclass
@@ -15,7 +16,9 @@ class Progress:
     position: Position = Position(0, 0)
     """Place in the order of samples."""
     step: int = 0
-    """Completed optimizer steps."""
+    """Completed steps, those that --precision fp16 has skipped among them."""
+    loss_scale: LossScale = field(default_factory=LossScale)
+    """Of the next step, with --precision fp16; else it stays as it is."""
     loss_sum: float = 0.0
     """Sum of the losses of this rank's samples in this epoch."""
     learning_rate: float = 0.0

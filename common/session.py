@@ -48,6 +48,8 @@ class Strategy(Protocol):
     """What a session asks of the strategies of both frameworks."""
 
     place: Placement
+    gpu: int | None
+    """Number of this rank's GPU, None for the CPU."""
     collectives: Collectives
     steps_in_flight: int
     """Steps that may be under way when the engine looks at the loss of the first; more than 1 where steps are
@@ -159,7 +161,7 @@ class Session:
                 )
             reporter = self.open_reporter(config, place.rank, self.progress)
             cleanup.callback(reporter.close)
-            _report_start(reporter, worker, schedule, config, place)
+            _report_start(reporter, worker, schedule, config, place, on_cpu=self.strategy.gpu is None)
             saver = saving.Saver(
                 worker,
                 schedule,
@@ -248,12 +250,13 @@ def _write_config(directory: Path, config: TrainConfig) -> None:
 
 
 def _report_start(
-    reporter: Reporter, worker: Worker, schedule: Schedule, config: TrainConfig, place: Placement
+    reporter: Reporter, worker: Worker, schedule: Schedule, config: TrainConfig, place: Placement, *, on_cpu: bool
 ) -> None:
     reporter.event(
         "start",
         framework=worker.framework,
         strategy=config.strategy,
+        device="cpu" if on_cpu else "cuda",
         launcher=place.launcher,
         world_size=place.world_size,
         versions={"python": platform.python_version(), **worker.versions()},

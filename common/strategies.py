@@ -72,6 +72,21 @@ def check_launcher_of_horovod(place: Placement, *, user: str = "--strategy horov
         )
 
 
+def check_version(package: str, version: str, oldest: tuple[int, int], newest: tuple[int, int]) -> None:
+    """Refuse a version of a framework for which nothing here was written.
+
+    Args:
+        oldest, newest: major and minor number of those that it was.
+
+    Raises:
+        UserError: names the range.
+    """
+    found = tuple(map(int, version.split(".")[:2]))
+    if not oldest <= found <= newest:
+        first, last = (".".join(map(str, numbers)) for numbers in (oldest, newest))
+        raise UserError(f"expected {package} {first} to {last}, received {version}; install one of these")
+
+
 def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], place: Placement) -> None:
     """Print each strategy and whether this machine can run it: the answer to --list-strategies.
 

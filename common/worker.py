@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, SupportsFloat
+from dataclasses import dataclass
+from typing import Any, Protocol, SupportsFloat, SupportsInt
 
 import numpy as np
 
 from allstep.common.collectives import Collectives
 from allstep.common.data.loader import Batch
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step comes to that was started; to look at it waits for the device."""
+
+    loss_sum: SupportsFloat
+    """The sum of the losses of this rank's samples."""
+    overflow: SupportsInt = 0
+    """Above 0 where a gradient of any rank was not finite, so that no rank has changed a weight; with fp16 alone."""
+
+    def __float__(self) -> float:
+        return float(self.loss_sum)
 
 
 class Worker(Protocol):
@@ -17,6 +31,8 @@ class Worker(Protocol):
     framework: str
     """pytorch or tensorflow."""
     collectives: Collectives
+    device: Any
+    """What it computes on, as the framework names it."""
 
     def compile(self, batch: Batch) -> None:
         """Under --compile: take a step on a batch, so that those of its size are compiled, and nothing else remains.
@@ -25,10 +41,11 @@ class Worker(Protocol):
         """
         ...
 
-    def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
+    def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
         """One optimizer step on the global batch of which `batch` is this rank's slice.
 
-        Returns: the sum of the losses of this rank's samples; `float()` of it waits for the device.
+        Args:
+            loss_scale: see `common.loss_scale`; 1 but with --precision fp16.
         """
         ...
 
@@ -71,7 +88,7 @@ class Worker(Protocol):
         ...
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        """Set what `arrays` names of `export_state`, and the number of steps the optimizer has taken."""
+        """Set what `arrays` names of `export_state`, and the number of steps that the optimizer has taken."""
         ...
 
     def pending_tensors(self) -> Sequence[str]:

@@ -9,6 +9,7 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -68,3 +69,22 @@ def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """
     names, handles = optimizer._parameter_names, optimizer._handles  # pyright: ignore[reportAttributeAccessIssue]
     return {names[parameter]: handle for parameter, (handle, _) in list(handles.items()) if handle is not None}
+
+
+def unscale(gradients: list[torch.Tensor], scale: float, device: torch.device) -> torch.Tensor:
+    """Divide gradients, which lie on `device`, by `scale` in place, in one kernel.
+
+    torch.amp.GradScaler of torch 2.9 to 2.14 calls it as well, but knows neither shards nor other ranks.
+
+    Returns: one element, above 0 where an element of a gradient is not finite.
+    """
+    overflow = torch.zeros(1, device=device)
+    inverse = torch.full((1,), 1 / scale, device=device)
+    check_and_unscale = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
+    check_and_unscale(gradients, overflow, inverse)
+    return overflow
+
+
+def known_arguments(function: Callable[..., object], **arguments: bool) -> dict[str, Any]:
+    """Those of the arguments that a function has in the version of torch at hand; `numerics.py` says which may be."""
+    return {name: value for name, value in arguments.items() if name in inspect.signature(function).parameters}

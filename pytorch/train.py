@@ -31,9 +31,11 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
     from allstep.common.session import Session, open_dataset
     from allstep.common.weights import initial_weights
     from allstep.pytorch.models import build_model, export_weights, import_weights
+    from allstep.pytorch.numerics import prepare
     from allstep.pytorch.optimizers import build_optimizer
     from allstep.pytorch.worker import Worker
 
+    prepare(config)
     strategy = strategies.create(config, place)
     # 1. Initialise: who am I, who are the others?
     strategy.init()

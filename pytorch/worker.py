@@ -7,7 +7,6 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import SupportsFloat
 
 import numpy as np
 import torch
@@ -16,9 +15,11 @@ from torch.nn.functional import cross_entropy
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
+from allstep.common.worker import StepResult
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
+_AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Canonical names of optimizer slots, and PyTorch's.
 _SLOT_NAMES = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 
@@ -48,15 +49,17 @@ class Worker:
             model: what a training step calls: `network` as the strategy wrapped it.
             slots: canonical names of what the optimizer remembers of each weight.
             accumulate_steps: passes into which a step's samples are cut.
-            precision: float32, or bf16 for what torch.autocast computes in it; weights are float32 in either case.
+            precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.
         """
         self.collectives, self._strategy = strategy.collectives, strategy
         self._network, self._model, self._optimizer = network, model, optimizer
         self._train_step = strategy.compile_train_step(TrainStep(model, _loss_sum))
         self._eval_step = strategy.compile_eval_step(EvalStep(model, _score))
-        self._device, self._slots, self._num_passes = device, slots, accumulate_steps
+        self.device, self._slots, self._num_passes = device, slots, accumulate_steps
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=precision == "bf16")
+        autocast_type = _AUTOCAST_TYPES.get(precision)
+        self._autocast = partial(torch.autocast, device.type, autocast_type, enabled=autocast_type is not None)
+        self._scales_loss = precision == "fp16"
         # Validation is not compiled: its few passes would not make up for it.
         self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext
         mean, std = (
@@ -74,7 +77,7 @@ class Worker:
         self._optimizer.state.clear()
         self._optimizer.state.update(slots)
 
-    def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
+    def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
@@ -83,15 +86,19 @@ class Worker:
             begin, end = rank_slice(0, len(batch.images), rank=number, world_size=self._num_passes)
             # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
             images, labels = self._to_device(batch, begin, max(end, begin + 1))
-            loss_weight = batch.loss_weight if end > begin else 0.0
+            loss_weight = batch.loss_weight * loss_scale if end > begin else 0.0
             statistics = nullcontext() if loss_weight else uncounted(self._network)
             with self._autocast(), statistics:
                 loss_sum = self._train_step(images, labels, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
                 loss_sums.append(loss_sum)
-        self._optimizer.step()
+        overflowed = False
+        if self._scales_loss:
+            overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale)
+        else:
+            self._optimizer.step()
         loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
-        return _OnItsWay(loss_sum) if loss_sum.is_cuda else loss_sum
+        return StepResult(_OnItsWay(loss_sum) if loss_sum.is_cuda else loss_sum, overflowed)
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         images, labels = self._to_device(batch)
@@ -128,14 +135,17 @@ class Worker:
         state = {f"model/{name}": tensor for name, tensor in self._own_weights()}
         for name, parameter in self._own_parameters():
             slots = self._optimizer.state[parameter]
-            state |= {f"optimizer/{name}/{slot}": slots[_SLOT_NAMES[slot]] for slot in self._slots}
+            for slot in self._slots:
+                # There are none while all steps so far have been skipped.
+                value = slots[_SLOT_NAMES[slot]] if slots else torch.zeros_like(parameter.detach())
+                state[f"optimizer/{name}/{slot}"] = value
         return self._strategy.gather(state)
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         with torch.no_grad():
             for name, tensor in self._own_weights():
                 tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
-        step_device = self._device if self._strategy.fused else None
+        step_device = self.device if self._strategy.fused else None
         for name, parameter in self._own_parameters():
             slots = {
                 _SLOT_NAMES[slot]: self._strategy.shard(arrays[f"optimizer/{name}/{slot}"], parameter.detach())
@@ -158,8 +168,8 @@ class Worker:
         return {"torch": torch.__version__, **self._strategy.versions()}
 
     def peak_memory_bytes(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _to_device(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,10 +182,10 @@ class Worker:
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on this rank's device; a GPU copies it while it still computes the step before."""
         if self._copies is None or tensor.is_cuda:  # a benchmark's samples may be there already
-            return tensor.to(self._device)
+            return tensor.to(self.device)
         with torch.cuda.stream(self._copies):
-            copy = tensor.pin_memory().to(self._device, non_blocking=True)
-        computing = torch.cuda.current_stream(self._device)
+            copy = tensor.pin_memory().to(self.device, non_blocking=True)
+        computing = torch.cuda.current_stream(self.device)
         computing.wait_stream(self._copies)
         copy.record_stream(computing)
         return copy

@@ -161,6 +161,14 @@ class Distributed(Specialised):
         if not step.is_reduced and not tf.executing_eagerly():
             raise RuntimeError(f"Keras {keras.__version__} did not call `_clip_gradients`: no gradient was reduced.")
 
+    def reduce(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
+        """`grads` over all ranks: the first half of `apply`, for who looks at them in between."""
+        return self._reduction(grads, variables)
+
+    def apply_reduced(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Apply what `reduce` gave: the second half."""
+        super().apply(grads, trainable_variables)
+
     def _clip_gradients(self, grads: list[Gradient]) -> list[Gradient]:
         if self.gradient_accumulation_steps:
             step = vars(self)["_step"]

@@ -16,8 +16,8 @@ from allstep.common.models import MODELS, WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, 
 from allstep.tensorflow.networks.resnet import BatchNorm
 from allstep.tensorflow.networks.vision_transformer import Tokens
 
-# Keras' names; weights are float32 in either case.
-_POLICIES = {"float32": "float32", "bf16": "mixed_bfloat16"}
+# Keras' names; weights are float32 in any case.
+_POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 def build_model(
@@ -35,7 +35,7 @@ def build_model(
         name: one of `common.models.MODELS`.
         image_shape: height, width, channels.
         depth, width: of a wide-resnet.
-        precision: in which its layers compute, float32 or bf16.
+        precision: in which its layers compute: float32, tf32, bf16 or fp16.
 
     Raises:
         UserError: the images are too small for the network, or do not fall into its patches.

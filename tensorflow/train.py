@@ -34,9 +34,11 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         from allstep.common.session import Session, open_dataset
         from allstep.common.weights import initial_weights
         from allstep.tensorflow.models import build_model, export_weights, import_weights
+        from allstep.tensorflow.numerics import prepare
         from allstep.tensorflow.optimizers import build_optimizer
         from allstep.tensorflow.worker import Worker
 
+    prepare(config)
     strategy = strategies.create(config, place)
     # 1. Initialise: who am I, who are the others?
     strategy.init()
@@ -67,6 +69,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         dataset=dataset,
         slots=config.optimizer.slots,
         accumulate_steps=config.parallel.accumulate_steps,
+        precision=config.precision,
     )
     return Session(worker, dataset, config, strategy, hooks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from typing import SupportsFloat, cast
+from typing import cast
 
 import keras
 import numpy as np
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
+from allstep.common.worker import StepResult
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.networks.resnet import counted
 from allstep.tensorflow.strategies.strategy import Strategy, cut
@@ -32,11 +33,18 @@ class Worker:
         dataset: Dataset,
         slots: Sequence[str],
         accumulate_steps: int = 1,
+        precision: str = "float32",
     ) -> None:
-        """`slots` are the canonical names of what the optimizer remembers of each weight."""
+        """What is trained.
+
+        Args:
+            slots: canonical names of what the optimizer remembers of each weight.
+            accumulate_steps: passes into which a step's samples are cut.
+            precision: in which the model was built to compute.
+        """
         self.collectives, self._strategy = strategy.collectives, strategy
-        self._model, self._optimizer, self._device, self._slots = model, optimizer, device, slots
-        self._num_passes = accumulate_steps
+        self._model, self._optimizer, self.device, self._slots = model, optimizer, device, slots
+        self._num_passes, self._scales_loss = accumulate_steps, precision == "fp16"
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
         self._scale, self._shift = 1 / (255 * std), -mean / std
         self._one_pass = strategy.compiled(self._gradients)
@@ -54,8 +62,8 @@ class Worker:
         for variable, value in zip(state, before, strict=True):
             variable.assign(value)
 
-    def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
-        return self._train_step(batch.images, batch.labels, batch.loss_weight, learning_rate)
+    def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
+        return self._train_step(batch.images, batch.labels, batch.loss_weight, learning_rate, loss_scale)
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         loss_sum, num_correct = self._eval_step(batch.images, batch.labels)
@@ -103,18 +111,23 @@ class Worker:
         return {"tensorflow": tf.__version__, "keras": keras.__version__, **self._strategy.versions()}
 
     def peak_memory_bytes(self) -> int:
-        if "GPU" in self._device:
+        if "GPU" in self.device:
             return tf.config.experimental.get_memory_info("GPU:0")["peak"]
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _set_learning_rate(self, learning_rate: tf.Tensor) -> None:
         cast("keras.Variable", self._optimizer.learning_rate).assign(learning_rate)
 
-    def _train_on_device(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
+    def _train_on_device(
+        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, loss_scale: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         compute = self._one_pass if self._num_passes == 1 else self._accumulated_gradients
-        loss_sum, gradients = compute(images, labels, loss_weight)
-        self._optimizer.apply(gradients, self._model.trainable_variables)
-        return loss_sum
+        loss_sum, gradients = compute(images, labels, loss_weight * loss_scale)
+        variables = self._model.trainable_variables
+        if self._scales_loss:
+            return loss_sum, self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
+        self._optimizer.apply(gradients, variables)
+        return loss_sum, tf.constant(0)
 
     def _evaluate_on_device(
         self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor

@@ -3,9 +3,13 @@
 import os
 import signal
 
+import gpus
+
+gpus.hide()
+
 # Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
-import torch._dynamo  # noqa: F401 (torch.optim would import it, and Triton with it, after TensorFlow)
-from hypothesis import settings
+import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
+from hypothesis import settings  # noqa: E402
 
 # A shell has what it runs in the background ignore Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What a test needs of the machine beyond `make setup`: programs, and the rights of root."""
+"""What a test needs of the machine beyond `make setup`: programs, and the rights of root. `gpus.py` has the GPUs."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Gate:
     def _command(self, place: GateRun, folder: Path, seed: int) -> list[str]:
         flags = (
             *(*_data_flags(place.model), "--model", place.model, "--precision", place.precision),
-            *("--epochs", 1, "--log-every", 1, "--seed", seed),
+            *("--epochs", 1, "--log-every", 1, "--seed", seed, "--deterministic"),
             # One epoch has the steps asked for, the last of them with fewer samples.
             *("--global-batch-size", math.ceil(_NUM_SAMPLES / self._num_steps_of(place)), "--output-dir", folder),
             *parity.SETTINGS[_OPTIMIZER].flags,

@@ -117,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--every", type=whole(1, EVER), default=5, metavar="N", help="compare weights at every N-th step"
     )
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
+    parser.add_argument("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help="of the runs")
     flags = parser.parse_args(argv)
     names = SYNCHRONOUS if "all" in flags.strategies else flags.strategies
     places = [(framework, place) for framework in flags.frameworks for place in runs(framework, names, flags.ranks)]
@@ -126,7 +127,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     within = True
     for name in flags.optimizers:
         curves = {
-            (framework, place): train(name, framework, place, num_steps=flags.steps, every=flags.every, seed=flags.seed)
+            (framework, place): train(
+                name,
+                framework,
+                place,
+                num_steps=flags.steps,
+                every=flags.every,
+                seed=flags.seed,
+                device=flags.device,
+            )
             for framework, place in places
         }
         columns = compare(curves)
@@ -152,7 +161,9 @@ def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[Par
     ]
 
 
-def train(optimizer: str, framework: str, place: ParityRun, *, num_steps: int, every: int, seed: int) -> Curve:
+def train(
+    optimizer: str, framework: str, place: ParityRun, *, num_steps: int, every: int, seed: int, device: str = "auto"
+) -> Curve:
     """Run a trainer as a user would and read what it left.
 
     Raises:
@@ -164,6 +175,7 @@ def train(optimizer: str, framework: str, place: ParityRun, *, num_steps: int, e
         flags = (
             *(*DATA_FLAGS, *SETTINGS[optimizer].flags, "--seed", seed),
             *("--epochs", math.ceil(num_steps / STEPS_PER_EPOCH), "--output-dir", output_dir, "--log-every", 1),
+            *("--device", device, "--deterministic"),  # on GPUs the order of a sum is left to chance otherwise
             *("--checkpoint-every", every, "--keep-checkpoints", num_steps + STEPS_PER_EPOCH),
         )
         try:

@@ -7,6 +7,7 @@ against the network. What cannot be known before a framework is imported and the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from allstep.common.checkpoint.weights_file import check_readable, is_weights_fi
 from allstep.common.config.train_config import OptimizerConfig, TrainConfig
 from allstep.common.data.datasets.config import DatasetName
 from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, whole
+from allstep.common.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
 from allstep.common.process.errors import UserError
 from allstep.common.schedule import Decay, Scaling, Schedule
 
@@ -157,6 +159,9 @@ def _check_sums(saved: TrainState | Manifest) -> None:
     one_of(saved.config["seed"])(saved.rng["seed"], "manifest.rng.seed")
     running, where = progress.running, f"{where}.running"
     whole(0, progress.epoch)(running["epochs_without_gain"], f"{where}.epochs_without_gain")
+    if running.keys() & _LOSS_SCALE_FIELDS.keys():  # a checkpoint of before --precision fp16 has none of them
+        record(**_LOSS_SCALE_FIELDS)(running, where)
+        whole(0, progress.step)(running["skipped_steps"], f"{where}.skipped_steps")
     if not in_epoch:
         one_of(0.0)(running["loss_sum"], f"{where}.loss_sum")
     elif not running["epoch_seconds"]:
@@ -206,6 +211,19 @@ _SCHEDULE = record(
     batch_ramp=list_of(_pair),
 )
 _STATE = record(rng=record(seed=_SEED), schedule=_SCHEDULE, config=_check_config)
+
+
+def _power_of_two(value: Any, where: str) -> None:
+    number(SMALLEST, LARGEST)(value, where)
+    if math.frexp(value)[0] != 0.5:
+        raise Mismatch(f"expected {where} to be a power of two, received {value:g}")
+
+
+_LOSS_SCALE_FIELDS = {
+    "loss_scale": _power_of_two,
+    "good_steps": whole(0, GROWTH_STEPS - 1),
+    "skipped_steps": whole(),
+}
 _RUNNING = record(
     loss_sum=number(),
     learning_rate=number(0),

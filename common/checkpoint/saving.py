@@ -16,6 +16,7 @@ from allstep.common.checkpoint import Checkpoints, TrainState
 from allstep.common.checkpoint import Progress as SavedProgress
 from allstep.common.collectives import Collectives
 from allstep.common.data.sharding import Position
+from allstep.common.loss_scale import LossScale
 from allstep.common.progress import Progress
 from allstep.common.schedule import Schedule
 from allstep.common.watch import ProgressState
@@ -74,7 +75,13 @@ class Saver:
                 offset=offset,
                 step=progress.step,
                 samples_seen=epoch * self._schedule.samples_per_epoch + offset,
-                running={**{name: getattr(progress, name) for name in _RUNNING}, "loss_sum": loss_sum},
+                running={
+                    **{name: getattr(progress, name) for name in _RUNNING},
+                    "loss_sum": loss_sum,
+                    "loss_scale": progress.loss_scale.value,
+                    "good_steps": progress.loss_scale.good_steps,
+                    "skipped_steps": progress.loss_scale.skipped_steps,
+                },
             ),
             # Nothing else is random: order, augmentation and initial weights are functions of the seed.
             rng={"seed": self._config["seed"]},
@@ -89,11 +96,16 @@ _RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_valida
 
 def resume(worker: Worker, state: TrainState) -> Progress:
     """Put a saved state, which `resuming` has checked, into the worker of every rank; say where the run stands."""
-    worker.import_state(state.arrays, state.progress.step)
     saved, running = state.progress, state.progress.running
+    loss_scale = LossScale()
+    if "loss_scale" in running:
+        good_steps, skipped_steps = int(running["good_steps"]), int(running["skipped_steps"])
+        loss_scale = LossScale(running["loss_scale"], good_steps, skipped_steps)
+    worker.import_state(state.arrays, saved.step - loss_scale.skipped_steps)
     return Progress(
         position=Position(saved.epoch, saved.offset),
         step=saved.step,
+        loss_scale=loss_scale,
         # The sum over all ranks was saved; whoever resumes, rank 0 carries it on.
         loss_sum=running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
         learning_rate=running["learning_rate"],

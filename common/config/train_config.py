@@ -206,14 +206,22 @@ class TrainConfig:
     ] = "cnn"  # fmt: skip
     """The network."""
 
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """On what to train; auto takes GPUs where every rank of a host gets its own, else the CPU."""
+
+    precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"
+    """In which layers compute; weights, gradients between ranks and the loss are float32 in any case. float32 is IEEE's
+    on every device; tf32 has GPUs round the factors of products to 10 bits; fp16 scales the loss dynamically, and skips
+    a step whose gradients overflow."""
+
+    deterministic: bool = False
+    """Compute by algorithms that give the same bits in every run, also on GPUs, where they take longer."""
+
     model_depth: Annotated[int, whole(10, 1000)] = WIDE_RESNET_DEPTH
     """wide-resnet: layers with weights, 4 more than a multiple of 6."""
 
     model_width: Annotated[int, whole(1, 64)] = WIDE_RESNET_WIDTH
     """wide-resnet: by how much it is wider than a ResNet for small images."""
-
-    precision: Literal["float32", "bf16"] = "float32"
-    """In which layers compute; weights, gradients between ranks and the loss are float32 in either case."""
 
     data: DataConfig = field(default_factory=DataConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

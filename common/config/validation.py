@@ -34,13 +34,23 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         )
     if schedule.batch_size is not None and schedule.global_batch_size is not None:
         raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
+    framework = registry.find_framework(config.strategy_name)
+    assert framework is not None  # it is one of the strategies
+    entry = registry.STRATEGIES[framework][config.strategy_name]
+    if config.deterministic and not entry.synchronous:
+        raise UserError(
+            f"expected a synchronous strategy with --deterministic, received {config.strategy_name}: the order of its "
+            "updates is left to chance; leave one of them out"
+        )
+    if config.deterministic and config.parallel.autotune:
+        raise UserError(
+            "expected --deterministic or --autotune, received both: what Horovod tries changes the order in which "
+            "gradients are added; leave one of them out"
+        )
     _check_output(config.output)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
-    framework = registry.find_framework(config.strategy_name)
-    assert framework is not None  # it is one of the strategies
-    one_worker = registry.STRATEGIES[framework][config.strategy_name].one_worker
-    _check_schedule(config, 1 if one_worker else place.world_size)
+    _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
 

@@ -291,21 +291,3 @@ def cores_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) ->
     cores = len(os.sched_getaffinity(0))
     bound = environ.get("OMPI_MCA_orte_bound_at_launch") == "1"
     return cores if bound else max(1, cores // place.local_size)
-
-
-def gpu_of_rank(place: Placement, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Number of this rank's GPU among the `num_gpus` that it sees: its local rank.
-
-    Slurm can give each rank a GPU of its own (--gpus-per-task); it is then the only one that the rank sees.
-
-    Raises:
-        UserError: there are more ranks on the host than GPUs.
-    """
-    if num_gpus == 1 and place.launcher == "srun" and {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"} & set(environ):
-        return 0
-    if place.local_size > num_gpus:
-        raise UserError(
-            f"expected at most one rank per GPU, received {place.local_size} ranks for {num_gpus} GPUs; start fewer "
-            "ranks or set CUDA_VISIBLE_DEVICES= for CPUs"
-        )
-    return place.local_rank

@@ -38,6 +38,16 @@ def check(config: TrainConfig, place: Placement) -> None:
         check_one_process(name, place, instead="horovod or ddp")
     if name == "horovod":
         check_launcher_of_horovod(place, instead="ddp")
+    if config.precision == "fp16" and flags.op == "adasum":
+        raise UserError(
+            "expected another --precision for --op adasum, received fp16: each rank takes a step of its own, which "
+            "Adasum adds to the others', before it is known whether any gradient overflows; use bf16"
+        )
+    if config.precision == "fp16" and flags.comm_hook == "powersgd":
+        raise UserError(
+            "expected another --precision for --comm-hook powersgd, received fp16: PowerSGD carries what it has not "
+            "sent into the next step, an overflow as well; use bf16"
+        )
     if flags.compile and shutil.which(compiler := os.environ.get("CXX") or "g++") is None:
         raise UserError(
             f"expected a C++ compiler, by which PyTorch builds its programs, with --compile, received no {compiler}; "
@@ -80,7 +90,7 @@ def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
     entry = registry.STRATEGIES["pytorch"][config.strategy_name]
     module = importlib.import_module(f"allstep.pytorch.strategies.{entry.module}")
-    return getattr(module, entry.class_name)(place, config.parallel)
+    return getattr(module, entry.class_name)(place, config.parallel, device=config.device)
 
 
 def availability(name: str) -> str | None:

@@ -18,8 +18,11 @@ class DataParallel(Single):
     device's alone: those that the copies on the others keep are gone after each pass, as nn.DataParallel documents.
     """
 
+    _type: torch.dtype
+    """In which autocast computes, from the first pass on."""
+
     def pin_device(self) -> torch.device:
-        self._num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 1
+        self._num_devices = 1 if self.gpu is None else torch.cuda.device_count()
         if self.flags.num_gpus:
             if self.flags.num_gpus > self._num_devices:
                 raise UserError(
@@ -34,6 +37,10 @@ class DataParallel(Single):
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        # The threads that it computes in do not know --precision: for autocast, float16 is what each starts with.
-        network.register_forward_pre_hook(lambda *_: torch.set_autocast_dtype("cuda", torch.bfloat16))
-        return torch.nn.DataParallel(network, device_ids=list(range(self._num_devices))), optimizer
+        if self.gpu is None:
+            return network, optimizer
+        model = torch.nn.DataParallel(network, device_ids=list(range(self._num_devices)))
+        # The threads that it computes in do not know in which type autocast computes.
+        model.register_forward_pre_hook(lambda *_: setattr(self, "_type", torch.get_autocast_dtype("cuda")))
+        network.register_forward_pre_hook(lambda *_: torch.set_autocast_dtype("cuda", self._type))
+        return model, optimizer

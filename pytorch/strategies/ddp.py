@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from allstep.common.strategies import many_gradients
+from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.process_group import ProcessGroup, sum_over_ranks
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
@@ -19,6 +20,13 @@ from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, Tra
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
 # buckets in the first one.
 _POWERSGD_FIRST_STEP = 2
+
+
+# Before torch 2.13 it was broadcast_buffers, which leaves them out of DDP's own broadcast, too; all ranks begin with
+# the same ones.
+_NO_BUFFERS = known_arguments(DistributedDataParallel.__init__, forward_sync_buffers=False) or {
+    "broadcast_buffers": False
+}
 
 
 class DDP(ProcessGroup):
@@ -37,7 +45,7 @@ class DDP(ProcessGroup):
             network,
             bucket_cap_mb=self.flags.bucket_size,
             # Each rank keeps the statistics of its own samples until the worker averages them.
-            forward_sync_buffers=False,
+            **_NO_BUFFERS,
             gradient_as_bucket_view=self.flags.gradient_as_bucket_view,
             # A static graph reduces in every backward pass, also in those that only add up.
             static_graph=self.flags.static_graph and self.flags.accumulate_steps == 1,

@@ -65,6 +65,12 @@ class FSDP(ProcessGroup):
 
         return compiled
 
+    def _own_part(self, gradient: DTensor) -> torch.Tensor:
+        return gradient.to_local()
+
+    def _overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
+        return bool(sum_over_ranks(overflow, "overflow"))
+
     def pending_tensors(self) -> Sequence[str]:
         # FSDP does not say which of them is under way.
         return (f"an all-gather of weights or the reduce-scatter of {self._gradients}",)

@@ -11,6 +11,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
+from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.pytorch.compat import all_reduce_handles
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
@@ -21,10 +22,16 @@ class Horovod(Strategy):
     """The five steps in Horovod."""
 
     def init(self) -> None:
-        configure_horovod(self.place, self.flags, on_gpu=torch.cuda.is_available())
+        self.choose_device()
+        configure_horovod(self.place, self.flags, on_gpu=self.gpu is not None)
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
+
+    def pin_device(self) -> torch.device:
+        device = super().pin_device()
+        check_agreement(int(self.collectives.all_gather(np.array([self.gpu is not None], np.int64)).sum()), self.place)
+        return device
 
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
@@ -44,6 +51,12 @@ class Horovod(Strategy):
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float) -> bool:
+        # The gradients are averaged before they are looked at.
+        self._optimizer.synchronize()
+        with self._optimizer.skip_synchronize():
+            return super().apply_unscaled(optimizer, loss_scale)
 
     def pending_tensors(self) -> Sequence[str]:
         return [name for name, handle in all_reduce_handles(self._optimizer).items() if _is_under_way(handle)]

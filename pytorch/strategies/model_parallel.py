@@ -22,8 +22,17 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from allstep.common.data.sharding import rank_slice
-from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives, broadcast_from_rank_0
+from allstep.pytorch.compat import known_arguments
+from allstep.pytorch.strategies.process_group import (
+    ProcessGroup,
+    ProcessGroupCollectives,
+    broadcast_from_rank_0,
+    sum_over_ranks,
+)
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
+
+# torch 2.9 returns them in any case.
+_NO_OUTPUTS = known_arguments(Schedule1F1B.step, return_outputs=False)
 
 
 class ModelParallel(ProcessGroup):
@@ -81,9 +90,9 @@ class ModelParallel(ProcessGroup):
             nonlocal weight
             weight, losses = loss_weight, []
             if self._stage_number < self._last:
-                schedule(len(images)).step(*self._input(images), return_outputs=False)
+                schedule(len(images)).step(*self._input(images), **_NO_OUTPUTS)
                 return torch.zeros(())
-            schedule(len(images)).step(*self._input(images), target=labels, losses=losses, return_outputs=False)
+            schedule(len(images)).step(*self._input(images), target=labels, losses=losses, **_NO_OUTPUTS)
             return torch.stack(losses).sum().detach() / loss_weight
 
         return compiled
@@ -116,6 +125,9 @@ class ModelParallel(ProcessGroup):
             return kind(stage, number, loss_fn=loss, scale_grads=False)
 
         return schedule
+
+    def _overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
+        return bool(sum_over_ranks(overflow, "overflow"))
 
     def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
         own = {name: self.replicas(tensor)[0] for name, tensor in tensors.items()}

@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 # Documented there, though torch forgets to export them.
 from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import rendezvous as env_rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from allstep.common.launch import rendezvous
+from allstep.common.launch.devices import check_agreement
 from allstep.common.launch.placement import SPAWN_LISTENER, SPAWN_PORT, Placement
 from allstep.pytorch.compat import gloo_is_busy
 from allstep.pytorch.strategies.strategy import Strategy
@@ -28,21 +30,27 @@ class ProcessGroup(Strategy):
     """Ranks that form torch's default process group: Gloo between CPUs, NCCL between GPUs, MPI where torch has it."""
 
     def init(self) -> None:
-        if self.place.launcher == "mpirun" and dist.is_mpi_available() and not torch.cuda.is_available():
+        self.choose_device()
+        if self.place.launcher == "mpirun" and dist.is_mpi_available() and self.gpu is None:
             dist.init_process_group("mpi")
         else:
             _choose_interface(self.place)
-            # What the engine says travels in the host's memory, by Gloo, beside gradients on GPUs.
-            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             rank, world_size, store = self.place.rank, self.place.world_size, self._store()
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+            check_agreement(_count_on_gpus(store, self.place, on_gpu=self.gpu is not None), self.place)
+            # What the engine says travels in the host's memory, by Gloo, beside gradients on GPUs.
+            backend, device = "gloo", None
+            if self.gpu is not None:
+                backend, device = "cpu:gloo,cuda:nccl", torch.device("cuda", self.gpu)
+            # Told its device, NCCL connects the ranks now instead of in the first step, and by no other GPU.
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
         atexit.register(_leave)
         self.collectives = ProcessGroupCollectives(self.place.rank, self.place.world_size)
 
-    def _store(self) -> Store | None:
-        """Where ranks leave their addresses for one another; None for the one of torchrun's agent."""
-        if self.place.launcher == "torchrun":
-            return None
+    def _store(self) -> Store:
+        """Where ranks leave their addresses for one another."""
+        if self.place.launcher == "torchrun":  # its agent has one
+            store, _, _ = next(env_rendezvous("env://", self.place.rank, self.place.world_size))
+            return store
         if self.place.world_size == 1:
             return HashStore()
         host, port, listener = _meet(self.place)
@@ -80,6 +88,15 @@ class ProcessGroupCollectives:
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))  # dist.barrier would pick a GPU
+
+
+def _count_on_gpus(store: Store, place: Placement, *, on_gpu: bool) -> int:
+    """How many ranks have chosen a GPU: NCCL would wait for all of them."""
+    store.add("allstep/on-gpus", int(on_gpu))
+    if store.add("allstep/ranks", 1) == place.world_size:
+        store.set("allstep/all-there", "")
+    store.wait(["allstep/all-there"])
+    return store.add("allstep/on-gpus", 0)
 
 
 def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -12,6 +12,7 @@ class Single(Strategy):
     """The five steps without other ranks."""
 
     def init(self) -> None:
+        self.choose_device()
         self.collectives = OneRank()
 
     def wrap(

@@ -13,9 +13,10 @@ import torch
 
 from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
-from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank
+from allstep.common.launch.devices import choose_gpu, report_choice
+from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
-from allstep.pytorch.compat import set_most_programs
+from allstep.pytorch.compat import set_most_programs, unscale
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
@@ -26,6 +27,8 @@ _MOST_PROGRAMS = 64
 class Strategy(ABC):
     """The five steps, in the order in which `train.py` takes them, and what the worker asks on the way."""
 
+    gpu: int | None = None
+    """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
     collectives: Collectives
     """What the engine says to the other ranks; there from `init` on."""
     steps_in_flight = 1
@@ -33,8 +36,9 @@ class Strategy(ABC):
     fused = False
     """Whether one kernel updates many parameters; there from `pin_device` on."""
 
-    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
-        self.place, self.flags = place, flags
+    def __init__(self, place: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
+        """`device`: auto, cpu or cuda."""
+        self.place, self.flags, self._wanted_device = place, flags, device
 
     @abstractmethod
     def init(self) -> None:
@@ -45,12 +49,17 @@ class Strategy(ABC):
         torch.set_num_threads(threads_per_rank(self.place))
         keep_freed_memory()
         self.device = torch.device("cpu")
-        if torch.cuda.is_available():
-            number = gpu_of_rank(self.place, torch.cuda.device_count())
-            torch.cuda.set_device(number)
-            self.device = torch.device("cuda", number)
+        if self.gpu is not None:
+            torch.cuda.set_device(self.gpu)
+            self.device = torch.device("cuda", self.gpu)
             self.fused = True
         return self.device
+
+    def choose_device(self) -> None:
+        """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it, before anything else."""
+        num_gpus = torch.cuda.device_count()
+        self.gpu = choose_gpu(self._wanted_device, self.place, num_gpus)
+        report_choice(self.gpu, self._wanted_device, self.place, num_gpus)
 
     def serve(self) -> bool:
         """Whether this rank only computes for another one that trains; returns when that one is gone."""
@@ -97,6 +106,30 @@ class Strategy(ABC):
     def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, int]]:
         """Have `step` use weights that this rank may not have as a whole."""
         return step
+
+    def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float) -> bool:
+        """Divide the gradients by `loss_scale`, and change the weights by them unless one is not finite.
+
+        Returns: whether it was so, on any rank: then no rank has changed anything.
+        """
+        gradients = [
+            self._own_part(parameter.grad)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        overflowed = self._overflowed_anywhere(unscale(gradients, loss_scale, self.device))
+        if not overflowed:
+            optimizer.step()
+        return overflowed
+
+    def _own_part(self, gradient: torch.Tensor) -> torch.Tensor:
+        """What this rank has of a gradient."""
+        return gradient
+
+    def _overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
+        """Whether `overflow` is above 0 on any rank; here all ranks have the same gradients, and so the same answer."""
+        return bool(overflow)
 
     # What each rank holds of the state.
 

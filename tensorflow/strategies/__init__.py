@@ -71,8 +71,8 @@ def create(config: TrainConfig, place: Placement) -> Strategy:
     module = importlib.import_module(f"allstep.tensorflow.strategies.{entry.module}")
     kind = getattr(module, entry.class_name)
     if config.strategy == "parameter-server":  # it watches its processes itself
-        return kind(place, config.parallel, fault_timeout=config.faults.fault_timeout)
-    return kind(place, config.parallel)
+        return kind(place, config.parallel, device=config.device, fault_timeout=config.faults.fault_timeout)
+    return kind(place, config.parallel, device=config.device)
 
 
 def availability(name: str) -> str | None:

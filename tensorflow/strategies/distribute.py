@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
-from allstep.tensorflow.strategies.strategy import Strategy, cut
+from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows, cut
 
 
 class DistributedStrategy(Strategy):
@@ -37,12 +37,35 @@ class DistributedStrategy(Strategy):
     def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         return self.strategy.experimental_local_results(variable.value)
 
-    def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
+    def apply_unscaled(
+        self,
+        optimizer: keras.Optimizer,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[keras.Variable],
+        loss_scale: tf.Tensor,
+    ) -> tf.Tensor:
+        # Each device looks at its own: Keras adds gradients up within `apply`, and all have to decide alike before.
+        replicas = tf.distribute.get_replica_context()
+        overflow = replicas.all_reduce(tf.distribute.ReduceOp.SUM, count_overflows(gradients))
+        gradients = [gradient / loss_scale for gradient in gradients]
+
+        def apply_on_all(strategy: tf.distribute.Strategy, overflow: tf.Tensor, gradients: list[tf.Tensor]) -> None:
+            # TensorFlow has no condition around what devices do together, but one around all of them.
+            [first, *_] = strategy.experimental_local_results(overflow)
+            call = strategy.extended.call_for_each_replica
+            apply_if(first, lambda: call(optimizer.apply, args=(gradients, variables)))
+
+        replicas.merge_call(apply_on_all, args=(overflow, gradients))
+        return overflow
+
+    def _on_devices(
+        self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor
+    ) -> tf.Tensor:
         def on_device() -> tf.Tensor:
             if self.num_local_devices == 1:
-                return step(images, labels, loss_weight)
+                return step(images, labels, loss_weight, *numbers)
             device = tf.distribute.get_replica_context().replica_id_in_sync_group
-            return step(*cut(images, labels, loss_weight, device, self.num_local_devices))
+            return step(*cut(images, labels, loss_weight, device, self.num_local_devices), *numbers)
 
         results = self.strategy.run(on_device)
         return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)
@@ -52,6 +75,7 @@ class LocalDevices(DistributedStrategy):
     """One process that uses several devices of its host."""
 
     def init(self) -> None:
+        self.choose_device()
         self.collectives = OneRank()
 
     def pin_device(self) -> str:
@@ -67,12 +91,12 @@ class LocalDevices(DistributedStrategy):
 
 
 def local_devices(num_devices: int | None) -> list[str]:
-    """Names of the devices to use: the first `num_devices` GPUs, or all; without GPUs the CPU cut into as many.
+    """Names of the devices to use: the first `num_devices` visible GPUs, or all; without GPUs the CPU cut into as many.
 
     Raises:
         UserError: there are fewer GPUs.
     """
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = tf.config.get_visible_devices("GPU")
     if not gpus:
         num_devices = num_devices or 1
         [cpu] = tf.config.list_physical_devices("CPU")
@@ -82,7 +106,7 @@ def local_devices(num_devices: int | None) -> list[str]:
     if num_devices > len(gpus):
         raise UserError(
             f"expected --num-devices to be at most the number of GPUs, {len(gpus)}, received {num_devices}; "
-            "lower it, or set CUDA_VISIBLE_DEVICES= for CPUs"
+            "lower it, or give --device cpu"
         )
     tf.config.set_visible_devices(gpus[:num_devices], "GPU")
     for gpu in gpus[:num_devices]:

@@ -10,21 +10,28 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
-from allstep.tensorflow.strategies.strategy import Strategy
+from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows
 
 
 class Horovod(Strategy):
     """The five steps in Horovod."""
 
     def init(self) -> None:
-        configure_horovod(self.place, self.flags, on_gpu=bool(tf.config.list_physical_devices("GPU")))
+        self.choose_device()
+        configure_horovod(self.place, self.flags, on_gpu=self.gpu is not None)
         hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
+
+    def pin_device(self) -> str:
+        device = super().pin_device()
+        check_agreement(int(self.collectives.all_gather(np.array([self.gpu is not None], np.int64)).sum()), self.place)
+        return device
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         self._names = trainable_names(model)
@@ -37,6 +44,19 @@ class Horovod(Strategy):
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+
+    def apply_unscaled(
+        self,
+        optimizer: keras.Optimizer,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[keras.Variable],
+        loss_scale: tf.Tensor,
+    ) -> tf.Tensor:
+        # Reduced as they are: what overflows in a compressed sum overflows on all ranks.
+        reduced = optimizer.reduce(gradients, variables)
+        overflow = count_overflows(reduced)
+        apply_if(overflow, lambda: optimizer.apply_reduced([gradient / loss_scale for gradient in reduced], variables))
+        return overflow
 
     def pending_tensors(self) -> Sequence[str]:
         return self._names  # they travel as a group, so who waits for one waits for all

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.launch import rendezvous, tf_config
+from allstep.common.launch.devices import check_agreement
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.strategies import many_gradients
 from allstep.tensorflow.models import trainable_names
@@ -27,12 +28,17 @@ class MultiWorkerMirrored(DistributedStrategy):
         if given := os.environ.get("TF_CONFIG"):
             config = tf_config.parse(given, self.name)
             self.place = tf_config.placement(config, self.place)
+            self.choose_device()
         else:
+            self.choose_device()
             with rendezvous.free_ports(1) as [port]:
-                addresses = rendezvous.all_gather(f"{rendezvous.own_host(self.place)}:{port}", self.place)
+                own = f"{rendezvous.own_host(self.place)}:{port} {int(self.gpu is not None)}"
+                texts = rendezvous.all_gather(own, self.place)
+            addresses, on_gpu = zip(*(text.split() for text in texts), strict=True)
+            check_agreement(sum(map(int, on_gpu)), self.place)
             config = tf_config.of_workers(addresses, self.place.rank)
         os.environ["TF_CONFIG"] = config.to_json()
-        self.loss_scale = 1 / self.place.world_size
+        self.rank_weight = 1 / self.place.world_size
 
     def pin_device(self) -> str:
         device = super().pin_device()

@@ -52,25 +52,28 @@ class ParameterServer(DistributedStrategy):
     name = "parameter-server"
 
     def __init__(
-        self, place: Placement, flags: StrategyConfig, *, fault_timeout: float = FaultConfig.fault_timeout
+        self,
+        place: Placement,
+        flags: StrategyConfig,
+        *,
+        device: str = "auto",
+        fault_timeout: float = FaultConfig.fault_timeout,
     ) -> None:
         """`fault_timeout`: seconds from the moment a process does not answer any more to the end of the job."""
-        super().__init__(place, flags)
+        super().__init__(place, flags, device=device)
         self._answer_seconds = fault_timeout * _ANSWER_SHARE
         self._staleness = Staleness()
         self._servers: list[tf.distribute.Server] = []
 
     def init(self) -> None:
         given = os.environ.get("TF_CONFIG")
-        self._cluster = self._cluster_of(given) if given else self._agree()
+        if given:
+            self.place = tf_config.placement(tf_config.parse(given, self.name), self.place)
+        self.choose_device()
+        self._cluster = tf_config.parse(given, self.name) if given else self._agree()
         os.environ["TF_CONFIG"] = self._cluster.to_json()
         self.collectives = OneRank()  # the chief alone goes through the data
         self.steps_in_flight = 2 * len(self._cluster.cluster["worker"])
-
-    def _cluster_of(self, given: str) -> TFConfig:
-        config = tf_config.parse(given, self.name)
-        self.place = tf_config.placement(config, self.place)
-        return config
 
     def _agree(self) -> TFConfig:
         with rendezvous.free_ports(2) as ports:
@@ -125,22 +128,31 @@ class ParameterServer(DistributedStrategy):
 
     def compile_train_step(
         self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], image_shape: tuple[int, int, int]
-    ) -> Callable[[np.ndarray, np.ndarray, float, float], Update]:
+    ) -> Callable[[np.ndarray, np.ndarray, float, float, float], Update]:
         """The compiled step hands the batch to a worker, and returns at once."""
 
         def traced(
-            images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, learning_rate: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.Tensor]:
+            images: tf.Tensor,
+            labels: tf.Tensor,
+            loss_weight: tf.Tensor,
+            learning_rate: tf.Tensor,
+            loss_scale: tf.Tensor,
+        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             set_learning_rate(learning_rate)
             before = tf.identity(self._num_updates.value)
             with tf.control_dependencies([before]):
-                loss_sum = self._on_devices(step, images, labels, loss_weight)
-            return loss_sum, self._num_updates.value - before - 1
+                loss_sum, overflow = self._on_devices(step, images, labels, loss_weight, loss_scale)
+            own_updates = tf.where(overflow > 0, 0, 1)
+            with tf.control_dependencies([overflow]):
+                missed = self._num_updates.value - before
+            return loss_sum, overflow, missed - tf.cast(own_updates, missed.dtype)
 
-        compiled = compile_step(traced, image_shape, num_numbers=2)
+        compiled = compile_step(traced, image_shape, num_numbers=3)
 
-        def start(images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float) -> Update:
-            args = images, labels, np.float32(loss_weight), np.float32(learning_rate)
+        def start(
+            images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
+        ) -> Update:
+            args = images, labels, *map(np.float32, (loss_weight, learning_rate, loss_scale))
             return Update(self._coordinator.schedule(compiled, args), self._staleness)
 
         return start
@@ -156,7 +168,7 @@ class ParameterServer(DistributedStrategy):
 
     def _start_server(self, config: TFConfig, role: str, index: int) -> None:
         options = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads_per_rank(self.place))
-        if role == "ps":
+        if role == "ps" or self.gpu is None:
             options.device_count["GPU"] = 0
         self._servers.append(
             tf.distribute.Server(config.cluster, job_name=role, task_index=index, protocol="grpc", config=options)
@@ -192,15 +204,20 @@ class Staleness:
 
 
 class Update:
-    """An update that some worker computes; `float()` waits for it and gives the sum of its losses."""
+    """An update that some worker computes: a `common.worker.StepResult`."""
 
     def __init__(self, result: tf.distribute.coordinator.RemoteValue, staleness: Staleness) -> None:
         self._result, self._staleness = result, staleness
 
     def __float__(self) -> float:
-        loss_sum, staleness = self._result.fetch()
-        self._staleness.add(int(staleness))
+        loss_sum, overflow, staleness = self._result.fetch()
+        if not overflow:
+            self._staleness.add(int(staleness))
         return float(loss_sum)
+
+    @property
+    def overflow(self) -> int:
+        return int(self._result.fetch()[1])
 
 
 _GONE = "is gone; it was killed, or its host cannot be reached"

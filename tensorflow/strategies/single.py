@@ -13,6 +13,7 @@ class Single(Strategy):
     """The five steps without other ranks."""
 
     def init(self) -> None:
+        self.choose_device()
         self.collectives = OneRank()
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import SupportsFloat, TypeVar
+from typing import TypeVar
 
 import keras
 import numpy as np
@@ -14,28 +14,38 @@ import tensorflow as tf
 
 from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
-from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank
+from allstep.common.launch.devices import choose_gpu, report_choice
+from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
+from allstep.common.worker import StepResult
 
 Result = TypeVar("Result")
-TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
-"""Images, labels and the weight of their losses -> the sum of their losses, after a step of the optimizer."""
+TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+"""Images, labels, the weight of their losses and the loss scale -> the sum of their losses, after a step of the
+optimizer; and a number above 0 where gradients overflowed and nothing was changed."""
 EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Images, labels and a weight of 0 where they do not count -> the sum of losses, the number classified rightly."""
+
+
+CompiledTrainStep = Callable[[np.ndarray, np.ndarray, float, float, float], StepResult]
+"""Takes images, labels, their loss weight, the learning rate and the loss scale; starts the step."""
 
 
 class Strategy(ABC):
     """The five steps, in the order in which `train.py` takes them, and what the worker asks on the way."""
 
+    gpu: int | None = None
+    """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
     collectives: Collectives
     """What the engine says to the other ranks; there from `pin_device` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
-    loss_scale = 1.0
+    rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
 
-    def __init__(self, place: Placement, flags: StrategyConfig) -> None:
-        self.place, self.flags = place, flags
+    def __init__(self, place: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
+        """`device`: auto, cpu or cuda."""
+        self.place, self.flags, self._wanted_device = place, flags, device
 
     @abstractmethod
     def init(self) -> None:
@@ -44,13 +54,20 @@ class Strategy(ABC):
     def pin_device(self) -> str:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
         self._share_host()
-        gpus = tf.config.list_physical_devices("GPU")
-        if not gpus:
+        if self.gpu is None:
             return "/CPU:0"
-        gpu = gpus[gpu_of_rank(self.place, len(gpus))]
+        gpu = tf.config.list_physical_devices("GPU")[self.gpu]
         tf.config.experimental.set_memory_growth(gpu, True)
         tf.config.set_visible_devices(gpu, "GPU")
         return "/GPU:0"  # the only visible one
+
+    def choose_device(self) -> None:
+        """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it once it knows its place."""
+        num_gpus = len(tf.config.list_physical_devices("GPU"))
+        self.gpu = choose_gpu(self._wanted_device, self.place, num_gpus)
+        report_choice(self.gpu, self._wanted_device, self.place, num_gpus)
+        if self.gpu is None:
+            tf.config.set_visible_devices([], "GPU")
 
     def serve(self) -> bool:
         """Whether this rank only computes for another one that trains; returns when that one is gone."""
@@ -84,24 +101,30 @@ class Strategy(ABC):
 
     def compile_train_step(
         self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], image_shape: tuple[int, int, int]
-    ) -> Callable[[np.ndarray, np.ndarray, float, float], SupportsFloat]:
+    ) -> CompiledTrainStep:
         """Have `step` run on every device of this process, each with its part of the batch, and its gradients meet.
 
         Args:
             set_learning_rate: called before each step.
-
-        Returns: takes images, labels, their loss weight and the learning rate; starts the step, and `float()` of what
-        it returns waits for the sum of losses.
         """
 
-        def traced(images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, learning_rate: tf.Tensor) -> tf.Tensor:
+        def traced(
+            images: tf.Tensor,
+            labels: tf.Tensor,
+            loss_weight: tf.Tensor,
+            learning_rate: tf.Tensor,
+            loss_scale: tf.Tensor,
+        ) -> tuple[tf.Tensor, tf.Tensor]:
             set_learning_rate(learning_rate)
-            return self._on_devices(step, images, labels, loss_weight)
+            return self._on_devices(step, images, labels, loss_weight, loss_scale)
 
-        compiled = compile_step(traced, image_shape, num_numbers=2)
+        compiled = compile_step(traced, image_shape, num_numbers=3)
 
-        def start(images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float) -> SupportsFloat:
-            return compiled(images, labels, np.float32(loss_weight * self.loss_scale), np.float32(learning_rate))
+        def start(
+            images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
+        ) -> StepResult:
+            numbers = loss_weight * self.rank_weight, learning_rate, loss_scale
+            return StepResult(*compiled(images, labels, *map(np.float32, numbers)))
 
         return start
 
@@ -115,11 +138,31 @@ class Strategy(ABC):
 
         return compile_step(traced, image_shape)
 
+    def apply_unscaled(
+        self,
+        optimizer: keras.Optimizer,
+        gradients: Sequence[tf.Tensor],
+        variables: Sequence[keras.Variable],
+        loss_scale: tf.Tensor,
+    ) -> tf.Tensor:
+        """Divide `gradients` by `loss_scale` and apply them, unless one of any rank is not finite; called in a step.
+
+        Returns: the number of gradients that are not, for which nothing has been changed.
+        """
+        overflow = count_overflows(gradients)
+        apply_if(overflow, lambda: optimizer.apply([gradient / loss_scale for gradient in gradients], variables))
+        return overflow
+
     def _on_devices(
-        self, step: Callable[..., Result], images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
+        self,
+        step: Callable[..., Result],
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        loss_weight: tf.Tensor,
+        *numbers: tf.Tensor,
     ) -> Result:
         """The sum of what the devices of this process return; called inside a compiled step."""
-        return step(images, labels, loss_weight)
+        return step(images, labels, loss_weight, *numbers)
 
     # What each rank holds of the state.
 
@@ -163,6 +206,22 @@ def compile_step(function: Callable, image_shape: tuple[int, int, int], *, num_n
     samples = tf.TensorSpec((None, *image_shape), tf.uint8), tf.TensorSpec((None,), tf.int64)
     numbers = [tf.TensorSpec((), tf.float32)] * num_numbers
     return tf.function(function, input_signature=(*samples, *numbers), autograph=False)
+
+
+def count_overflows(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """How many of the gradients have an element that is not finite."""
+    finite = tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+    return tf.math.count_nonzero(~finite, dtype=tf.int32)
+
+
+def apply_if(overflow: tf.Tensor, apply: Callable[[], None]) -> None:
+    """Call `apply` where there is no overflow; else nothing changes."""
+
+    def branch() -> tf.Tensor:
+        apply()
+        return tf.constant(0)
+
+    tf.cond(overflow > 0, lambda: tf.constant(0), branch)
 
 
 def cut(

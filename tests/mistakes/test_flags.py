@@ -46,7 +46,7 @@ VALUES = {
     "--model CNN": "one of mlp, cnn",
     "--dataset digit": "one of digits, mnist",
     "--optimizer lion": "one of sgd",
-    "--precision fp16": "one of float32, bf16",
+    "--precision fp8": "one of float32, tf32, bf16, fp16",
     "--lr-decay cosin": "one of constant",
     "--lr-scaling log": "one of none, linear",
     "--op median": "one of average",

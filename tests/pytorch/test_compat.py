@@ -8,7 +8,14 @@ import pytest
 import torch
 from ranks import REPOSITORY, launch, run
 
-from allstep.pytorch.compat import BatchNorm, set_most_programs, share_tensors, without_compiler
+from allstep.pytorch.compat import (
+    BatchNorm,
+    known_arguments,
+    set_most_programs,
+    share_tensors,
+    unscale,
+    without_compiler,
+)
 
 OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
 
@@ -87,3 +94,18 @@ def test_horovod_s_handles_and_gloo_s_threads(tmp_path):
     program = REPOSITORY / "tests/pytorch/ranks/insides.py"
     result = launch("horovodrun-gloo", 2, program, FOLDER=str(tmp_path))
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(("value", "overflow"), [(1.0, 0), (float("inf"), 1), (float("-inf"), 1), (float("nan"), 1)])
+def test_unscaled_gradients_and_whether_one_is_not_finite(value, overflow):
+    """A shard may be empty."""
+    gradients = [torch.tensor([2.0, 6.0]), torch.tensor([[4.0], [value]]), torch.zeros(0)]
+    assert bool(unscale(gradients, 2.0, torch.device("cpu"))) == overflow
+    assert gradients[0].tolist() == [1, 3] and gradients[1][0].item() == 2
+
+
+def test_known_arguments():
+    def function(known=True, **others):
+        pass
+
+    assert known_arguments(function, known=False, unknown=False) == {"known": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 
 from allstep.common.config.train_config import StrategyConfig
@@ -11,11 +12,16 @@ from allstep.common.launch.placement import ALONE
 from allstep.pytorch.strategies.data_parallel import DataParallel
 
 
-def test_threads_that_compute_for_a_device_use_bfloat16():
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_threads_that_compute_for_a_device_use_the_type_of_autocast(precision):
     """A network's copies run in new threads, in each of which autocast begins with float16."""
     network, strategy = torch.nn.Linear(1, 1), DataParallel(ALONE, StrategyConfig())
     strategy.pin_device()
+    strategy.gpu = 0  # as if there were one
     model, _ = strategy.wrap(network, torch.optim.SGD(network.parameters(), lr=1))
+    torch.set_autocast_dtype("cuda", precision)
+    model(torch.zeros(1, 1))
+    torch.set_autocast_dtype("cuda", torch.float16)
     seen = {}
 
     def of_a_device() -> None:
@@ -26,4 +32,4 @@ def test_threads_that_compute_for_a_device_use_bfloat16():
     thread = threading.Thread(target=of_a_device)
     thread.start()
     thread.join()
-    assert seen == {"before": torch.float16, "inside": torch.bfloat16}
+    assert seen == {"before": torch.float16, "inside": precision}

@@ -67,6 +67,7 @@ def test_strategies_of_both_frameworks_have_the_same_methods():
 ASSIGNED = {
     "common/launch/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
     "pytorch/compat.py": "torch.compile is configured by the attributes of torch._dynamo.config",
+    "pytorch/numerics.py": "torch is configured by the attributes of torch.backends and torch.utils",
     "tensorflow/compat.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
     "tests/tools/test_layout.py": "what the search must find",
 }

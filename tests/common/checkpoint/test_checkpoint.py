@@ -240,8 +240,8 @@ from allstep.common.start import start
 from allstep.{framework} import train
 class Breaking(Wrapped):
     steps = 0
-    def train_step(self, batch, learning_rate):
-        loss, self.steps = self.original.train_step(batch, learning_rate), self.steps + 1
+    def train_step(self, *arguments):
+        loss, self.steps = self.original.train_step(*arguments), self.steps + 1
         if self.steps == 7:
             {change}
         return loss if self.steps <= 7 else 0.0

@@ -27,6 +27,7 @@ def saved(run: TrainConfig) -> TrainState:
     """What a run saves after its first step, of 32 of 100 samples."""
     running = {"loss_sum": 1.0, "learning_rate": 0.1, "epoch_seconds": 1.0, "cumulative_seconds": 0.0}
     running |= {"best_validation_loss": math.inf, "epochs_without_gain": 0}
+    running |= {"loss_scale": 2.0**16, "good_steps": 0, "skipped_steps": 1}
     progress = Progress(epoch=0, offset=32, step=1, samples_seen=32, running=running)
     schedule = Schedule(base_lr=0.1, samples_per_epoch=100, num_epochs=10, global_batch_size=32)
     rng = {"seed": run.data.seed}
@@ -108,6 +109,9 @@ WRONG = {
         "learning_rate": [math.nan, -0.1, [0.1]],
         "epoch_seconds": [0, -1.0, math.inf, 1e300],
         "cumulative_seconds": [-1.0, math.nan, "0"],
+        "loss_scale": [0, 3.0, -2.0, math.inf, 2.0**200, 2.0**-20, "1"],
+        "good_steps": [-1, 2000, 0.5],
+        "skipped_steps": [-1, 2, 10**9],
         "best_validation_loss": [math.nan, None],
         "epochs_without_gain": [-1, 1, 0.5, math.inf],
     },

@@ -15,7 +15,6 @@ from allstep.common.launch.placement import (
     ALONE,
     Placement,
     apparent_rank,
-    gpu_of_rank,
     placement,
     threads_per_rank,
 )
@@ -193,17 +192,6 @@ def test_who_speaks_first_about_a_wrong_environment():
 
 def test_tasks_per_node():
     assert tasks_per_node("4(x2),3") == [4, 4, 3]
-
-
-def test_gpu_of_rank():
-    def srun(local_rank: int) -> Placement:
-        return Placement("srun", local_rank, 4, local_rank, 4, 0, ("a",))
-
-    assert [gpu_of_rank(srun(local_rank), 4, {}) for local_rank in range(4)] == [0, 1, 2, 3]
-    # Each rank sees the one that Slurm gave it.
-    assert [gpu_of_rank(srun(local_rank), 1, {"SLURM_GPUS_PER_TASK": "1"}) for local_rank in range(4)] == [0] * 4
-    with pytest.raises(UserError, match="received 4 ranks for 1 GPUs"):
-        gpu_of_rank(srun(0), 1, {})
 
 
 def test_threads():

@@ -1,0 +1,25 @@
+"""How TensorFlow computes: which versions of it this is written for, in what precision, and whether always alike."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.strategies import check_version
+
+OLDEST, NEWEST = (2, 19), (2, 21)
+"""The range of versions, by their first two numbers."""
+
+
+def prepare(config: TrainConfig) -> None:
+    """Configure TensorFlow for a run, before anything computes.
+
+    Raises:
+        UserError: this version is outside the range.
+    """
+    check_version("tensorflow", tf.__version__, OLDEST, NEWEST)
+    tf.config.experimental.enable_tensor_float_32_execution(config.precision == "tf32")
+    if config.deterministic:
+        keras.utils.set_random_seed(config.data.seed % 2**32)  # without one, what draws numbers is refused
+        tf.config.experimental.enable_op_determinism()
