@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from allstep.common.config.train_config import LAYER_SLOTS
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
-# Canonical names of optimizer slots, and PyTorch's.
-_SLOT_NAMES = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+# PyTorch's names of optimizer slots, where they are not the canonical ones.
+_SLOT_NAMES = {"momentum": "momentum_buffer", "sum_of_squares": "sum"}
 
 
 class Worker:
@@ -106,14 +107,15 @@ class Worker:
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in self._network.state_dict().items()}
         for name, parameter in self._network.named_parameters():
-            shapes |= {f"optimizer/{name}/{slot}": tuple(parameter.shape) for slot in self._slots}
+            for slot in self._slots:
+                shapes[f"optimizer/{name}/{slot}"] = () if slot in LAYER_SLOTS else tuple(parameter.shape)
         return shapes
 
     def export_state(self) -> dict[str, np.ndarray]:
         state = {f"model/{name}": tensor for name, tensor in self._own_weights()}
         for name, parameter in self._own_parameters():
             slots = self._optimizer.state[parameter]
-            state |= {f"optimizer/{name}/{slot}": slots[_SLOT_NAMES[slot]] for slot in self._slots}
+            state |= {f"optimizer/{name}/{slot}": slots[_SLOT_NAMES.get(slot, slot)] for slot in self._slots}
         return self._strategy.gather(state)
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
@@ -121,8 +123,12 @@ class Worker:
             for name, tensor in self._own_weights():
                 tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
         for name, parameter in self._own_parameters():
+            # One number is held by every rank that has a part of its weight.
+            whole = torch.empty((), device=parameter.device)
             slots = {
-                _SLOT_NAMES[slot]: self._strategy.shard(arrays[f"optimizer/{name}/{slot}"], parameter.detach())
+                _SLOT_NAMES.get(slot, slot): self._strategy.shard(
+                    arrays[f"optimizer/{name}/{slot}"], whole if slot in LAYER_SLOTS else parameter.detach()
+                )
                 for slot in self._slots
                 if f"optimizer/{name}/{slot}" in arrays
             }

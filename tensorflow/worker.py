@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 import tensorflow as tf
+from allstep.common.config.train_config import LAYER_SLOTS
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
@@ -147,7 +148,9 @@ class Worker:
             if weight.variable.trainable:
                 index = trainable[weight.variable.path]
                 for slot in self._slots:
-                    yield f"optimizer/{weight.name}/{slot}", weight, self._optimizer.slots[slot][index]
+                    variable = self._optimizer.slots[slot][index]
+                    layout = CanonicalWeight(weight.name, variable, (), ()) if slot in LAYER_SLOTS else weight
+                    yield f"optimizer/{weight.name}/{slot}", layout, variable
 
     def _normalise(self, images: tf.Tensor) -> tf.Tensor:
         return tf.cast(images, tf.float32) * self._scale + self._shift

@@ -79,4 +79,4 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
 
 
 # Means of squares, whose root is taken.
-_NEVER_NEGATIVE = (".running_var", "/exp_avg_sq")
+_NEVER_NEGATIVE = (".running_var", "/exp_avg_sq", "/layer_exp_avg_sq", "/square_avg", "/sum_of_squares")

@@ -23,7 +23,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives, broadcast_from_rank_0
-from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep, optimizer_of
 
 
 class ModelParallel(ProcessGroup):
@@ -53,9 +53,7 @@ class ModelParallel(ProcessGroup):
         for index, layer in enumerate(network):
             if not begin <= index < end:
                 layer.to("meta")
-        [group] = optimizer.param_groups
-        group["params"] = list(stage.parameters())
-        return stage, optimizer
+        return stage, optimizer_of(optimizer, {parameter: parameter for parameter in stage.parameters()})
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before a rank had but a part."""

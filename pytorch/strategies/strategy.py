@@ -108,6 +108,17 @@ class Strategy(ABC):
         return {}
 
 
+def optimizer_of(
+    optimizer: torch.optim.Optimizer, replacement: Mapping[torch.nn.Parameter, torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """An optimizer like `optimizer`, in the same groups, of the parameters that replace its own; of no others."""
+    groups = [
+        {**group, "params": [replacement[parameter] for parameter in group["params"] if parameter in replacement]}
+        for group in optimizer.param_groups
+    ]
+    return type(optimizer)(groups)
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
     """A forward and a backward pass: the worker's, before a strategy has made it one of all ranks."""

@@ -1,0 +1,75 @@
+"""What the optimizers here have in common, beside Keras' own: which weights decay, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+import tensorflow as tf
+
+
+class Optimizer(keras.Optimizer):
+    """A Keras optimizer whose own formula says where `weight_decay` enters.
+
+    Biases and the scales of norms, which have fewer than two axes, do not decay and have no trust ratio; nor does decay
+    what `exclude_from_weight_decay` names. Gradients are dense.
+    """
+
+    slots: dict[str, list[keras.Variable]]
+    """What it remembers of each weight, by canonical names; there when it is built."""
+    slot_names: Sequence[str] = ()
+
+    def __init__(self, learning_rate: float = 0.0, **kwargs) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        if not self.built:
+            super().build(variables)
+            self.slots = {name: self.add_optimizer_variables(variables, name) for name in self.slot_names}
+
+    def slot(self, name: str, variable: tf.Variable) -> tf.Variable:
+        """What is remembered of a weight under that name."""
+        return self.slots[name][self._get_variable_index(variable)].value
+
+    def decay_of(self, variable: tf.Variable) -> float:
+        """Weight decay factor of a weight."""
+        decays = self.weight_decay and is_layer(variable) and self._use_weight_decay(variable)
+        return self.weight_decay if decays else 0.0
+
+    def with_decay(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+        """The gradient of a loss that has half the factor times the square of the weight added."""
+        decay = self.decay_of(variable)
+        return gradient + decay * variable if decay else gradient
+
+    def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
+        """Keras' is decoupled in every optimizer; here the formulas have it."""
+
+    def _backend_update_step(
+        self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable], learning_rate: tf.Tensor
+    ) -> None:
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                raise TypeError(
+                    f"expected dense gradients for {type(self).__name__}, received tf.IndexedSlices for "
+                    f"{variable.name}; give it tf.convert_to_tensor of them"
+                )
+        grads = [
+            tf.cast(gradient, variable.dtype) for gradient, variable in zip(grads, trainable_variables, strict=True)
+        ]
+        super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+
+def is_layer(variable: tf.Variable) -> bool:
+    """Whether a weight has two axes or more: it is neither a bias nor the scale of a norm."""
+    return len(variable.shape) > 1
+
+
+def norm(values: tf.Tensor) -> tf.Tensor:
+    """Euclidean norm, without a copy of the values."""
+    return tf.sqrt(2 * tf.nn.l2_loss(values))
+
+
+def ratio_of(numerator: tf.Tensor, denominator: tf.Tensor, *, holds: tf.Tensor) -> tf.Tensor:
+    """A trust ratio; 1 where it does not hold."""
+    return tf.where(holds, numerator / denominator, tf.ones_like(numerator))
