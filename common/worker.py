@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, SupportsFloat
 
 import numpy as np
@@ -27,6 +28,10 @@ class Worker(Protocol):
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         """Sum of the losses of this rank's samples and the number of them classified rightly."""
+        ...
+
+    def averaged_weights(self) -> AbstractContextManager:
+        """Within it, evaluation and export see the moving averages of the weights (--ema). All ranks call it."""
         ...
 
     def average_statistics(self) -> None:
@@ -57,7 +62,8 @@ class Worker(Protocol):
         ...
 
     def export_state(self) -> dict[str, np.ndarray]:
-        """Weights as `model/NAME` and optimizer slots as `optimizer/NAME/SLOT`, all in canonical layout.
+        """Weights as `model/NAME`, optimizer slots as `optimizer/NAME/SLOT` and moving averages of weights as
+        `ema/NAME`, all in canonical layout; a slot that is one number a weight has no axes.
 
         All ranks call it, since each may hold a part; what rank 0 gets is valid.
         """

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from allstep.common.config.train_config import LAYER_SLOTS
+from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
+from allstep.pytorch.averaging import WeightAverage
+from allstep.pytorch.gradients import GradientChanges
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
@@ -36,7 +38,8 @@ class Worker:
         strategy: Strategy,
         device: torch.device,
         dataset: Dataset,
-        slots: Sequence[str],
+        flags: OptimizerConfig,
+        seed: int = 0,
         accumulate_steps: int = 1,
         precision: str = "float32",
     ) -> None:
@@ -45,15 +48,19 @@ class Worker:
         Args:
             network: has the weights, by their canonical names; those that another rank keeps are on the device meta.
             model: what a training step calls: `network` as the strategy wrapped it.
-            slots: canonical names of what the optimizer remembers of each weight.
+            flags: of the optimizer, and of what is done to gradients and weights around its step.
+            seed: of gradient noise.
             accumulate_steps: passes into which a step's samples are cut.
             precision: float32, or bf16 for what torch.autocast computes in it; weights are float32 in either case.
         """
         self.collectives, self._strategy = strategy.collectives, strategy
         self._network, self._model, self._optimizer = network, model, optimizer
-        self._train_step = strategy.compile_train_step(TrainStep(model, _loss_sum))
+        loss_sum = partial(_loss_sum, label_smoothing=flags.label_smoothing)
+        self._train_step = strategy.compile_train_step(TrainStep(model, loss_sum))
         self._eval_step = strategy.compile_eval_step(EvalStep(model, _score))
-        self._device, self._slots, self._num_passes = device, slots, accumulate_steps
+        self._device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
+        self._gradient_changes, self._num_steps = GradientChanges(flags, seed, strategy), 0
+        self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=precision == "bf16")
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
@@ -76,7 +83,11 @@ class Worker:
                 loss_sum = self._train_step(images, labels, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
                 loss_sums.append(loss_sum)
+        self._gradient_changes.apply(dict(self._own_parameters()), self._num_steps)
         self._optimizer.step()
+        self._num_steps += 1
+        if self._average:
+            self._average.update()
         return sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
@@ -86,6 +97,9 @@ class Worker:
             score = self._eval_step(images, labels)
         self._model.train()
         return score
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager:
+        return self._average.in_use()
 
     def average_statistics(self) -> None:
         statistics = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
@@ -109,6 +123,8 @@ class Worker:
         for name, parameter in self._network.named_parameters():
             for slot in self._slots:
                 shapes[f"optimizer/{name}/{slot}"] = () if slot in LAYER_SLOTS else tuple(parameter.shape)
+            if self._average:
+                shapes[f"ema/{name}"] = tuple(parameter.shape)
         return shapes
 
     def export_state(self) -> dict[str, np.ndarray]:
@@ -116,9 +132,12 @@ class Worker:
         for name, parameter in self._own_parameters():
             slots = self._optimizer.state[parameter]
             state |= {f"optimizer/{name}/{slot}": slots[_SLOT_NAMES.get(slot, slot)] for slot in self._slots}
+        if self._average:
+            state |= {f"ema/{name}": average for name, average in self._average.averages.items()}
         return self._strategy.gather(state)
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        self._num_steps = step
         with torch.no_grad():
             for name, tensor in self._own_weights():
                 tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
@@ -134,6 +153,8 @@ class Worker:
             }
             if slots:
                 self._optimizer.state[parameter] = {"step": torch.tensor(float(step)), **slots}
+            if f"ema/{name}" in arrays:
+                self._average.averages[name] = self._strategy.shard(arrays[f"ema/{name}"], parameter.detach())
 
     def _own_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, tensor) for name, tensor in self._network.state_dict().items() if not tensor.is_meta)
@@ -161,8 +182,8 @@ class Worker:
         return images.mul_(self._scale).add_(self._shift), labels
 
 
-def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(logits.float(), labels, reduction="sum")
+def _loss_sum(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    return cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=label_smoothing)
 
 
 def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.
         yield parameters
 
 
-def local(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """What this rank holds of each tensor: under FSDP a shard, which shares its memory."""
     return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
 

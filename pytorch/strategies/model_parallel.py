@@ -32,6 +32,8 @@ class ModelParallel(ProcessGroup):
     All stages take the same samples. So for the engine there is one rank that reads them, and no weights to compare.
     """
 
+    cuts_network = True
+
     def init(self) -> None:
         super().init()
         self._stage_number, self._last = self.place.rank, self.flags.stages - 1

@@ -24,6 +24,8 @@ class Strategy(ABC):
     """What the engine says to the other ranks; there from `init` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
+    cuts_network = False
+    """Whether each rank of the default process group has other parameters than the others."""
 
     def __init__(self, place: Placement, flags: StrategyConfig) -> None:
         self.place, self.flags = place, flags
