@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from allstep.pytorch.optimizers.layers import batches, local, norms
+from allstep.pytorch.optimizers.layers import batches, is_sharded, local, norms
 from allstep.pytorch.optimizers.uncompiled import without_compiler
 
 
@@ -29,6 +29,7 @@ class Lars(without_compiler(torch.optim.SGD)):
         # It means that gradients come scaled by a GradScaler; their norms must not.
         self._step_supports_amp_scaling = False
         for group in self.param_groups:
+            group["fused"] = not any(map(is_sharded, group["params"]))
             group.setdefault("layerwise", True)
             # SGD would add the decay after the ratio.
             group["layer_decay"] = group.pop("layer_decay", group["weight_decay"])

@@ -14,7 +14,7 @@ def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.
     the memory of a CPU, whose cache then has in the next operation what the one before has read.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    if parameters and parameters[0].device.type == "cpu" and not _is_sharded(parameters[0]):
+    if parameters and parameters[0].device.type == "cpu" and not is_sharded(parameters[0]):
         yield from ([parameter] for parameter in parameters)
     elif parameters:
         yield parameters
@@ -22,7 +22,7 @@ def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.
 
 def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """What this rank holds of each tensor: under FSDP a shard, which shares its memory."""
-    return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
+    return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
 
 
 def norms(parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -31,12 +31,13 @@ def norms(parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor]) ->
     They are one tensor a list. All ranks that have shards call it.
     """
     own = torch.stack([torch.stack(torch._foreach_norm(tensors)) for tensors in lists])
-    if _is_sharded(parameters[0]):
+    if is_sharded(parameters[0]):
         own = own.square()
         torch.distributed.all_reduce(own, group=parameters[0].device_mesh.get_group())
         own = own.sqrt()
     return list(own)
 
 
-def _is_sharded(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether this rank has but a part of the tensor, as under FSDP; DTensor has no fused SGD (torch 2.14)."""
     return hasattr(tensor, "to_local")  # DTensor, whose module takes a second to import

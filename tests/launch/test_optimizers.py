@@ -1,4 +1,4 @@
-"""What is done with gradients and weights around a step is the same on any ranks, in both frameworks, and after a resume.
+"""What is done to gradients and weights around a step is the same on any ranks, in both frameworks, after a resume.
 
 Oracle: the run of one rank in PyTorch; for what changes, the run without it; for a resume, the undisturbed run.
 """
