@@ -34,12 +34,12 @@ from pathlib import Path
 
 from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES, horovod_settings
 from allstep.benchmarks.comparison import results
-from allstep.benchmarks.comparison.cells import SYNTHETIC_IMAGES
 from allstep.benchmarks.comparison.machine import variables
 from allstep.benchmarks.harness.jobs import Outcome, environment, run_job
 from allstep.benchmarks.harness.launchers import start
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.common.config.flags import EVER, MOST_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
+from allstep.common.models import MODELS
 from allstep.common.process.errors import Fault, shown
 from allstep.common.process.terminal import print_line
 
@@ -126,7 +126,7 @@ def _flags(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="of one launch")
     parser.add_argument("--output", type=results.output_file, default="runs/collectives.json", metavar="FILE")
     flags = parser.parse_args(arguments)
-    networks = [name for name in known_networks() if name in SYNTHETIC_IMAGES or not flags.tune]
+    networks = [name for name in known_networks() if name in MODELS or not flags.tune]
     if flags.network not in networks:
         parser.error(
             f"expected --network to be one of {', '.join(networks)}, received {shown(flags.network)}; name one"

@@ -43,12 +43,12 @@ from allstep.common.config.flags import (
     whole,
 )
 from allstep.common.data.datasets.config import DatasetName
+from allstep.common.models import MODELS
 from allstep.common.process.errors import Fault
 from allstep.common.registry import FRAMEWORKS, strategy_names
 
 STRATEGIES = (INDEPENDENT, *(name for name in strategy_names() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
-MODELS = ("mlp", "cnn", "resnet18", "resnet50")
 BUSY = 0.5  # load average
 EPOCHS = 27  # of digits, which takes about 50 ms: more than a second on the clock in every launch
 # To see in a minute whether all works: the figures mean nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,60 +11,39 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.config.validation import check_image_size
-from allstep.tensorflow.resnet import BatchNorm, resnet
+from allstep.common.models import MODELS, WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, check_image_size
+from allstep.tensorflow.networks.resnet import BatchNorm
+from allstep.tensorflow.networks.vision_transformer import Tokens
 
 # Keras' names; weights are float32 in either case.
 _POLICIES = {"float32": "float32", "bf16": "mixed_bfloat16"}
 
 
 def build_model(
-    name: str, image_shape: tuple[int, int, int], num_classes: int, *, precision: str = "float32"
+    name: str,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    depth: int = WIDE_RESNET_DEPTH,
+    width: int = WIDE_RESNET_WIDTH,
+    precision: str = "float32",
 ) -> keras.Model:
     """A network that maps normalised images, float32 (n, height, width, channels), to logits (n, num_classes).
 
     Args:
-        name: mlp, cnn, resnet18 or resnet50.
+        name: one of `common.models.MODELS`.
         image_shape: height, width, channels.
+        depth, width: of a wide-resnet.
         precision: in which its layers compute, float32 or bf16.
 
     Raises:
-        UserError: the images are too small for the network.
+        UserError: the images are too small for the network, or do not fall into its patches.
     """
+    check_image_size(name, *image_shape[:2])
     keras.config.set_dtype_policy(_POLICIES[precision])
-    if name.startswith("resnet"):
-        return resnet(name, image_shape, num_classes)
-    return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)
-
-
-def _mlp(image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """Two hidden layers of 128 units."""
-    return keras.Sequential(
-        [
-            layers.Input(image_shape),
-            layers.Flatten(name="flatten"),
-            layers.Dense(128, activation="relu", name="fc1"),
-            layers.Dense(128, activation="relu", name="fc2"),
-            layers.Dense(num_classes, name="fc3"),
-        ]
-    )
-
-
-def _cnn(image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """The convolutional network of the MNIST examples, without dropout; 1.2 million parameters at 28 x 28 x 1."""
-    height, width, _ = image_shape
-    check_image_size("cnn", height, width)
-    return keras.Sequential(
-        [
-            layers.Input(image_shape),
-            layers.Conv2D(32, 3, activation="relu", name="conv1"),
-            layers.Conv2D(64, 3, activation="relu", name="conv2"),
-            layers.MaxPooling2D(2, name="pool"),
-            layers.Flatten(name="flatten"),
-            layers.Dense(128, activation="relu", name="fc1"),
-            layers.Dense(num_classes, name="fc2"),
-        ]
-    )
+    module = importlib.import_module(f"allstep.tensorflow.networks.{MODELS[name].module}")
+    size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
+    return module.build(name, image_shape, num_classes, **size)
 
 
 def export_weights(model: keras.Model) -> dict[str, np.ndarray]:
@@ -116,19 +96,25 @@ def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
         elif isinstance(layer, layers.Conv2D):
             yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, tuple(layer.kernel.shape), (3, 2, 0, 1))
             if layer.use_bias:
-                yield _vector(f"{layer.name}.bias", layer.bias)
+                yield _unchanged(f"{layer.name}.bias", layer.bias)
         elif isinstance(layer, BatchNorm):
-            yield _vector(f"{layer.name}.weight", layer.gamma)
-            yield _vector(f"{layer.name}.bias", layer.beta)
-            yield _vector(f"{layer.name}.running_mean", layer.running_mean)
-            yield _vector(f"{layer.name}.running_var", layer.running_variance)
+            yield _unchanged(f"{layer.name}.weight", layer.gamma)
+            yield _unchanged(f"{layer.name}.bias", layer.beta)
+            yield _unchanged(f"{layer.name}.running_mean", layer.running_mean)
+            yield _unchanged(f"{layer.name}.running_var", layer.running_variance)
+        elif isinstance(layer, layers.LayerNormalization):
+            yield _unchanged(f"{layer.name}.weight", layer.gamma)
+            yield _unchanged(f"{layer.name}.bias", layer.beta)
+        elif isinstance(layer, Tokens):
+            yield _unchanged("cls_token", layer.cls_token)
+            yield _unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, layers.Dense):
             units = layer.kernel.shape[1]
             if len(flattened) == 3:
                 yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, (*flattened, units), (3, 2, 0, 1))
             else:
                 yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, tuple(layer.kernel.shape), (1, 0))
-            yield _vector(f"{layer.name}.bias", layer.bias)
+            yield _unchanged(f"{layer.name}.bias", layer.bias)
             flattened = ()
 
 
@@ -137,5 +123,6 @@ def trainable_names(model: keras.Model) -> list[str]:
     return [weight.name for weight in canonical_weights(model) if weight.variable.trainable]
 
 
-def _vector(name: str, variable: keras.Variable) -> CanonicalWeight:
-    return CanonicalWeight(name, variable, tuple(variable.shape), (0,))
+def _unchanged(name: str, variable: keras.Variable) -> CanonicalWeight:
+    """A weight with one layout in both frameworks."""
+    return CanonicalWeight(name, variable, tuple(variable.shape), tuple(range(len(variable.shape))))

@@ -47,7 +47,8 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
 
     dataset = open_dataset(config, strategy)
     with strategy.scope():
-        model = build_model(config.model, dataset.image_shape, dataset.num_classes, precision=config.precision)
+        shape, size = dataset.image_shape, config.model_size
+        model = build_model(config.model, shape, dataset.num_classes, precision=config.precision, **size)
         optimizer = build_optimizer(config.optimizer)
         optimizer.build(model.trainable_variables)
     shapes = {name: array.shape for name, array in export_weights(model).items()}

@@ -17,7 +17,7 @@ from allstep.common.data.loader import Batch
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import GradientChanges
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
-from allstep.tensorflow.resnet import counted
+from allstep.tensorflow.networks.resnet import counted
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 

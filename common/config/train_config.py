@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from allstep.common.config.flags import EVER, WEEK, batch_ramp, local_ranks, number, whole
 from allstep.common.data.datasets.config import DataConfig, redact_url
+from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -196,7 +197,8 @@ class OutputConfig:
     """Go on from a checkpoint: latest, best (both in the output directory) or a path."""
 
     init_from: Path | None = None
-    """Start from the weights of a checkpoint, written by either framework."""
+    """Start from the weights of a checkpoint, written by either framework, or of a safetensors file whose names are
+    torchvision's or timm's."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +223,17 @@ class TrainConfig:
     list_strategies: bool = False
     """Print the strategies and whether this machine can run each, and do nothing else."""
 
-    model: Literal["mlp", "cnn", "resnet18", "resnet50"] = "cnn"
+    model: Literal[
+        "mlp", "cnn", "resnet18", "resnet50", "resnet32", "resnet44", "resnet56", "resnet110", "wide-resnet", "vgg16",
+        "vit-tiny", "vit-small-images",
+    ] = "cnn"  # fmt: skip
     """The network."""
+
+    model_depth: Annotated[int, whole(10, 1000)] = WIDE_RESNET_DEPTH
+    """wide-resnet: layers with weights, 4 more than a multiple of 6."""
+
+    model_width: Annotated[int, whole(1, 64)] = WIDE_RESNET_WIDTH
+    """wide-resnet: by how much it is wider than a ResNet for small images."""
 
     precision: Literal["float32", "bf16"] = "float32"
     """In which layers compute; weights, gradients between ranks and the loss are float32 in either case."""
@@ -233,6 +244,11 @@ class TrainConfig:
     parallel: StrategyConfig = field(default_factory=StrategyConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     faults: FaultConfig = field(default_factory=FaultConfig)
+
+    @property
+    def model_size(self) -> dict[str, int]:
+        """What `build_model` takes beside the network's name."""
+        return {"depth": self.model_depth, "width": self.model_width}
 
     def global_batch_size(self, world_size: int) -> int:
         """Samples per optimizer step over all ranks."""

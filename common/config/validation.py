@@ -13,6 +13,7 @@ from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, OptimizerConf
 from allstep.common.data.datasets.config import DataConfig
 from allstep.common.files.writable import try_file, try_folder
 from allstep.common.launch.placement import Placement
+from allstep.common.models import MODELS, check_image_size, check_size
 from allstep.common.process.errors import UserError, shown
 
 
@@ -36,6 +37,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
     _check_output(config.output)
     _check_optimizer(config)
+    check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
     one_worker = registry.STRATEGIES[registry.find_framework(config.strategy)][config.strategy].one_worker
     _check_schedule(config, 1 if one_worker else place.world_size)
@@ -160,19 +162,7 @@ def _num_weights(model: str, shape: tuple[int, int, int], num_classes: int) -> i
     """Weights of the layers that grow with images and classes."""
     height, width, channels = shape
     first = {"mlp": height * width * channels, "cnn": 64 * ((height - 4) // 2) * ((width - 4) // 2)}.get(model, 0)
-    return 128 * first + {"mlp": 128, "cnn": 128, "resnet18": 512, "resnet50": 2048}[model] * num_classes
-
-
-def check_image_size(model: str, height: int, width: int) -> None:
-    """Refuse images of which the layers of the network leave nothing.
-
-    Raises:
-        UserError: says which would do.
-    """
-    if model == "cnn" and min(height, width) < 6:
-        raise UserError(
-            f"expected images of 6 x 6 pixels or more for --model cnn, received {height} x {width}; use mlp"
-        )
+    return 128 * first + MODELS[model].num_features * num_classes
 
 
 def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:

@@ -109,7 +109,7 @@ def _through_store(text: str, place: Placement, address: tuple[str, int]) -> lis
 
 
 def _sign(*parts: object) -> str:
-    """The signature that Horovod's store expects, and gives (tools/horovod_edits/security.py)."""
+    """The signature that Horovod's store expects, and gives (tools/horovod_patches/correct, ranks-sign-requests)."""
     key = os.environ.get("HOROVOD_JOB_KEY", "").encode()
     return hmac.new(key, "\n".join(map(str, parts)).encode(), "sha256").hexdigest()
 

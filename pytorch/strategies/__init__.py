@@ -12,6 +12,7 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.launch.signs import check_alone
 from allstep.common.launch.variables import check_variables
+from allstep.common.models import MODELS
 from allstep.common.process.errors import UserError
 from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process, named
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from allstep.pytorch.strategies.strategy import Strategy
 
 STRATEGIES = tuple(registry.STRATEGIES["pytorch"])
-MOST_STAGES = {"mlp": 3, "cnn": 4, "resnet18": 7, "resnet50": 7}
-"""Layers with weights of each network, as it can be cut."""
 
 
 def check(config: TrainConfig, place: Placement) -> None:
@@ -38,10 +37,16 @@ def check(config: TrainConfig, place: Placement) -> None:
         check_one_process(name, place, instead="horovod or ddp")
     if name == "horovod":
         check_launcher_of_horovod(place, instead="ddp")
-    if name == "model-parallel" and flags.stages > MOST_STAGES[config.model]:
+    most_stages = MODELS[config.model].most_stages
+    if name == "model-parallel" and most_stages == 1:
         raise UserError(
-            f"expected --stages to be at most {MOST_STAGES[config.model]}, the layers with weights of --model "
-            f"{config.model}, received {flags.stages}; give fewer stages"
+            f"expected a network that is a sequence of layers for --strategy model-parallel, received --model "
+            f"{config.model}; choose another model or strategy"
+        )
+    if name == "model-parallel" and flags.stages > most_stages:
+        raise UserError(
+            f"expected --stages to be at most {most_stages}, the layers with weights of --model {config.model}, "
+            f"received {flags.stages}; give fewer stages"
         )
     if name == "model-parallel" and place.launcher and flags.stages != place.world_size:
         raise UserError(

@@ -8,9 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import forward
+import numpy as np
 import pytest
+import torchvision
 from ranks import full, last, launch, train
+from safetensors.torch import save_file
 
+from allstep.common.checkpoint import load
 from allstep.common.weights import checksum, initial_weights
 
 # Neither square nor of one channel: an axis that is taken for another shows.
@@ -50,6 +54,28 @@ def test_a_checkpoint_of_another_model_names_the_first_mismatch(tmp_path):
     train("pytorch", "alone", 1, tmp_path, *DATA, "--epochs", 1)
     refused(tmp_path, "--model", "mlp", expected="expected model/fc1.weight (128, 189), received (128, 128)")
     refused(tmp_path / "nowhere", expected="none is there")
+
+
+@pytest.mark.parametrize("framework", OTHER)
+def test_both_start_from_torchvisions_weights(framework, tmp_path):
+    model = torchvision.models.resnet18(num_classes=NUM_CLASSES)
+    save_file(model.state_dict(), tmp_path / "resnet18.safetensors", metadata={"format": "pt"})
+    flags = ("--model", "resnet18", *STANDING_STILL, "--init-from", tmp_path / "resnet18.safetensors")
+    train(framework, "alone", 1, tmp_path / "run", *DATA, *flags)
+    weights = {name: array.numpy() for name, array in model.state_dict().items() if array.dim()}
+    # Batch norm's statistics move whatever the learning rate is.
+    trained = load(tmp_path / "run", tmp_path, warn=print).arrays
+    for name, array in weights.items():
+        assert "running" in name or np.array_equal(trained[f"model/{name}"], array), name
+
+
+def test_weights_that_do_not_fit_or_are_none(tmp_path):
+    save_file(torchvision.models.resnet18(num_classes=3).state_dict(), tmp_path / "three.safetensors")
+    (tmp_path / "text.safetensors").write_text("These are not the weights that you are looking for.")
+    flags = ("--model", "resnet18")
+    refused(tmp_path / "three.safetensors", *flags, expected="expected model/fc.weight (5, 512), received (3, 512)")
+    refused(tmp_path / "text.safetensors", *flags, expected="text.safetensors: expected")
+    refused(tmp_path / "none.safetensors", *flags, expected="No such file or directory")
 
 
 def refused(source: Path, *flags: str, expected: str) -> None:

@@ -26,9 +26,10 @@ from ranks import events as read_events
 
 from allstep.common.config.command_line import parse
 from allstep.common.launch.placement import ALONE, placement
+from allstep.common.models import MODELS
 from allstep.common.process.errors import UserError
 from allstep.pytorch.models import build_model
-from allstep.pytorch.strategies import MOST_STAGES, STRATEGIES, check, num_ranks_to_spawn
+from allstep.pytorch.strategies import STRATEGIES, check, num_ranks_to_spawn
 
 # 2 epochs of 26 steps. Slices are uneven, and the last batch of training and that of validation have a single sample.
 FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 226, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 9,
@@ -197,11 +198,11 @@ def test_a_flag_of_another_strategy_is_refused(flags, expected):
         check(parse(STRATEGIES, ALONE, ["--strategy", *flags]), ALONE)
 
 
-@pytest.mark.parametrize("model", MOST_STAGES)
+@pytest.mark.parametrize("model", [name for name, entry in MODELS.items() if entry.most_stages > 1])
 def test_most_stages(model):
     """Oracle: the network's own layers."""
     layers = build_model(model, (32, 32, 3), num_classes=10)
-    assert MOST_STAGES[model] == sum(any(True for _ in layer.parameters()) for layer in layers)
+    assert MODELS[model].most_stages == sum(any(True for _ in layer.parameters()) for layer in layers)
 
 
 def test_ranks_to_spawn():

@@ -1,4 +1,4 @@
-"""The Horovod that `make setup` built, in real launches: what it can do, and what the edits mend."""
+"""The Horovod that `make setup` built, in real launches: what it can do, and what the patches mend."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import build_horovod
 import console
+import patch_series
 import pytest
 import setup_environment
 from setup_environment import Step, fingerprints, set_up
@@ -107,11 +109,30 @@ def test_fingerprints_depend_on_the_order_and_the_bounds_of_texts():
 
 
 def test_the_recipe_depends_on_versions_and_kind_only():
-    constraints = setup_environment.CONSTRAINTS.read_text()
-    recipe = build_horovod.recipe(constraints, gpu=False)
-    assert build_horovod.recipe(constraints + "\n# a comment\nrich==1.0\n", gpu=False) == recipe
-    assert build_horovod.recipe(constraints.replace("torch==2", "torch==1"), gpu=False) != recipe
-    assert build_horovod.recipe(constraints, gpu=True) != recipe
+    constraints, patches = setup_environment.CONSTRAINTS.read_text(), patch_series.series()
+    recipe = build_horovod.recipe(constraints, patches, gpu=False)
+    assert build_horovod.recipe(constraints + "\n# a comment\nrich==1.0\n", patches, gpu=False) == recipe
+    assert build_horovod.recipe(constraints.replace("torch==2", "torch==1"), patches, gpu=False) != recipe
+    assert build_horovod.recipe(constraints, patches, gpu=True) != recipe
+
+
+def test_a_wheel_is_named_after_what_its_patches_change():
+    def name(patches: list[patch_series.Patch]) -> str:
+        return build_horovod.build_name("torch==2.0\n", patches, gpu=False)
+
+    first, *others = patch_series.series()
+    shifted = dataclasses.replace(first.hunks[0], start=first.hunks[0].start + 1)
+    other_words = [dataclasses.replace(first, name="0000-other.patch", header="Other words"), *others]
+    assert name(other_words) == name([first, *others])
+    assert name(others) != name([first, *others])
+    assert name([*others, first]) != name([first, *others])
+    assert name([dataclasses.replace(first, hunks=[shifted, *first.hunks[1:]]), *others]) != name([first, *others])
+
+
+def test_a_wheel_is_named_after_the_inserted_texts(monkeypatch):
+    before = build_horovod.build_name("", [], gpu=False)
+    monkeypatch.setattr(build_horovod, "inserted", lambda: {"checks.py": ""})
+    assert build_horovod.build_name("", [], gpu=False) != before
 
 
 def test_open_mpi_parameters_are_written_once_and_keep_other_lines(tmp_path, monkeypatch):

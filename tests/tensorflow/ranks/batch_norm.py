@@ -15,8 +15,8 @@ from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import placement
+from allstep.tensorflow.networks.resnet import BatchNorm
 from allstep.tensorflow.optimizers import build_optimizer
-from allstep.tensorflow.resnet import BatchNorm
 from allstep.tensorflow.strategies.horovod import Horovod
 from allstep.tensorflow.worker import Worker
 

@@ -1,0 +1,45 @@
+"""The networks that train in seconds on one core; `tensorflow/networks/small.py` builds the same ones."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+
+def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """mlp or cnn."""
+    return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)
+
+
+def _mlp(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Two hidden layers of 128 units."""
+    height, width, channels = image_shape
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(height * width * channels, 128),
+            relu1=nn.ReLU(),
+            fc2=nn.Linear(128, 128),
+            relu2=nn.ReLU(),
+            fc3=nn.Linear(128, num_classes),
+        )
+    )
+
+
+def _cnn(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The convolutional network of the MNIST examples, without dropout; 1.2 million parameters at 28 x 28 x 1."""
+    height, width, channels = image_shape
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, 32, 3),
+            relu1=nn.ReLU(inplace=True),
+            conv2=nn.Conv2d(32, 64, 3),
+            relu2=nn.ReLU(inplace=True),
+            pool=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128),
+            relu3=nn.ReLU(inplace=True),
+            fc2=nn.Linear(128, num_classes),
+        )
+    )

@@ -1,0 +1,27 @@
+"""VGG-16 (Simonyan and Zisserman 2015) as torchvision has it, without dropout; `tensorflow/networks/vgg.py` builds the
+same one.
+
+Its 138 million weights, nearly all in the first fully connected layer, make it the classic case of a network that
+communication holds up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torchvision
+from torch import nn
+
+
+def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Torchvision's network for images of 32 x 32 pixels or more and any number of channels.
+
+    It comes as a sequence of its layers, so that it can be cut into stages; its weights have torchvision's names.
+    """
+    network = torchvision.models.vgg16(num_classes=num_classes, dropout=0.0)
+    network.features[0] = nn.Conv2d(image_shape[2], 64, 3, padding=1)
+    return nn.Sequential(
+        OrderedDict(
+            features=network.features, avgpool=network.avgpool, flatten=nn.Flatten(), classifier=network.classifier
+        )
+    )

@@ -1,0 +1,117 @@
+"""ResNet-18 and ResNet-50 (He et al. 2016) by torchvision's names; `pytorch/networks/resnet.py` has the same.
+
+The stride is in the 3x3 convolution of a bottleneck, which is known as version 1.5.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import keras
+from keras import layers
+
+import tensorflow as tf
+
+
+def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    """The network of that name for images of any size and number of channels."""
+    block, num_blocks = {"resnet18": (_basic_block, (2, 2, 2, 2)), "resnet50": (_bottleneck, (3, 4, 6, 3))}[name]
+    inputs = layers.Input(image_shape)
+    values = layers.ReLU()(convolve(inputs, 64, 7, "conv1", "bn1", stride=2))
+    # What is padded with here never exceeds what a ReLU gives.
+    values = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(values))
+    for stage, number in enumerate(num_blocks):
+        for index in range(number):
+            stride = 2 if stage and not index else 1
+            values = block(values, 64 * 2**stage, f"layer{stage + 1}.{index}", stride=stride)
+    values = layers.GlobalAveragePooling2D()(values)
+    return keras.Model(inputs, layers.Dense(num_classes, name="fc")(values))
+
+
+def _basic_block(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
+    values = layers.ReLU()(convolve(inputs, width, 3, f"{name}.conv1", f"{name}.bn1", stride=stride))
+    values = convolve(values, width, 3, f"{name}.conv2", f"{name}.bn2")
+    return layers.ReLU()(values + _shortcut(inputs, width, name, stride=stride))
+
+
+def _bottleneck(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
+    values = layers.ReLU()(convolve(inputs, width, 1, f"{name}.conv1", f"{name}.bn1"))
+    values = layers.ReLU()(convolve(values, width, 3, f"{name}.conv2", f"{name}.bn2", stride=stride))
+    values = convolve(values, 4 * width, 1, f"{name}.conv3", f"{name}.bn3")
+    return layers.ReLU()(values + _shortcut(inputs, 4 * width, name, stride=stride))
+
+
+def _shortcut(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
+    if stride == 1 and inputs.shape[-1] == width:
+        return inputs
+    return convolve(inputs, width, 1, f"{name}.downsample.0", f"{name}.downsample.1", stride=stride)
+
+
+def convolve(
+    inputs: keras.KerasTensor, width: int, size: int, name: str, norm_name: str, *, stride: int = 1
+) -> keras.KerasTensor:
+    """Convolution with PyTorch's padding, and batch norm."""
+    return BatchNorm(name=norm_name)(padded_convolution(inputs, width, size, name, stride=stride))
+
+
+def padded_convolution(
+    inputs: keras.KerasTensor, width: int, size: int, name: str, *, stride: int = 1
+) -> keras.KerasTensor:
+    """Convolution without bias and with PyTorch's padding, the same on both sides."""
+    if stride == 1:
+        padded, padding = inputs, "same"
+    else:  # where Keras' own padding would put more on one side
+        padded, padding = layers.ZeroPadding2D(size // 2)(inputs), "valid"
+    return layers.Conv2D(width, size, stride, padding, use_bias=False, name=name)(padded)
+
+
+# In which proportion samples count in running statistics.
+_COUNTS: ContextVar[float | tf.Tensor] = ContextVar("counts", default=1.0)
+
+
+@contextlib.contextmanager
+def counted(counts: float | tf.Tensor) -> Iterator[None]:
+    """Within it, samples change running statistics if `counts` is 1; if it is 0, they only fill an empty slice up."""
+    token = _COUNTS.set(counts)
+    try:
+        yield
+    finally:
+        _COUNTS.reset(token)
+
+
+class BatchNorm(layers.Layer):
+    """Batch norm as PyTorch has it, in one fused kernel.
+
+    Keras' own keeps the variance of the samples as the running one, without Bessel's correction, and takes several
+    passes over the values. Each device keeps the statistics of its own samples until the worker averages them.
+    """
+
+    MOMENTUM, EPSILON = 0.1, 1e-5
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        def weight(name: str, initial: str, **kind) -> keras.Variable:
+            return self.add_weight(shape=input_shape[-1:], name=name, initializer=initial, autocast=False, **kind)
+
+        self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
+        # Only where all devices share one variable does TensorFlow need to know what becomes of their values.
+        central = isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy)
+        running = {"trainable": False, "aggregation": "mean" if central else "none"}
+        self.running_mean = weight("running_mean", "zeros", **running)
+        self.running_variance = weight("running_variance", "ones", **running)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return input_shape
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Normalise `inputs`, (samples, height, width, channels)."""
+        statistics = {} if training else {"mean": self.running_mean.value, "variance": self.running_variance.value}
+        values, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            inputs, self.gamma.value, self.beta.value, epsilon=self.EPSILON, is_training=training, **statistics
+        )
+        if training:
+            momentum = self.MOMENTUM * _COUNTS.get()
+            for running, of_batch in ((self.running_mean, mean), (self.running_variance, variance)):
+                running.assign(running.value * (1 - momentum) + of_batch * momentum)
+        return values

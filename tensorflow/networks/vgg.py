@@ -1,0 +1,32 @@
+"""VGG-16 (Simonyan and Zisserman 2015) with torchvision's topology and names, without dropout;
+`pytorch/networks/vgg.py` has the same.
+
+Its 138 million weights, nearly all in the first fully connected layer, make it the classic case of a network that
+communication holds up.
+"""
+
+from __future__ import annotations
+
+import keras
+from keras import layers
+
+_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convolutions
+_POOLED = 7
+
+
+def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    """The network for images of 32 x 32 pixels or more and any number of channels."""
+    values = inputs = layers.Input(image_shape)
+    number = 0  # of the layer in torchvision's sequence, in which each ReLU and each pooling is one
+    for channels, num_convolutions in _STAGES:
+        for _ in range(num_convolutions):
+            values = layers.Conv2D(channels, 3, padding="same", activation="relu", name=f"features.{number}")(values)
+            number += 2
+        values = layers.MaxPooling2D(2)(values)
+        number += 1
+    if tuple(values.shape[1:3]) != (_POOLED, _POOLED):
+        values = layers.AdaptiveAveragePooling2D(_POOLED)(values)
+    values = layers.Flatten()(values)
+    values = layers.Dense(4096, activation="relu", name="classifier.0")(values)
+    values = layers.Dense(4096, activation="relu", name="classifier.3")(values)
+    return keras.Model(inputs, layers.Dense(num_classes, name="classifier.6")(values))

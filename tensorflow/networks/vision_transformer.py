@@ -1,0 +1,78 @@
+"""Vision transformers (Dosovitskiy et al. 2021) with timm's topology and names, without dropout;
+`pytorch/networks/vision_transformer.py` has the same ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import keras
+from keras import layers, ops
+
+_EPSILON = 1e-6  # timm's, of its layer norms
+
+
+@dataclass(frozen=True)
+class _Size:
+    patch_size: int
+    """Pixels on a side."""
+    width: int
+    """Features of a token."""
+    depth: int
+    """Blocks."""
+    num_heads: int
+
+
+_SIZES = {"vit-tiny": _Size(16, 192, 12, 3), "vit-small-images": _Size(4, 64, 4, 4)}
+
+
+def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    """vit-tiny is ViT-Ti/16, vit-small-images one for images of 28 x 28 or 32 x 32 pixels.
+
+    For another size of images there are more or fewer positions.
+    """
+    size = _SIZES[name]
+    inputs = layers.Input(image_shape)
+    values = layers.Conv2D(size.width, size.patch_size, size.patch_size, name="patch_embed.proj")(inputs)
+    values = Tokens(name="tokens")(layers.Reshape((-1, size.width))(values))
+    for number in range(size.depth):
+        values = _block(values, size, f"blocks.{number}")
+    values = _layer_norm(values, "norm")
+    return keras.Model(inputs, layers.Dense(num_classes, name="head")(values[:, 0]))
+
+
+def _block(values: keras.KerasTensor, size: _Size, name: str) -> keras.KerasTensor:
+    """Self-attention and two fully connected layers, each behind a layer norm and beside a shortcut."""
+    values = values + _attention(_layer_norm(values, f"{name}.norm1"), size, f"{name}.attn")
+    hidden = layers.Dense(4 * size.width, name=f"{name}.mlp.fc1")(_layer_norm(values, f"{name}.norm2"))
+    return values + layers.Dense(size.width, name=f"{name}.mlp.fc2")(keras.activations.gelu(hidden, approximate=False))
+
+
+def _attention(values: keras.KerasTensor, size: _Size, name: str) -> keras.KerasTensor:
+    """`values` and the result: (samples, tokens, features)."""
+    num_tokens = values.shape[1]
+    projected = layers.Dense(3 * size.width, name=f"{name}.qkv")(values)
+    projected = layers.Reshape((num_tokens, 3, size.num_heads, size.width // size.num_heads))(projected)
+    query, key, value = (projected[:, :, number] for number in range(3))
+    attended = ops.dot_product_attention(query, key, value)
+    return layers.Dense(size.width, name=f"{name}.proj")(layers.Reshape((num_tokens, size.width))(attended))
+
+
+def _layer_norm(values: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    return layers.LayerNormalization(epsilon=_EPSILON, name=name)(values)
+
+
+class Tokens(layers.Layer):
+    """Puts the token that stands for the class before the others, and adds to each what says where it is."""
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        _, num_patches, width = input_shape
+        self.cls_token = self.add_weight(shape=(1, 1, width), name="cls_token", initializer="zeros")
+        self.pos_embed = self.add_weight(shape=(1, num_patches + 1, width), name="pos_embed", initializer="zeros")
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        samples, num_patches, width = input_shape
+        return samples, num_patches + 1, width
+
+    def call(self, patches: keras.KerasTensor) -> keras.KerasTensor:
+        first = ops.broadcast_to(self.cls_token, (ops.shape(patches)[0], 1, patches.shape[-1]))
+        return ops.concatenate([first, patches], axis=1) + self.pos_embed
