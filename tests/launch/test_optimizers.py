@@ -84,6 +84,21 @@ def test_changes_are_the_same_everywhere(place, alone, tmp_path):
     assert_averages_alike(alone(*CHANGES), tmp_path)
 
 
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
+def test_averages_are_those_of_the_weights(framework, tmp_path):
+    """Oracle: the recursion over the weights of every step, in float64."""
+    flags = ("--epochs", 1, "--ema", 0.9, "--checkpoint-every", 1, "--keep-checkpoints", 100)
+    train_at((framework, "alone", 1), tmp_path, *flags)
+    average: dict[str, np.ndarray] = {}
+    for path in sorted((tmp_path / "checkpoints").iterdir()):
+        arrays = load(path, path.parent, warn=print).arrays
+        for name in (name.removeprefix("ema/") for name in arrays if name.startswith("ema/")):
+            weight = arrays[f"model/{name}"].astype(np.float64)
+            average[name] = 0.9 * average[name] + 0.1 * weight if name in average else weight
+            np.testing.assert_allclose(arrays[f"ema/{name}"], average[name], rtol=1e-5, atol=1e-7)
+    assert len(average) == 6
+
+
 def assert_averages_alike(expected: Path, received: Path) -> None:
     of_each = [
         {
