@@ -101,9 +101,9 @@ def gradients(step: int) -> dict[str, np.ndarray]:
     return {name: random.normal(size=shape) * (step > 1 or name != "fc.weight") for name, shape in SHAPES.items()}
 
 
-def learning_rate(step: int) -> float:
-    """A number of float32, in which Keras keeps it."""
-    return float(np.float32(0.05 / step))
+def learning_rate(name: str, step: int) -> float:
+    """A number of float32, in which Keras keeps it; for LARS a larger one, since its ratios are 0.001 and less."""
+    return float(np.float32((5 if name == "lars" else 0.05) / step))
 
 
 def trained(name: str, *, decay: float, num_steps: int = NUM_STEPS, **options: float) -> dict[str, np.ndarray]:
@@ -112,5 +112,7 @@ def trained(name: str, *, decay: float, num_steps: int = NUM_STEPS, **options: f
     for t in range(1, num_steps + 1):
         for key, g in gradients(t).items():
             factor = decay if weights[key].ndim > 1 else 0.0
-            weights[key] = OPTIMIZERS[name](weights[key], g, learning_rate(t), factor, t, memories[key], **options)
+            weights[key] = OPTIMIZERS[name](
+                weights[key], g, learning_rate(name, t), factor, t, memories[key], **options
+            )
     return weights

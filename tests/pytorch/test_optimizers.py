@@ -16,7 +16,7 @@ def trained(config: OptimizerConfig) -> dict[str, np.ndarray]:
     optimizer = build_optimizer(config, weights.values())
     for step in range(1, paper_optimizers.NUM_STEPS + 1):
         for group in optimizer.param_groups:
-            group["lr"] = paper_optimizers.learning_rate(step)
+            group["lr"] = paper_optimizers.learning_rate(config.optimizer, step)
         for name, gradient in paper_optimizers.gradients(step).items():
             weights[name].grad = torch.tensor(gradient)
         optimizer.step()

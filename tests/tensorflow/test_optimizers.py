@@ -74,7 +74,7 @@ def test_same_updates_as_torch(name, weight_decay):
         np.testing.assert_allclose(variable.numpy(), weight.detach().numpy(), rtol=2e-6, atol=1e-6, err_msg=f"{step}")
 
 
-def trained(optimizer, *, jit_compile: bool = False) -> dict[str, np.ndarray]:
+def trained(name: str, optimizer, *, jit_compile: bool = False) -> dict[str, np.ndarray]:
     """What the optimizer makes of the weights of `paper_optimizers`, in float64."""
     import keras
 
@@ -88,7 +88,7 @@ def trained(optimizer, *, jit_compile: bool = False) -> dict[str, np.ndarray]:
         optimizer.apply(gradients, list(weights.values()))
 
     for step in range(1, paper_optimizers.NUM_STEPS + 1):
-        optimizer.learning_rate = paper_optimizers.learning_rate(step)
+        optimizer.learning_rate = paper_optimizers.learning_rate(name, step)
         apply([tf.constant(gradient) for gradient in paper_optimizers.gradients(step).values()])
     return {name: weight.numpy() for name, weight in weights.items()}
 
@@ -101,13 +101,13 @@ def assert_is_that_of_its_paper(received: dict[str, np.ndarray], name: str, **op
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", paper_optimizers.OPTIMIZERS)
 def test_is_that_of_its_paper(name, decay):
-    received = trained(build_keras(OptimizerConfig(optimizer=name, weight_decay=decay)))
+    received = trained(name, build_keras(OptimizerConfig(optimizer=name, weight_decay=decay)))
     assert_is_that_of_its_paper(received, name, decay=decay)
 
 
 @pytest.mark.parametrize("name", paper_optimizers.OPTIMIZERS)
 def test_is_the_same_under_xla(name):
-    received = trained(build_keras(OptimizerConfig(optimizer=name, weight_decay=0.1)), jit_compile=True)
+    received = trained(name, build_keras(OptimizerConfig(optimizer=name, weight_decay=0.1)), jit_compile=True)
     assert_is_that_of_its_paper(received, name, decay=0.1)
 
 
@@ -120,7 +120,7 @@ def test_is_the_same_when_made_of_its_configuration(name):
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert type(again) is type(optimizer) and again.get_config() == optimizer.get_config()
     options = {"averaging": True} if name == "novograd" else {}
-    assert_is_that_of_its_paper(trained(again), name, decay=0.1, **options)
+    assert_is_that_of_its_paper(trained(name, again), name, decay=0.1, **options)
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "adagrad", "rmsprop"])
