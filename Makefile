@@ -16,6 +16,7 @@ test: setup
 
 lint: setup
 	$(IN_VENV) ruff check .
+	$(IN_VENV) PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright  # pinned: it need not ask the index for a newer one
 
 bench: setup
 	$(IN_VENV) python -m allstep.benchmarks.proofs.overhead

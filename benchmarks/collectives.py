@@ -65,7 +65,7 @@ def bus_bandwidth(collective: str, num_bytes: int, seconds: float, num_ranks: in
 def main(arguments: Sequence[str]) -> None:
     """Measure, print, keep; end with status 1 where a result was wrong or a library failed."""
     flags = _flags(arguments)
-    samples: dict[str, list[list[dict]]] = {name: [] for name in flags.backends}
+    samples: dict[str, list[list[list[dict]]]] = {name: [] for name in flags.backends}
     missing: dict[str, list[str]] = {}
     failures: dict[str, str] = {}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that ranks are ended with this process
@@ -235,6 +235,7 @@ def _print(rows: Sequence[dict], missing: dict[str, list[str]]) -> None:
 
 def _reason(outcome: Outcome) -> str:
     """In one line: what a rank said was the cause, else what came first of the last lines."""
-    lines = [line for line in outcome.log.splitlines() if line.strip(" -")]
-    told = "allstep: " in outcome.reason or outcome.status == "timeout" or not lines
-    return " ".join((outcome.reason if told else f"{outcome.reason}: {lines[0]}").split())[:300]
+    log, reason = outcome.log or "", outcome.reason or ""
+    lines = [line for line in log.splitlines() if line.strip(" -")]
+    told = "allstep: " in reason or outcome.status == "timeout" or not lines
+    return " ".join((reason if told else f"{reason}: {lines[0]}").split())[:300]

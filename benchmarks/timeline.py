@@ -103,10 +103,10 @@ def read_ways(path: Path) -> dict[str, list[Way]]:
 
 
 def _ways(events: Iterable[dict]) -> dict[str, list[Way]]:
-    names: dict[int, str] = {}
-    open_since: dict[int, list[tuple[str, float]]] = defaultdict(list)
-    stages: dict[int, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
-    starts: dict[int, float] = {}
+    names: dict[int | None, str] = {}
+    open_since: dict[int | None, list[tuple[str, float]]] = defaultdict(list)
+    stages: dict[int | None, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+    starts: dict[int | None, float] = {}
     ways: dict[str, list[Way]] = defaultdict(list)
     for event in events:
         pid, phase = event.get("pid"), event.get("ph")

@@ -55,6 +55,10 @@ COMMANDS = {
         "allstep.benchmarks.report",
         "Write report.html and report.md from results of compare, collectives, predict, benchmarks and training runs.",
     ),
+    "tune": Command(
+        "allstep.benchmarks.tune",
+        "Search for the flags that train best, trial by trial under any launcher; goes on after a kill.",
+    ),
     "soak": Command(
         "allstep.benchmarks.proofs.soak",
         "Kill training at random moments, resume it, and check that it ends as if undisturbed.",

@@ -11,10 +11,15 @@ import numpy as np
 class Collectives(Protocol):
     """Collectives of NumPy arrays over the ranks of a job; each strategy has its own."""
 
-    rank: int
-    """Number of this rank among those that share out the samples."""
-    world_size: int
-    """How many share out the samples; stages of a pipeline, which all take the same ones, count as one rank."""
+    @property
+    def rank(self) -> int:
+        """Number of this rank among those that share out the samples."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """How many share out the samples; stages of a pipeline, which all take the same ones, count as one rank."""
+        ...
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         """Sum float64 `values` (n,) over all ranks; every rank gets the result."""

@@ -19,6 +19,7 @@ import numpy as np
 from allstep.common.data.datasets.base import Split
 from allstep.common.data.loader import Batch, train_batches, validation_batches
 from allstep.common.data.sharding import Position
+from allstep.common.hooks import StopTraining
 from allstep.common.process.errors import Fault, UserError, summary
 from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter
@@ -64,6 +65,10 @@ class Run:
     """What the engine reports to the watch, and what the watch asks of it."""
 
 
+DIVERGED = "expected a finite"
+"""How the error of a run begins whose learning rate was too high."""
+
+
 class Stopped(Exception):
     """The ranks were asked to stop, and all stand at the same point."""
 
@@ -78,9 +83,11 @@ def fit(run: Run) -> bool:
         Fault: the ranks are out of step, or a step failed; the message names the step.
     """
     with _naming_the_step(run.progress_state):
+        is_through = True
         try:
             _fit(run)
-            is_through = True
+        except StopTraining:
+            pass
         except Stopped:
             progress = run.session.progress
             run.progress_state.step = progress.step
@@ -109,7 +116,7 @@ def _fit(run: Run) -> None:
         validation = evaluate(worker, session.dataset.validation, run.schedule.global_batch_size, run.progress_state)
         if not math.isfinite(validation.loss):
             raise UserError(
-                f"expected a finite validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
+                f"{DIVERGED} validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
                 "or lengthen --warmup-epochs"
             )
         averaged = {}
@@ -235,7 +242,7 @@ class _Step:
         loss_sum = float(self.loss_sum) if self.batch.num_samples else 0.0
         if not math.isfinite(loss_sum):
             raise UserError(
-                f"expected a finite loss, received {loss_sum} at step {self.number} with learning rate "
+                f"{DIVERGED} loss, received {loss_sum} at step {self.number} with learning rate "
                 f"{self.learning_rate:g}; lower --base-lr or lengthen --warmup-epochs"
             )
         return loss_sum

@@ -8,10 +8,14 @@ if TYPE_CHECKING:
     from allstep.common.session import Session
 
 
+class StopTraining(Exception):
+    """A hook raises it on every rank at the same moment: the run ends there in order, as behind its last step."""
+
+
 class Hook:
     """Called on every rank, in the training loop; a subclass overrides the moments that it needs.
 
-    What a hook raises stops the job, as a failed step does.
+    What else than `StopTraining` a hook raises stops the job, as a failed step does.
     """
 
     def on_start(self, session: Session) -> None:

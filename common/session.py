@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from allstep.common.reporting.base import output_dir_errors, write_whole
 from allstep.common.schedule import Schedule, make_schedule
 from allstep.common.watch import Limits, ProgressState, watching
 from allstep.common.worker import Worker
+
+if TYPE_CHECKING:
+    from allstep.common.data.datasets.image_folder import ImageFolderSplit
 
 # The keepalive of Open MPI's daemons (tools/setup_environment.py), and the time that mpirun takes to end the ranks.
 MPIRUN_NOTICES_SECONDS = 30.0
@@ -123,7 +126,9 @@ class Session:
         metrics, data = self.strategy.metrics(), self.config.data
         if data.dataset != "image-folder" or not data.skip_unreadable:
             return metrics
-        masks = np.concatenate([split.unreadable_mask() for split in (self.dataset.train, self.dataset.validation)])
+        # What this data set's splits are.
+        splits = cast("tuple[ImageFolderSplit, ...]", (self.dataset.train, self.dataset.validation))
+        masks = np.concatenate([split.unreadable_mask() for split in splits])
         return {**metrics, "unreadable_images": int(np.count_nonzero(self.worker.collectives.all_reduce_sum(masks)))}
 
     def _train(self, progress_state: ProgressState) -> bool:

@@ -31,7 +31,10 @@ class Worker(Protocol):
         ...
 
     def averaged_weights(self) -> AbstractContextManager:
-        """Within it, evaluation and export see the moving averages of the weights (--ema). All ranks call it."""
+        """Within it, evaluation and export see the moving averages of the weights, where --ema keeps them.
+
+        All ranks call it.
+        """
         ...
 
     def average_statistics(self) -> None:

@@ -6,10 +6,10 @@ A script written for `horovod.keras` or `horovod.tensorflow.keras` needs the fir
 """
 
 import keras
+import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import allstep.tensorflow.horovod_keras as hvd
-import tensorflow as tf
 
 hvd.init()  # 1. initialise: who am I, who are the others
 if gpus := tf.config.list_physical_devices("GPU"):  # 2. one process, one GPU: by local rank

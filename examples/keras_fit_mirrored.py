@@ -7,9 +7,8 @@ It ends at the host; Horovod does not.
 """
 
 import keras
-from sklearn.datasets import load_digits
-
 import tensorflow as tf
+from sklearn.datasets import load_digits
 
 gpus, [cpu] = tf.config.list_physical_devices("GPU"), tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

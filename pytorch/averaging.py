@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from allstep.pytorch.compat import move_towards
 from allstep.pytorch.optimizers.layers import local
 
 
@@ -28,7 +29,7 @@ class WeightAverage:
             self.averages = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
             return
         averages, weights = local(self.averages.values()), local(self._parameters.values())
-        torch._foreach_lerp_(averages, [weight.detach() for weight in weights], 1 - self._decay)
+        move_towards(averages, [weight.detach() for weight in weights], 1 - self._decay)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:

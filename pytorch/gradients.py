@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.common.gradient_noise import gradient_noise
-from allstep.pytorch.optimizers.layers import local, norms
+from allstep.pytorch.compat import scale
+from allstep.pytorch.optimizers.layers import local_gradients, norms
 from allstep.pytorch.strategies.strategy import Strategy
 
 _TINY = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
@@ -37,15 +38,16 @@ class GradientChanges:
             self._add_noise(parameters, step)
 
     def _clip(self, parameters: list[torch.nn.Parameter], most: float) -> None:
-        gradients = local([parameter.grad for parameter in parameters])
+        gradients = local_gradients(parameters)
         [of_each] = norms(parameters, gradients)
         square = of_each.square().sum()
         if self.strategy.cuts_network:
             dist.all_reduce(square)
-        torch._foreach_mul_(gradients, (most / (square.sqrt() + _TINY)).clamp(max=1.0))
+        scale(gradients, (most / (square.sqrt() + _TINY)).clamp(max=1.0))
 
     def _add_noise(self, parameters: Mapping[str, torch.nn.Parameter], step: int) -> None:
         for name, parameter in parameters.items():
             shape, eta = tuple(parameter.shape), self.flags.gradient_noise
             noise = gradient_noise(name, shape, eta=eta, seed=self.seed, step=step)
-            parameter.grad.add_(self.strategy.shard(noise, parameter.detach()))
+            if parameter.grad is not None:
+                parameter.grad.add_(self.strategy.shard(noise, parameter.detach()))

@@ -99,7 +99,7 @@ class Worker:
         return score
 
     def averaged_weights(self) -> contextlib.AbstractContextManager:
-        return self._average.in_use()
+        return self._average.in_use() if self._average else contextlib.nullcontext()
 
     def average_statistics(self) -> None:
         statistics = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
@@ -153,7 +153,7 @@ class Worker:
             }
             if slots:
                 self._optimizer.state[parameter] = {"step": torch.tensor(float(step)), **slots}
-            if f"ema/{name}" in arrays:
+            if self._average and f"ema/{name}" in arrays:
                 self._average.averages[name] = self._strategy.shard(arrays[f"ema/{name}"], parameter.detach())
 
     def _own_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

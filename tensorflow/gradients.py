@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.common.gradient_noise import gradient_noise
 from allstep.tensorflow.models import CanonicalWeight

@@ -8,8 +8,9 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
-
 import tensorflow as tf
+
+from allstep.tensorflow.compat import rmsprop_momentums
 from allstep.tensorflow.horovod_collectives import allreduce, broadcast_variables, native
 from allstep.tensorflow.horovod_optimizer import is_distributed, lasting_state
 from allstep.tensorflow.horovod_replicas import build_alike, check_replicas, optimizers_of, own_variables, refusal
@@ -25,6 +26,9 @@ class _InStep(keras.callbacks.Callback):
         RuntimeError: weights or optimizer state differ between ranks (see `horovod_replicas`).
     """
 
+    model: keras.Model
+    """Keras sets it before it calls anything."""
+
     def on_train_begin(self, logs: dict | None = None) -> None:
         _refuse_undistributed(self.model)
         self._shared()["compared"] = None
@@ -39,9 +43,10 @@ class _InStep(keras.callbacks.Callback):
             check_replicas(self.model, shared["local_variables"], moment)
 
     def _shared(self) -> dict[str, Any]:
-        if self.params is None:  # in a loop of the user's own
-            self.set_params({})
-        return self.params.setdefault("horovod", {"compared": None, "local_variables": set()})
+        params = self.params
+        if params is None:  # in a loop of the user's own
+            self.set_params(params := {})
+        return params.setdefault("horovod", {"compared": None, "local_variables": set()})
 
 
 def _refuse_undistributed(model: keras.Model) -> None:
@@ -148,7 +153,7 @@ class LearningRateScheduleCallback(_InStep):
         initial_lr: float,
         multiplier: float | Callable[[float], float],
         start_epoch: int = 0,
-        end_epoch: int | None = None,
+        end_epoch: float | None = None,
         staircase: bool = True,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
@@ -167,7 +172,7 @@ class LearningRateScheduleCallback(_InStep):
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if not self.staircase and not self.steps_per_epoch:
-            self.steps_per_epoch = self.params.get("steps")
+            self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(
                     f"Keras does not know the steps per epoch; pass `steps_per_epoch` to {type(self).__name__}"
@@ -183,6 +188,7 @@ class LearningRateScheduleCallback(_InStep):
         ):
             return
         if not self.staircase:
+            assert self.steps_per_epoch is not None
             self._set_learning_rate(self.current_epoch + batch / self.steps_per_epoch)
         elif batch == 0:
             self._set_learning_rate(self.current_epoch)
@@ -217,6 +223,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
+            assert self.steps_per_epoch is not None  # set when training begins
             epoch += 1.0 / self.steps_per_epoch
             return 1.0 / hvd.size() * (epoch * (hvd.size() - 1) / warmup_epochs + 1)
 
@@ -229,10 +236,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             steps_per_epoch=steps_per_epoch,
         )
         self.verbose = verbose
+        self._last_epoch = warmup_epochs - 1
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if self.verbose > 0 and epoch == self.end_epoch - 1 and hvd.rank() == 0:
+        if self.verbose > 0 and epoch == self._last_epoch and hvd.rank() == 0:
             lr = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {lr:g}.")
 
@@ -243,6 +251,9 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     filepath: where to; it may be set as an attribute later, but before training.
     The other arguments are those of ModelCheckpoint. Put it after MetricAverageCallback.
     """
+
+    model: keras.Model
+    """Keras sets it before it calls anything."""
 
     def __init__(
         self,
@@ -263,7 +274,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
             save_best_only=True,
             save_weights_only=save_weights_only,
             mode=mode,
-            save_freq=save_freq,
+            save_freq=save_freq,  # pyright: ignore[reportArgumentType] (Keras takes numbers as well)
         )
         if filepath is None:
             self.filepath = None
@@ -292,7 +303,7 @@ def _velocity(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
     if isinstance(optimizer, keras.optimizers.SGD):
         return [native(v) for v in optimizer.momentums]
     if isinstance(optimizer, keras.optimizers.RMSprop):
-        return [native(v) for v in optimizer._momentums]
+        return [native(v) for v in rmsprop_momentums(optimizer)]
     return []
 
 

@@ -8,14 +8,13 @@ Here a name depends on the position in the list only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import horovod.tensorflow as hvd
 import keras
+import tensorflow as tf
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
-
-import tensorflow as tf
 
 # Horovod's kernels lack these; each cast is exact in both directions.
 _WIRE_DTYPES = {tf.bfloat16: tf.float32, tf.uint32: tf.int64}
@@ -46,7 +45,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """All-reduce one value of the same shape on every rank; `op` defaults to Average. Returns a tensor."""
-    return hvd.allreduce(
+    reduced = hvd.allreduce(
         _tensor(value),
         average=average,
         name=name,
@@ -56,6 +55,7 @@ def allreduce(
         compression=compression,
         process_set=process_set,
     )
+    return cast("tf.Tensor", reduced)  # of tensors Horovod makes tensors, though it does not say so
 
 
 def allgather(value: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> tf.Tensor:

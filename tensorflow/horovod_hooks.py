@@ -9,13 +9,18 @@ import functools
 import gc
 import inspect
 import itertools
-import sys
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import keras
-from keras.src.saving import serialization_lib
 
-import tensorflow as tf
+from allstep.tensorflow.compat import (
+    fill_legacy_optimizers,
+    wrap_configurations,
+    wrap_loss_scaling,
+    wrap_model_method,
+)
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, restore, saved_entry
 from allstep.tensorflow.horovod_replicas import refusal
 from allstep.tensorflow.horovod_saving import KEY, Undistributed, make_plain, specialise
@@ -36,18 +41,12 @@ def track_model(model: keras.Model) -> None:
     _compiled_models[next(_num_compiled)] = model
 
 
-def _where_defined(method: str) -> type:
-    return next(cls for cls in keras.Model.__mro__ if method in vars(cls))
-
-
-def _let_compile_know() -> None:
-    """Teach `Model.compile` two things about distributed optimizers.
+def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
+    """`Model.compile` that knows two things about distributed optimizers.
 
     `jit_compile="auto"` means no: on a GPU it means XLA, which cannot run Horovod. And it takes
     `experimental_run_tf_function`, which Horovod's examples pass and Keras 3 has dropped.
     """
-    trainer = _where_defined("compile")
-    compile_ = trainer.compile
     signature = inspect.signature(compile_)
 
     @functools.wraps(compile_)
@@ -61,13 +60,12 @@ def _let_compile_know() -> None:
         track_model(self)
         return compile_(*call.args, **call.kwargs)
 
-    trainer.compile = compile
+    return compile
 
 
-def _let_training_know() -> None:
-    """Have a model that was compiled with a distributed optimizer, and then with a plain one, not train on."""
-    trainer = _where_defined("make_train_function")
-    make_train_function_ = trainer.make_train_function
+def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[..., Any]:
+    """`Model.make_train_function` that has a model not train on when it was compiled with a distributed optimizer,
+    and then with a plain one."""
 
     @functools.wraps(make_train_function_)
     def make_train_function(self, *args, **kwargs):
@@ -75,17 +73,15 @@ def _let_training_know() -> None:
             raise ValueError(reason)
         return make_train_function_(self, *args, **kwargs)
 
-    trainer.make_train_function = make_train_function
+    return make_train_function
 
 
-def _let_loss_scaling_know() -> None:
+def _loss_scale_init(init: Callable[..., None]) -> Callable[..., None]:
     """Make LossScaleOptimizer(DistributedOptimizer(x)) mean DistributedOptimizer(LossScaleOptimizer(x)).
 
     Keras writes the former itself under the mixed_float16 policy. It would look for non-finite values before the
     ranks' gradients meet, so one rank could skip a step in which the others wait for it.
     """
-    loss_scale_optimizer = keras.optimizers.LossScaleOptimizer
-    init = loss_scale_optimizer.__init__
 
     @functools.wraps(init)
     def __init__(self, inner_optimizer, *args, **kwargs):
@@ -96,18 +92,23 @@ def _let_loss_scaling_know() -> None:
                 make_plain(inner_optimizer)
                 specialise(self, mixin, **attributes)
 
-    loss_scale_optimizer.__init__ = __init__
+    return __init__
 
 
-def _let_saving_know() -> None:
-    """Write beside an optimizer's configuration how it is distributed, and distribute what is made from such a one."""
-    write, make = serialization_lib.get_build_and_compile_config, serialization_lib.deserialize_keras_object
+def _write_configuration(write: Callable[..., None]) -> Callable[..., None]:
+    """Write beside an optimizer's configuration how it is distributed."""
 
     @functools.wraps(write)
     def get_build_and_compile_config(obj, config):
         write(obj, config)
         if isinstance(obj, keras.optimizers.Optimizer) and (saved := saved_entry(obj)):
             config[KEY] = saved
+
+    return get_build_and_compile_config
+
+
+def _read_configuration(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Distribute the optimizer that is made from such a configuration."""
 
     @functools.wraps(make)
     def deserialize_keras_object(config, *args, **kwargs):
@@ -117,25 +118,11 @@ def _let_saving_know() -> None:
             restore(obj, config[KEY])
         return obj
 
-    serialization_lib.get_build_and_compile_config = get_build_and_compile_config
-    # Keras' modules import it by name.
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "keras" and vars(module).get("deserialize_keras_object") is make:
-            module.deserialize_keras_object = deserialize_keras_object
+    return deserialize_keras_object
 
 
-def _let_legacy_names_work() -> None:
-    """Give `keras.optimizers.legacy.Adam` and its kin Keras 3's meaning; as they come they only raise an error.
-
-    Scripts use them because Horovod's wrapper could not do with the new optimizers of Keras 2.11.
-    """
-    for module in (keras.optimizers.legacy, tf.keras.optimizers.legacy):
-        for name in ("Adagrad", "Adam", "Ftrl", "Optimizer", "RMSprop", "SGD"):
-            setattr(module, name, getattr(keras.optimizers, name))
-
-
-_let_compile_know()
-_let_training_know()
-_let_saving_know()
-_let_loss_scaling_know()
-_let_legacy_names_work()
+wrap_model_method("compile", _compile)
+wrap_model_method("make_train_function", _make_train_function)
+wrap_configurations(_write_configuration, _read_configuration)
+wrap_loss_scaling(_loss_scale_init)
+fill_legacy_optimizers()  # scripts use them, as Horovod's wrapper could not do with the new optimizers of Keras 2.11

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any
+from typing import Any, cast
 
 import h5py
 import horovod.tensorflow
@@ -21,6 +21,7 @@ if keras.backend.backend() != "tensorflow":
         f"horovod_keras needs Keras on TensorFlow; it runs on {keras.backend.backend()}. Set KERAS_BACKEND=tensorflow."
     )
 
+import tensorflow as tf
 from horovod.tensorflow import (  # noqa: F401
     Adasum,
     Average,
@@ -68,12 +69,11 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
     global_process_set,
     remove_process_set,
 )
-from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 
-import tensorflow as tf
 from allstep.common.launch.placement import placement
 from allstep.common.strategies import check_launcher_of_horovod, use_gloo_alone
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
+from allstep.tensorflow.compat import h5_optimizer_weights
 from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     allgather,
     allreduce,
@@ -191,7 +191,8 @@ def load_model(
     if compression is not None:
         options["compression"] = compression
     optimizers = {cls.__name__: cls for cls in custom_optimizers or []}
-    model = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
+    loaded = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
+    model = cast("keras.Model", loaded)  # Keras does not say so
     if model.optimizer is not None:
         if h5py.is_hdf5(filepath):
             _restore_h5_optimizer(model, filepath, options)
@@ -220,7 +221,7 @@ def _restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike, optio
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     optimizer.build(model.trainable_variables)
     with h5py.File(filepath) as file:
-        weights = load_optimizer_weights_from_hdf5_group(file)
+        weights = h5_optimizer_weights(file)
         for variable, weight in zip(optimizer.variables, weights, strict=True):
             variable.assign(weight[()])
     model.optimizer = optimizer

@@ -13,12 +13,12 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
+import tensorflow as tf
 from horovod.tensorflow import Adasum, Average, Sum
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
-from tensorflow.python.ops import control_flow_util
 
-import tensorflow as tf
+from allstep.tensorflow.compat import accumulated_gradients, is_in_xla, trained_variables
 from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_reduction import Gradient, GradientReduction
 from allstep.tensorflow.horovod_saving import Specialised, Undistributed, arguments, entry, make_plain, specialise
@@ -140,9 +140,9 @@ class Distributed(Specialised):
         Raises:
             NotImplementedError: under XLA, which has no kernels for Horovod's operations, or for float8 variables.
         """
-        if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        if is_in_xla():
             raise NotImplementedError("Horovod's operations do not run under XLA: use jit_compile=False.")
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        variables = list(trained_variables(self) if trainable_variables is None else trainable_variables)
         if any(getattr(v, "overwrite_with_gradient", False) for v in variables):
             raise NotImplementedError("Variables that their gradient overwrites (float8) cannot be all-reduced.")
         if not self.gradient_accumulation_steps:
@@ -150,7 +150,7 @@ class Distributed(Specialised):
             return
         # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet.
         with_gradient = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        step = vars(self)["_step"] = _AccumulatedStep(with_gradient)
+        step = self.__dict__["_step"] = _AccumulatedStep(with_gradient)
         super().apply(grads, trainable_variables)
         if not step.is_reduced and not tf.executing_eagerly():
             raise RuntimeError(f"Keras {keras.__version__} did not call `_clip_gradients`: no gradient was reduced.")
@@ -188,7 +188,7 @@ def parts(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimizers.Op
             yield from parts(inner)
 
 
-def is_distributed(optimizer: keras.optimizers.Optimizer | None) -> bool:
+def is_distributed(optimizer: Any) -> bool:
     """Whether all gradients that the optimizer applies are reduced."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer) and not isinstance(optimizer, Distributed):
         return bool(optimizer.optimizers) and all(map(is_distributed, optimizer.optimizers))
@@ -197,9 +197,7 @@ def is_distributed(optimizer: keras.optimizers.Optimizer | None) -> bool:
 
 def lasting_state(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The optimizer's variables but those of a gradient in the making, which is each rank's own."""
-    in_the_making = {
-        id(v) for part in parts(optimizer) for v in getattr(part, "_accumulated_gradients", ()) if v is not None
-    }
+    in_the_making = {id(v) for part in parts(optimizer) for v in accumulated_gradients(part)}
     return [v for v in optimizer.variables if id(v) not in in_the_making]
 
 

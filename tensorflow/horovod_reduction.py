@@ -8,16 +8,18 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import horovod.tensorflow as hvd
+import tensorflow as tf
 from horovod.tensorflow import Adasum, Average
 from horovod.tensorflow.mpi_ops import ProcessSet
 
-import tensorflow as tf
 from allstep.tensorflow.horovod_collectives import native, wire_dtype
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+Given = tf.Tensor | tf.IndexedSlices
+Gradient = Given | None
+AnyGradient = TypeVar("AnyGradient", bound=Gradient)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,37 +45,39 @@ class GradientReduction:
         """Reduce the gradients of `variables` (the same order); None stays None."""
         grads = [_scaled(grad, self.scale) for grad in grads]
         local = {i for i, v in enumerate(variables) if self.local_variables and native(v).ref() in self.local_variables}
-        shared = [i for i, grad in enumerate(grads) if grad is not None and i not in local]
+        shared = {i: grad for i, grad in enumerate(grads) if grad is not None and i not in local}
         if self.sparse_as_dense:  # on one rank too: Adam does not do the same with the rows as with their sum
-            for i in shared:
-                grads[i] = tf.convert_to_tensor(grads[i])
-        sparse = [i for i in shared if isinstance(grads[i], tf.IndexedSlices)]
+            shared = {i: tf.convert_to_tensor(grad) for i, grad in shared.items()}
+        sparse = {i: grad for i, grad in shared.items() if isinstance(grad, tf.IndexedSlices)}
+        dense = {i: grad for i, grad in shared.items() if not isinstance(grad, tf.IndexedSlices)}
         self.sparse_variables.update(native(variables[i]).ref() for i in sparse)
-        if not self.process_set.included() or (self.process_set.size() == 1 and not _is_elastic()):
-            return grads
+        if not self.process_set.included() or (self._num_ranks() == 1 and not _is_elastic()):
+            return [shared.get(i, grad) for i, grad in enumerate(grads)]
         if self.scale_local_gradients:
             for i in local:
-                grads[i] = _scaled(grads[i], 1.0 / self.process_set.size())
-        dense = [i for i in shared if i not in sparse]
+                grads[i] = _scaled(grads[i], 1.0 / self._num_ranks())
         # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum separates
         # optimizers of one class.
-        name = f"{self.name}_{zlib.crc32(repr([tuple(grads[i].shape) for i in shared]).encode()):08x}"
+        name = f"{self.name}_{zlib.crc32(repr([tuple(grad.shape) for grad in shared.values()]).encode()):08x}"
         with tf.compat.v1.get_default_graph().name_scope(None):
-            reduced = _in_turn(name, lambda: self._reduce(dense, sparse, grads, variables, name))
-        for i, grad in reduced.items():
-            grads[i] = grad
-        return grads
+            reduced = _in_turn(name, lambda: self._reduce(dense, sparse, variables, name))
+        return [reduced.get(i, grad) for i, grad in enumerate(grads)]
+
+    def _num_ranks(self) -> int:
+        size = self.process_set.size()
+        assert size is not None  # Horovod knows it of the ranks inside
+        return size
 
     def _reduce(
-        self, dense: list[int], sparse: list[int], grads: list[Gradient], variables: Sequence[Any], name: str
-    ) -> dict[int, tf.Tensor | tf.IndexedSlices]:
+        self, dense: dict[int, tf.Tensor], sparse: dict[int, tf.IndexedSlices], variables: Sequence[Any], name: str
+    ) -> dict[int, Given]:
         """The reduced gradients by their index."""
-        reduced = {}
-        for number, group in enumerate(self._grouped(dense, grads, variables)):
-            reduced |= zip(group, self._reduce_dense([grads[i] for i in group], f"{name}_{number}"), strict=True)
-        return reduced | {i: self._reduce_sparse(grads[i], f"{name}_sparse_{i}") for i in sparse}
+        reduced: dict[int, Given] = {}
+        for number, group in enumerate(self._grouped(dense, variables)):
+            reduced |= zip(group, self._reduce_dense([dense[i] for i in group], f"{name}_{number}"), strict=True)
+        return reduced | {i: self._reduce_sparse(grad, f"{name}_sparse_{i}") for i, grad in sparse.items()}
 
-    def _grouped(self, dense: list[int], grads: list[Gradient], variables: Sequence[Any]) -> list[list[int]]:
+    def _grouped(self, dense: dict[int, tf.Tensor], variables: Sequence[Any]) -> list[list[int]]:
         """The indices of the dense gradients in the groups in which they are fused, one type in each."""
         if self.op == Adasum:  # combines each layer by itself (Maleki et al. 2020, section 3.2)
             return [[i] for i in dense]
@@ -85,11 +89,11 @@ class GradientReduction:
         else:
             count = min(self.groups or 1, len(dense))
             bounds = [len(dense) * k // count for k in range(count + 1)] if count else []
-            groups = [dense[start:stop] for start, stop in itertools.pairwise(bounds)]
+            groups = [list(dense)[start:stop] for start, stop in itertools.pairwise(bounds)]
         return [
-            [i for i in group if grads[i].dtype == dtype]
+            [i for i in group if dense[i].dtype == dtype]
             for group in groups
-            for dtype in dict.fromkeys(grads[i].dtype for i in group)
+            for dtype in dict.fromkeys(dense[i].dtype for i in group)
         ]
 
     def _reduce_dense(self, grads: list[tf.Tensor], name: str) -> list[tf.Tensor]:
@@ -107,7 +111,7 @@ class GradientReduction:
         sent = [tf.cast(grad, wire_dtype(dtype)) for grad in grads]
         # Horovod's grouped form of Adasum is broken: it reads a name that it has not defined.
         reduced = [hvd.allreduce(sent[0], **options)] if self.op == Adasum else hvd.grouped_allreduce(sent, **options)
-        return [tf.cast(grad, dtype) for grad in reduced]
+        return [tf.cast(grad, dtype) for grad in cast("list[tf.Tensor]", reduced)]
 
     def _reduce_sparse(self, grad: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         """Gather the rows of all ranks; equal indices add up where the rows are used."""
@@ -119,7 +123,7 @@ class GradientReduction:
             values = self.compression.decompress(gather(sent, name=f"{name}_values"), context)
             values = tf.cast(values, grad.values.dtype)
             indices = gather(grad.indices, name=f"{name}_indices")
-        factor = 1.0 / self.process_set.size() if self.op == Average else 1
+        factor = 1.0 / self._num_ranks() if self.op == Average else 1
         return _scaled(tf.IndexedSlices(values, indices, grad.dense_shape), factor)
 
 
@@ -142,11 +146,11 @@ def _in_turn(name: str, reduce: Callable[[], dict[int, Any]]) -> dict[int, Any]:
 @functools.cache
 def _turn(name: str) -> tf.Variable:
     with tf.init_scope(), tf.device("/cpu:0"):
-        return tf.Variable(0, dtype=tf.int64, trainable=False)
+        return tf.Variable(tf.constant(0, tf.int64), trainable=False)
 
 
-def _scaled(grad: Gradient, factor: float) -> Gradient:
-    return grad if grad is None or factor == 1 else tf.math.scalar_mul(factor, grad)
+def _scaled(grad: AnyGradient, factor: float) -> AnyGradient:
+    return grad if grad is None or factor == 1 else cast("AnyGradient", tf.math.scalar_mul(factor, grad))
 
 
 def _is_elastic() -> bool:

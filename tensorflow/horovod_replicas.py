@@ -14,10 +14,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
+import tensorflow as tf
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
-import tensorflow as tf
 from allstep.common.replica_check import digest
+from allstep.tensorflow.compat import layers_of, trained_variables
 from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, lasting_state, parts
 from allstep.tensorflow.horovod_saving import num_ranks
@@ -30,7 +31,7 @@ _DRIFT = 1e-3
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """The model's optimizer and those that it, or a layer of it, holds as attributes (a GAN's, say)."""
     held = [getattr(model, "optimizer", None)]
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         held += _leaves(vars(layer))
     found = list({id(o): o for o in held if isinstance(o, keras.optimizers.Optimizer)}.values())
     inside = {id(part) for o in found for part in parts(o) if part is not o}
@@ -72,7 +73,7 @@ def build_alike(model: keras.Model) -> None:
     index = {native(v).ref(): i for i, v in enumerate(weights)}
     order = np.zeros((1, len(optimizers), len(weights)), np.int64)  # from 1; 0 is "not built for this weight"
     for row, optimizer in zip(order[0], optimizers, strict=True):
-        for position, variable in enumerate(optimizer._trainable_variables if optimizer.built else ()):
+        for position, variable in enumerate(trained_variables(optimizer) if optimizer.built else ()):
             if native(variable).ref() in index:
                 row[index[native(variable).ref()]] = position + 1
     gathered = hvd.allgather(tf.constant(order), name="build_alike").numpy()
@@ -114,6 +115,7 @@ def check_replicas(model: keras.Model, local_variables: set, moment: str) -> Non
         gathered = hvd.allgather(codes, name="check_replicas", process_set=process_set).numpy()
         differs = _differs(gathered, is_sparse)
         if differs.any():
+            assert process_set.ranks is not None  # Horovod knows them of the ranks inside
             ranks = ", ".join(str(process_set.ranks[i]) for i in np.flatnonzero(differs.any(axis=1)))
             first = variables[int(np.flatnonzero(differs.any(axis=0))[0])]
             raise RuntimeError(
@@ -130,7 +132,7 @@ def _shared_state(
     """What must be equal, and on which ranks; what no distributed optimizer trains is compared on all of them."""
     rest = {native(v).ref(): v for v in model.trainable_variables}
     for part in _distributed_parts(optimizers):
-        trained = list(part._trainable_variables)
+        trained = list(trained_variables(part))
         for variable in trained:
             rest.pop(native(variable).ref(), None)
         yield part._reduction.process_set, [*trained, *lasting_state(part)]
@@ -152,7 +154,7 @@ def _slots_of(variables: set, optimizers: Sequence[keras.optimizers.Optimizer]) 
         path.replace("/", "_").replace(":", "_") + "_"
         for o in optimizers
         for part in parts(o)
-        for v in part._trainable_variables
+        for v in trained_variables(part)
         if native(v).ref() in variables
         for path in [getattr(v, "path", v.name)]
     }

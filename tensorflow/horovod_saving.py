@@ -8,7 +8,7 @@ the plain class, so that it works where Horovod is not installed; beside it, whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import keras
@@ -16,6 +16,7 @@ from horovod.tensorflow import Adasum, Average, Sum
 from horovod.tensorflow.compression import Compression
 
 from allstep.common.launch.placement import placement
+from allstep.tensorflow.compat import pickled_as
 from allstep.tensorflow.horovod_reduction import Gradient, GradientReduction
 
 # The entry beside "class_name" and "config".
@@ -25,13 +26,19 @@ _OPS = {"average": Average, "sum": Sum, "adasum": Adasum}
 _COMPRESSIONS = {"none": Compression.none, "fp16": Compression.fp16}
 
 
-class Specialised:
+if TYPE_CHECKING:
+    # What comes after it among the bases of an optimizer's class.
+    _Optimizer = keras.optimizers.Optimizer
+else:
+    _Optimizer = object
+
+
+class Specialised(_Optimizer):
     """Base of what `specialise` puts before an optimizer's class."""
 
     def __reduce__(self) -> tuple:
         # Keras pickles a method of the class, and pickle finds classes by name.
-        _, arguments = super().__reduce__()
-        return type(self).__bases__[1]._unpickle_model, arguments
+        return pickled_as(type(self).__bases__[1], super().__reduce__())
 
 
 class Undistributed(Specialised):

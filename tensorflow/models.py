@@ -6,6 +6,7 @@ import importlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
@@ -93,9 +94,9 @@ def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
     flattened: tuple[int, ...] = ()
     for layer in model.layers:
         if isinstance(layer, layers.Flatten):
-            flattened = tuple(layer.input.shape[1:])
+            flattened = _shape(layer.input)[1:]
         elif isinstance(layer, layers.Conv2D):
-            yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, tuple(layer.kernel.shape), (3, 2, 0, 1))
+            yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, _shape(layer.kernel), (3, 2, 0, 1))
             if layer.use_bias:
                 yield _unchanged(f"{layer.name}.bias", layer.bias)
         elif isinstance(layer, BatchNorm):
@@ -110,13 +111,17 @@ def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
             yield _unchanged("cls_token", layer.cls_token)
             yield _unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, layers.Dense):
-            units = layer.kernel.shape[1]
+            _, units = _shape(layer.kernel)
             if len(flattened) == 3:
                 yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, (*flattened, units), (3, 2, 0, 1))
             else:
-                yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, tuple(layer.kernel.shape), (1, 0))
+                yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, _shape(layer.kernel), (1, 0))
             yield _unchanged(f"{layer.name}.bias", layer.bias)
             flattened = ()
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape)
 
 
 def trainable_names(model: keras.Model) -> list[str]:

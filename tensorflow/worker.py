@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from typing import SupportsFloat
+from typing import SupportsFloat, cast
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
@@ -69,7 +69,7 @@ class Worker:
         return float(loss_sum), int(num_correct)
 
     def averaged_weights(self) -> contextlib.AbstractContextManager:
-        return self._average.in_use()
+        return self._average.in_use() if self._average else contextlib.nullcontext()
 
     def average_statistics(self) -> None:
         statistics = [weight.variable for weight in canonical_weights(self._model) if not weight.variable.trainable]
@@ -104,7 +104,7 @@ class Worker:
         for name, weight, variable in self._state():
             if name in arrays:
                 variable.assign(self._strategy.shard(weight.from_canonical(arrays[name]), variable))
-        self._optimizer.iterations.assign(step)
+        cast("keras.Variable", self._optimizer.iterations).assign(step)
 
     def pending_tensors(self) -> Sequence[str]:
         return self._strategy.pending_tensors()
@@ -118,7 +118,7 @@ class Worker:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _set_learning_rate(self, learning_rate: tf.Tensor) -> None:
-        self._optimizer.learning_rate.assign(learning_rate)
+        cast("keras.Variable", self._optimizer.learning_rate).assign(learning_rate)
 
     def _train_on_device(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
         compute = self._gradients if self._num_passes == 1 else self._accumulated_gradients
@@ -143,7 +143,8 @@ class Worker:
             loss_sum = _loss_sum(logits, labels, self._label_smoothing) * counts
             loss = loss_sum * loss_weight
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
-        return loss_sum, tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+        gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
+        return loss_sum, cast("list[tf.Tensor]", gradients)
 
     def _accumulated_gradients(
         self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from allstep.common.process.lean_import import lean_import
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 with lean_import():
     import horovod.tensorflow as hvd
-
     import tensorflow as tf
+
     from allstep.tensorflow.strategies.horovod import Horovod
 
 
@@ -40,7 +41,7 @@ class HorovodTensorFlow:
 
         def chain(buffer: tf.Tensor) -> tf.Tensor:
             for number in range(length):
-                buffer = hvd.allreduce(buffer, op=hvd.Sum, name=f"all_reduce_{number}")
+                buffer = cast("tf.Tensor", hvd.allreduce(buffer, op=hvd.Sum, name=f"all_reduce_{number}"))
             return buffer
 
         operation = _compiled(array, chain)
@@ -66,7 +67,7 @@ class HorovodTensorFlow:
         return _compiled(array, lambda buffer: hvd.alltoall(buffer, name="all_to_all"))
 
 
-def _compiled(array: np.ndarray, call: Callable[[tf.Tensor], tf.Tensor]) -> Operation:
+def _compiled(array: np.ndarray, call: Callable[[tf.Tensor], Any]) -> Operation:
     """The operation of a call, in a graph that is traced at its first run."""
     buffer, last = tf.constant(array), []
     compiled = tf.function(call)

@@ -15,6 +15,7 @@ from allstep.common.process.lean_import import lean_import
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 with lean_import():
     import tensorflow as tf
+
     from allstep.tensorflow.strategies.multi_worker_mirrored import MultiWorkerMirrored
 
 

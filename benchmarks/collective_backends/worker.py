@@ -5,6 +5,7 @@ mpirun -np 2 python -m allstep.benchmarks.collective_backends.worker mpi4py all-
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -78,7 +79,7 @@ def expected(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarr
     # One at a time: all of them at once would fill the memory where messages are large and ranks are many.
     everybody = (given(collective, count, other, num_ranks) for other in range(num_ranks))
     if collective in ("all-reduce", "reduce-scatter"):
-        total = sum(everybody)
+        total = functools.reduce(np.add, everybody)
         return total if collective == "all-reduce" else total[own]
     if collective == "all-to-all":
         return np.concatenate([array[own].copy() for array in everybody])

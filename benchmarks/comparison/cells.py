@@ -115,9 +115,9 @@ def matrix(
     strategies = (INDEPENDENT, *(name for name in strategies if name != INDEPENDENT))
     ranks = sorted({1, *ranks})
     cells = []
-    for workload, *what in itertools.product(workloads, models, batch_sizes, precisions):
+    for workload, model, batch_size, precision in itertools.product(workloads, models, batch_sizes, precisions):
         for framework, strategy, number in itertools.product(frameworks, strategies, ranks):
-            cell = Cell(workload, framework, strategy, number, *what)
+            cell = Cell(workload, framework, strategy, number, model, batch_size, precision)
             if strategy == INDEPENDENT or (strategy in STRATEGIES[framework] and strategy_entry(cell).can_have(number)):
                 cells.append(cell)
     return list(dict.fromkeys(cells))

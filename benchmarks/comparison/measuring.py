@@ -85,6 +85,7 @@ class Comparison:
                     self._measure(due, number)
                     for cell in due:
                         sample = self._samples[cell.id][number]
+                        assert sample is not None  # it was measured just now
                         told = sample["reason"] or f"{sample['images_per_second']:.1f} images/s"
                         console.print(f"round {number + 1}: {cell.id}: {told}", highlight=False)
                     if due:

@@ -39,7 +39,7 @@ def groups(cells: Sequence[dict]) -> dict[tuple, list[list[dict]]]:
     found = {}
     measured = sorted((cell for cell in cells if share_of_limit(cell)), key=place_of)
     for place, of_place in itertools.groupby(measured, key=place_of):
-        ranked = sorted(of_place, key=lambda cell: share_of_limit(cell)["median"], reverse=True)
+        ranked = sorted(of_place, key=_median_share, reverse=True)
         if len(ranked) > 1:
             found[place] = _groups(ranked)
     return found
@@ -51,6 +51,12 @@ def rankings(cells: Sequence[dict]) -> dict[tuple, str]:
         place: " > ".join(" ~ ".join(cell["strategy"] for cell in group) for group in found)
         for place, found in groups(cells).items()
     }
+
+
+def _median_share(cell: dict) -> float:
+    share = share_of_limit(cell)
+    assert share is not None
+    return share["median"]
 
 
 def place_of(cell: dict) -> tuple:

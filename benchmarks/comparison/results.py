@@ -123,9 +123,9 @@ def load(path: Path) -> Any:
 
 def _checked(content: object, path: Path, kind: str, advice: str) -> dict:
     found = (content.get("format"), content.get("version")) if isinstance(content, dict) else None
-    if found != (kind, VERSIONS[kind]):
+    if not isinstance(content, dict) or found != (kind, VERSIONS[kind]):
         known = found and isinstance(found[0], str) and found[0] in VERSIONS and isinstance(found[1], int)
-        received = f"{found[0]} {found[1]}" if known else brief(found) if found else type(content).__name__
+        received = f"{found[0]} {found[1]}" if found and known else brief(found) if found else type(content).__name__
         raise UserError(f"expected {kind} {VERSIONS[kind]} in {path}, received {received}; {advice}")
     return content
 

@@ -8,6 +8,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from typing import TypeGuard
 
 from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell
 from allstep.benchmarks.comparison.estimate import estimate
@@ -116,8 +117,9 @@ def ratios(cell: Cell, other: Cell, samples: Samples, comparable: set[str], *, f
     """Statistics of a cell's speed over `factor` times that of another, round by round; None without such rounds."""
     if not {cell.id, other.id} <= comparable:
         return None
-    pairs = [pair for pair in zip(samples[cell.id], samples[other.id], strict=True) if all(map(_is_good, pair))]
-    return dataclasses.asdict(estimate([_ratio(*pair) / factor for pair in pairs])) if pairs else None
+    rounds = zip(samples[cell.id], samples[other.id], strict=True)
+    ratios = [_ratio(own, others) / factor for own, others in rounds if _is_good(own) and _is_good(others)]
+    return dataclasses.asdict(estimate(ratios)) if ratios else None
 
 
 def share_of_limit(cell: dict) -> dict | None:
@@ -149,7 +151,7 @@ def _first_framework(samples: Samples) -> str:
     return next(iter(samples)).split(".")[1]
 
 
-def _is_good(sample: dict | None) -> bool:
+def _is_good(sample: dict | None) -> TypeGuard[dict]:
     return sample is not None and sample["status"] == "ok"
 
 

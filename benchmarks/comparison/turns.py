@@ -94,7 +94,7 @@ def run_in_turn(
             finally:  # all at once where it is interrupted: each may take seconds
                 for job in jobs:
                     job.ask_to_end()
-        outcomes += [job.outcome for job in jobs]
+        outcomes += [job.outcome for job in jobs if job.outcome]  # each has one, now that it was ended
     return outcomes
 
 
@@ -147,6 +147,7 @@ class _Job:
         started = time.perf_counter()
         while self.outcome is None and not self._all_wait():
             for key, _ in self._selector.select(process_tree.POLL_SECONDS):
+                assert isinstance(key.fileobj, socket.socket)
                 self._hear(key.fileobj)
             seconds = self._seconds + time.perf_counter() - started
             if self._all_wait():

@@ -111,15 +111,18 @@ class Job:
         """Process ids of all that it has started and that still runs, the commands included."""
         return process_tree.marked(self.mark)
 
-    def ask_to_end(self) -> None:
-        """Tell what still runs to end; once, for a launcher that is told twice no longer ends its ranks in order."""
+    def ask_to_end(self) -> float:
+        """Tell what still runs to end; once, for a launcher that is told twice no longer ends its ranks in order.
+
+        Returns: by when it should have, as `time.monotonic` has it.
+        """
         if self._deadline is None:
             self._deadline = process_tree.ask_to_end(self.processes)
+        return self._deadline
 
     def end(self) -> None:
         """End what still runs, with every process that it has started."""
-        self.ask_to_end()
-        process_tree.end(self.processes, self.mark, deadline=self._deadline)
+        process_tree.end(self.processes, self.mark, deadline=self.ask_to_end())
 
     def kill(self) -> None:
         """The same at once, without asking."""

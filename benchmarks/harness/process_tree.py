@@ -51,10 +51,12 @@ def guardian() -> Iterator[Callable[[str], None]]:
     """What it is given, the marks of jobs, does not outlive this process, even if that is killed."""
     program = (sys.executable, "-m", "allstep.benchmarks.harness.process_tree")
     with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
+        marks = process.stdin
+        assert marks is not None
 
         def guard(mark: str) -> None:
-            process.stdin.write(f"{mark}\n")
-            process.stdin.flush()
+            marks.write(f"{mark}\n")
+            marks.flush()
 
         yield guard
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from allstep.benchmarks.prediction.allreduce import ALGORITHMS
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import BYTES_PER_PARAMETER, Network
-from allstep.benchmarks.prediction.simulation import Fusion, Gradient, Step, simulate
+from allstep.benchmarks.prediction.simulation import Fusion, Gradient, SimulatedStep, simulate
 from allstep.benchmarks.prediction.stragglers import slowdown
 
 BEST = "best"
@@ -70,7 +70,7 @@ class Forecast:
     """The one rank's step time over `total`."""
     images_per_second: float
     """Of all ranks together."""
-    step: Step
+    step: SimulatedStep
     """Without the limits of input."""
     closed_form: float
     """Computing, then one all-reduce of everything: what `total` is without overlap, fusion and negotiation."""
@@ -84,7 +84,7 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
     compute = workload.step_seconds * slowdown(num_ranks, workload.jitter) * crowd
     backward = compute * workload.backward_share
     if num_ranks == 1:
-        step, closed_form = Step(compute, compute, 0.0), compute
+        step, closed_form = SimulatedStep(compute, compute, 0.0), compute
     else:
         step = simulate(
             compute - backward,
@@ -125,7 +125,7 @@ def bottleneck(workload: Workload, machine: Machine, num_ranks: int) -> tuple[st
     """What costs most at this size, and the share of the step time that would go if it were perfect."""
     total = forecast(workload, machine, num_ranks).total
     name, gain = max(
-        ((name, 1 - forecast(*changed, num_ranks).total / total) for name, *changed in _perfect(workload, machine)),
+        ((name, 1 - forecast(*changed, num_ranks).total / total) for name, changed in _perfect(workload, machine)),
         key=lambda found: found[1],
     )
     return (name, gain) if gain > _NOTICED else ("computing", 0.0)
@@ -135,38 +135,38 @@ def what_helps(workload: Workload, machine: Machine, num_ranks: int) -> tuple[st
     """The one change of `_changes` that gains most, and the efficiency with it; None where none is noticed."""
     efficiency = forecast(workload, machine, num_ranks).efficiency
     name, changed = max(
-        ((name, forecast(*changed, num_ranks).efficiency) for name, *changed in _changes(workload, machine)),
+        ((name, forecast(*changed, num_ranks).efficiency) for name, changed in _changes(workload, machine)),
         key=lambda found: found[1],
     )
     return (name, changed) if changed - efficiency > _NOTICED else None
 
 
-def _perfect(workload: Workload, machine: Machine) -> Iterator[tuple[str, Workload, Machine]]:
+def _perfect(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[Workload, Machine]]]:
     """Each resource in turn without its limit."""
     unlimited = replace(machine, node_input=math.inf, storage_input=math.inf)
-    yield "input", workload, unlimited
-    yield "bandwidth", workload, _with_links(machine, bandwidth=math.inf)
-    yield "latency", workload, _with_links(machine, latency=0.0)
-    yield "negotiation", workload, replace(machine, request=0.0, fusion=replace(machine.fusion, cycle=0.0))
-    yield "stragglers", replace(workload, jitter=0.0), machine
-    yield "crowded nodes", workload, replace(machine, crowding=1.0)
+    yield "input", (workload, unlimited)
+    yield "bandwidth", (workload, _with_links(machine, bandwidth=math.inf))
+    yield "latency", (workload, _with_links(machine, latency=0.0))
+    yield "negotiation", (workload, replace(machine, request=0.0, fusion=replace(machine.fusion, cycle=0.0)))
+    yield "stragglers", (replace(workload, jitter=0.0), machine)
+    yield "crowded nodes", (workload, replace(machine, crowding=1.0))
 
 
-def _changes(workload: Workload, machine: Machine) -> Iterator[tuple[str, Workload, Machine]]:
+def _changes(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[Workload, Machine]]]:
     """What one could do."""
     twice = replace(workload, batch_size=2 * workload.batch_size, step_seconds=2 * workload.step_seconds)
-    yield "twice the batch a rank", twice, machine
-    yield "half the jitter", replace(workload, jitter=workload.jitter / 2), machine
-    yield "twice the bandwidth", workload, _with_links(machine, bandwidth=2.0)
-    yield "half the latency", workload, _with_links(machine, latency=0.5)
+    yield "twice the batch a rank", (twice, machine)
+    yield "half the jitter", (replace(workload, jitter=workload.jitter / 2), machine)
+    yield "twice the bandwidth", (workload, _with_links(machine, bandwidth=2.0))
+    yield "half the latency", (workload, _with_links(machine, latency=0.5))
     if machine.wire_bytes > 2:
-        yield "fp16 gradients", workload, replace(machine, wire_bytes=2)
+        yield "fp16 gradients", (workload, replace(machine, wire_bytes=2))
     for name in ALGORITHMS:
         if machine.algorithm not in (name, BEST):
-            yield f"{name} all-reduce", workload, replace(machine, algorithm=name)
+            yield f"{name} all-reduce", (workload, replace(machine, algorithm=name))
     faster = replace(machine, node_input=2 * machine.node_input, storage_input=2 * machine.storage_input)
-    yield "twice the input rate", workload, faster
-    yield "half the requests (a cache of responses)", workload, replace(machine, request=machine.request / 2)
+    yield "twice the input rate", (workload, faster)
+    yield "half the requests (a cache of responses)", (workload, replace(machine, request=machine.request / 2))
 
 
 def _with_links(machine: Machine, *, latency: float = 1.0, bandwidth: float = 1.0) -> Machine:

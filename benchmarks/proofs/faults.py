@@ -74,6 +74,7 @@ class InjectedFault:
         if kind.program:
             run.wait_for_step(self.step - 2)  # a step is told of while the next one is computed
             return run.status != 0
+        assert kind.number is not None  # what no program does, a signal does
         run.wait_for_step(self.step, self.delay)
         if kind.target == "launcher":
             return run.signal_launcher(kind.number)

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -68,7 +69,8 @@ def measure(framework: str, num_rounds: int) -> None:
     keep_freed_memory()  # as a trainer does
     prepare = {"pytorch": in_pytorch, "tensorflow": in_tensorflow}[framework]()
     steps = {
-        name: prepare(OptimizerConfig(optimizer=name, weight_decay=WEIGHT_DECAY)) for name in (REFERENCE, *TARGETS)
+        name: prepare(OptimizerConfig(optimizer=cast("Any", name), weight_decay=WEIGHT_DECAY))
+        for name in (REFERENCE, *TARGETS)
     }
     for step in steps.values():  # makes the slots
         step()
@@ -117,6 +119,7 @@ def in_tensorflow() -> Callable[[OptimizerConfig], Callable[[], None]]:
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
+
     from allstep.tensorflow.models import build_model
     from allstep.tensorflow.optimizers import build_optimizer
 

@@ -49,7 +49,7 @@ class Repetition:
 
 def repetitions(first: Sequence[dict], second: Sequence[dict]) -> list[Repetition]:
     """The cells of two runs that are compared with independent processes in both."""
-    shares = [{cell["id"]: _share(cell) for cell in cells if _share(cell)} for cells in (first, second)]
+    shares = [{cell["id"]: share for cell in cells if (share := _share(cell))} for cells in (first, second)]
     return [Repetition(name, share, shares[1][name]) for name, share in shares[0].items() if name in shares[1]]
 
 

@@ -51,7 +51,7 @@ class Case:
         return self.framework == "pytorch" and len(self.ranks) == 1 and same_sums
 
     def __str__(self) -> str:
-        return f"{self.framework}, {'mixed' if len(self.ranks) > 1 else self.ranks[0]} ranks"
+        return f"{self.framework}, {self.ranks[0] if len(self.ranks) == 1 else 'mixed'} ranks"
 
 
 def wait_for_good_end(run: Training) -> float:

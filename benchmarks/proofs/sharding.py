@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,8 @@ def distributed_sampler(num_samples: int, world_size: int) -> Cost:
 
     torch.set_num_threads(1)
     torch.randperm(1000)
-    sampler = DistributedSampler(range(num_samples), num_replicas=world_size, rank=0, seed=0)
+    samples: Any = range(num_samples)  # the sampler asks for the length alone
+    sampler = DistributedSampler(samples, num_replicas=world_size, rank=0, seed=0)
     sampler.set_epoch(1)
     before, started = reset_peak(), time.process_time()
     indices = iter(sampler)
@@ -85,7 +87,9 @@ def reset_peak() -> int:
 
 
 def resident_bytes(field: str) -> int:
-    return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return 1024 * int(found[1])
 
 
 def in_own_process(measure: Callable[[int, int], Cost], num_samples: int, world_size: int) -> Cost | None:
@@ -113,7 +117,9 @@ def main() -> int:
     print("      samples  order               first in ms  million indices/s  peak in MiB")
     ours: dict[int, Cost] = {}
     for num_samples in arguments.num_samples:
-        ours[num_samples] = in_own_process(allstep_order, num_samples, arguments.world_size)
+        cost = in_own_process(allstep_order, num_samples, arguments.world_size)
+        assert cost is not None  # its memory always suffices
+        ours[num_samples] = cost
         print(line("allstep", num_samples, ours[num_samples]), flush=True)
         theirs = in_own_process(distributed_sampler, num_samples, arguments.world_size)
         print(line("DistributedSampler", num_samples, theirs), flush=True)

@@ -98,8 +98,9 @@ def figures(framework: str, seconds: dict[str, list[float]]) -> list[Figure]:
     """The rows of one framework."""
 
     def row(what: str, ours: str, reference: str, bound: str) -> Figure:
-        middle = [statistics.median(seconds[name]) for name in (ours, reference)]
-        return Figure(f"{framework}: {what}", *middle, median_ratio(seconds[ours], seconds[reference]), bound)
+        own, others = seconds[ours], seconds[reference]
+        ratio = median_ratio(own, others)
+        return Figure(f"{framework}: {what}", statistics.median(own), statistics.median(others), ratio, bound)
 
     rows = [row("seconds to first step / bare", "trainer", "bare", BOUND_OF_THE_TRAINER)]
     if "launch" in seconds:

@@ -24,7 +24,7 @@ _RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0
 class Training(Job):
     """A job that has been started."""
 
-    def __init__(self, command: Sequence[str | int | Path], output_dir: Path, num_ranks: int, log: IO[bytes]) -> None:
+    def __init__(self, command: Sequence[str | float | Path], output_dir: Path, num_ranks: int, log: IO[bytes]) -> None:
         """`command` has its launcher in front, where it has one; `output_dir` is the trainer's."""
         self._num_ranks = num_ranks
         self._metrics = output_dir / "metrics.jsonl"
@@ -88,7 +88,7 @@ class Training(Job):
 
 
 @contextmanager
-def training(command: Sequence[str | int | Path], output_dir: Path, num_ranks: int) -> Iterator[Training]:
+def training(command: Sequence[str | float | Path], output_dir: Path, num_ranks: int) -> Iterator[Training]:
     """Start a job; nothing of it is left when the block ends."""
     with tempfile.TemporaryFile() as log:
         run = Training(command, output_dir, num_ranks, log)

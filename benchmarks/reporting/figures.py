@@ -90,7 +90,7 @@ def lines(
     if percent or from_zero:
         axes.set_ylim(bottom=0)
     if x_label == "epoch":
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     return Drawing(caption, _svg(figure, axes, columns))

@@ -90,13 +90,17 @@ _RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_valida
 def resume(worker: Worker, state: TrainState) -> Progress:
     """Put a saved state, which `resuming` has checked, into the worker of every rank; say where the run stands."""
     worker.import_state(state.arrays, state.progress.step)
-    saved = state.progress
+    saved, running = state.progress, state.progress.running
     return Progress(
         position=Position(saved.epoch, saved.offset),
         step=saved.step,
         # The sum over all ranks was saved; whoever resumes, rank 0 carries it on.
-        loss_sum=saved.running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
-        **{name: saved.running[name] for name in _RUNNING},
+        loss_sum=running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
+        learning_rate=running["learning_rate"],
+        epoch_seconds=running["epoch_seconds"],
+        cumulative_seconds=running["cumulative_seconds"],
+        best_validation_loss=running["best_validation_loss"],
+        epochs_without_gain=int(running["epochs_without_gain"]),
     )
 
 

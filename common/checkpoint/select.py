@@ -89,7 +89,13 @@ def scan(parent: Path) -> tuple[list[tuple[Path, Manifest]], list[UserError]]:
 def best_of(checkpoints: list[tuple[Path, Manifest]]) -> list[tuple[Path, Manifest]]:
     """Those with a metric that can be compared, best first; of equals, the earliest first."""
     measured = [item for item in checkpoints if item[1].has_metric]
-    return sorted(measured, key=lambda item: (-item[1].metric, item[1].sequence))
+    return sorted(measured, key=lambda item: _worse(item[1]))
+
+
+def _worse(manifest: Manifest) -> tuple[float, int]:
+    """Sorts checkpoints that have a metric, best first."""
+    assert manifest.metric is not None  # has_metric
+    return -manifest.metric, manifest.sequence
 
 
 def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], None], *, best: bool) -> T:

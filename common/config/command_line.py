@@ -48,7 +48,8 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if name in ("--batch-size", "--global-batch-size"):  # two ways to say one thing: the file's gives way
-            entries.pop("batch-size", None), entries.pop("global-batch-size", None)
+            entries.pop("batch-size", None)
+            entries.pop("global-batch-size", None)
         if name.startswith("--tyro-"):  # makes scripts for shells, and answers mistakes by assertions
             parser.refuse(word, ())
         if equals and isinstance(defaults.get(name.removeprefix("--no-").removeprefix("--")), bool):
@@ -79,11 +80,16 @@ _DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config F
 
 
 def _registry(
-    parser: Parser, strategies: Sequence[str], entries: Mapping[str, config_file.Entry]
+    parser: Parser, strategies: Sequence[str], entries: Mapping[str, config_file.ConfigLine]
 ) -> ConstructorRegistry:
     """How tyro makes the configuration: of words by the types of `flags.py`, with the file's values as defaults."""
     import tyro
-    from tyro.constructors import ConstructorRegistry, PrimitiveTypeInfo
+    from tyro.constructors import (
+        ConstructorRegistry,
+        PrimitiveConstructorSpec,
+        PrimitiveTypeInfo,
+        StructConstructorSpec,
+    )
 
     registry = ConstructorRegistry()
     in_progress: list[type] = []  # tyro's own rule is asked for through the registry, which asks this one again
@@ -95,6 +101,7 @@ def _registry(
         in_progress.append(info.type)
         spec = ConstructorRegistry.get_struct_spec(info)
         in_progress.pop()
+        assert isinstance(spec, StructConstructorSpec)  # of a dataclass there always is one
         return dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
 
     # Its name is known here alone: a constructor of values in a field's annotation does not know whose they are.
@@ -104,7 +111,8 @@ def _registry(
         name = field.name.replace("_", "-")
         kind = _kind(field.type)
         spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
-        num_values = None if spec.nargs == "*" else spec.nargs
+        assert isinstance(spec, PrimitiveConstructorSpec)  # each field's type is made of a word, or of several
+        num_values = spec.nargs if isinstance(spec.nargs, int) else None
         if name in entries:
             value = _value(kind, num_values, entries[name].words, str(entries[name]))
             field = dataclasses.replace(field, default=value)
@@ -121,7 +129,12 @@ def _registry(
         spec = dataclasses.replace(spec, nargs="*", choices=None, metavar=metavar, instance_from_str=from_words)
         described = tyro.conf.arg(help_behavior_hint="" if field.default in (None, ()) else None)
         annotated = Annotated[field.type, spec, described]
-        return dataclasses.replace(field, type=annotated, helptext=lambda: " ".join(field.helptext().split()))
+
+        def helptext() -> str:
+            assert callable(field.helptext)  # tyro reads the source when it shows help
+            return " ".join((field.helptext() or "").split())
+
+        return dataclasses.replace(field, type=annotated, helptext=helptext)
 
     return registry
 

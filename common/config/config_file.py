@@ -77,7 +77,7 @@ def read(path: Path, names: Collection[str]) -> list[ConfigLine]:
     return list(_entries(path, root, names))
 
 
-def _unreadable(where: str, reason: str) -> UserError:
+def _unreadable(where: str, reason: str | None) -> UserError:
     return UserError(f"expected a readable YAML file for --config, received {where}: {reason}; mend it or name another")
 
 
@@ -112,7 +112,10 @@ def _entries(path: Path, root: yaml.MappingNode, names: Collection[str]) -> Iter
 
 def _is(node: yaml.Node, kind: str) -> bool:
     """Whether a node is of one of YAML's own kinds, and not made so by a tag."""
-    return node.tag == f"{_YAML}{kind}" and node.id == {"seq": "sequence", "map": "mapping"}.get(kind, "scalar")
+    import yaml
+
+    kinds = {"seq": yaml.SequenceNode, "map": yaml.MappingNode}
+    return node.tag == f"{_YAML}{kind}" and isinstance(node, kinds.get(kind, yaml.ScalarNode))
 
 
 def _is_text(node: yaml.Node) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from allstep.common.compat import flag_names, take_for_values
 from allstep.common.process.errors import UserError, shown
 
 Value = TypeVar("Value")
@@ -131,13 +132,14 @@ def nonempty_path(word: str) -> Path:
     return Path(word)
 
 
-def batch_ramp(word: str) -> str:
+def ramp_step(word: str) -> str:
     """EPOCH:FACTOR, a time of the run and the whole number by which the batch is multiplied from then on."""
     epoch, colon, factor = word.partition(":")
     try:
         if not colon:
             raise wrong("", word, "")
-        number(0, EVER)(epoch), whole(1, EVER)(factor)
+        number(0, EVER)(epoch)
+        whole(1, EVER)(factor)
     except argparse.ArgumentTypeError:
         raise wrong("to be EPOCH:FACTOR", word, "write it as in 5:2") from None
     return word
@@ -146,17 +148,17 @@ def batch_ramp(word: str) -> str:
 class Parser(argparse.ArgumentParser):
     """A parser of a command's flags, whose errors are the user's mistakes as the rest of allstep reports them."""
 
-    def __init__(self, prog: str | None, description: str, **options: Any) -> None:
+    def __init__(self, prog: str | None, description: str | None, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, **options)
         # Of what begins with a hyphen, argparse takes -1 and -0.5 for values; 1e-3, inf and nan have signs, too.
-        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
+        take_for_values(self, r"-(\d|\.\d|inf|nan)")
 
     def parse_args(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """As argparse's, but a word that is nobody's is answered with the flag that it may be meant for."""
         flags, rest = self.parse_known_args(arguments)
         if rest:
-            self.refuse(rest[0], self._option_string_actions)
+            self.refuse(rest[0], flag_names(self))
         return flags
 
     def refuse(self, word: str, names: Iterable[str]) -> NoReturn:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from allstep.common.config.flags import EVER, WEEK, batch_ramp, local_ranks, number, whole
+from allstep.common.config.flags import EVER, WEEK, local_ranks, number, ramp_step, whole
 from allstep.common.data.datasets.config import DataConfig, redact_url
 from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH
 
@@ -62,7 +62,7 @@ class ScheduleConfig:
     final_lr: Annotated[float, number(0, _RATE_MOST)] = 0.0
     """cosine, poly, linear: the learning rate at the end of the run."""
 
-    batch_ramp: Annotated[tuple[str, ...], batch_ramp] = ()
+    batch_ramp: Annotated[tuple[str, ...], ramp_step] = ()
     """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, a global batch is so many times as large (Smith et al. 2018)."""
 
     drop_last: bool = False
@@ -244,6 +244,12 @@ class TrainConfig:
     parallel: StrategyConfig = field(default_factory=StrategyConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     faults: FaultConfig = field(default_factory=FaultConfig)
+
+    @property
+    def strategy_name(self) -> str:
+        """The strategy, which has been chosen where the user did not, once the command line is read."""
+        assert self.strategy is not None
+        return self.strategy
 
     @property
     def model_size(self) -> dict[str, int]:

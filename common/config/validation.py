@@ -24,14 +24,14 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         UserError: names the first wrong value.
     """
     schedule = config.schedule
-    if config.strategy not in strategies:
-        framework = registry.find_framework(config.strategy)
-        near = difflib.get_close_matches(config.strategy, strategies, n=1)
+    if config.strategy_name not in strategies:
+        framework = registry.find_framework(config.strategy_name)
+        near = difflib.get_close_matches(config.strategy_name, strategies, n=1)
         hint = f"did you mean {near[0]}?" if near else "choose one of them"
         if framework:
             hint = f"a strategy of {registry.TITLES[framework]}: start {framework}/train.py for it"
         raise UserError(
-            f"expected --strategy to be one of {', '.join(strategies)}, received {shown(config.strategy)}; {hint}"
+            f"expected --strategy to be one of {', '.join(strategies)}, received {shown(config.strategy_name)}; {hint}"
         )
     if schedule.batch_size is not None and schedule.global_batch_size is not None:
         raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
@@ -39,7 +39,9 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_optimizer(config)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
-    one_worker = registry.STRATEGIES[registry.find_framework(config.strategy)][config.strategy].one_worker
+    framework = registry.find_framework(config.strategy_name)
+    assert framework is not None  # it is one of the strategies
+    one_worker = registry.STRATEGIES[framework][config.strategy_name].one_worker
     _check_schedule(config, 1 if one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)

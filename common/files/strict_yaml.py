@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 from allstep.common.files.regular_file import read_regular
 
@@ -33,5 +34,5 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
-            raise yaml.composer.ComposerError(None, None, f"the alias *{event.anchor}", event.start_mark)
+            raise ComposerError(None, None, f"the alias *{event.anchor}", event.start_mark)
         return super().compose_node(parent, index)

@@ -73,6 +73,7 @@ def _collect(text: str, place: Placement, address: tuple[str, int], topic: str, 
         try:
             server = opened.enter_context(socket.create_server(address, backlog=place.world_size))
         except OSError as error:
+            assert error.errno is not None  # it is the system's
             reason = os.strerror(error.errno)  # without the address, which Python adds
             raise UserError(
                 f"expected a port at which rank 0 can listen, received {address[1]} ({reason}); give another, or end "

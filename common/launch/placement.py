@@ -210,6 +210,7 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
     if any(name in environ for name in variables.hosts):
         hosts = tuple(expand_nodelist(environ[present(variables.hosts)]))
     if variables.launcher == "srun":
+        assert cross_rank is not None  # srun has a variable for it
         name = present(variables.local_size)
         tasks = tasks_per_node(environ.get(name, str(world_size)))
         if len(tasks) != cross_size or len(hosts) != cross_size or not 1 <= tasks[cross_rank] <= world_size:

@@ -52,6 +52,7 @@ def own_host(place: Placement, environ: Mapping[str, str] = os.environ) -> str:
         # The host's name for itself may mean nothing elsewhere; the address from which it reaches the launcher does.
         return address_towards(_store_address(environ), _PATIENCE_SECONDS)
     if place.launcher in ("srun", BY_HAND):
+        assert place.cross_rank is not None  # both say which host this is
         return place.hosts[place.cross_rank]
     return socket.gethostname()
 

@@ -8,14 +8,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Keras imports them for wrappers and pictures that the trainer does not use: a fifth of its start-up.
-_UNUSED = ("sklearn", "scipy", "matplotlib")
+from allstep.common.compat import without_unused_libraries
 
 
 @contextmanager
 def lean_import() -> Iterator[None]:
     """For the import of a framework: without its chatter, and without what it would import in vain."""
-    with stderr_held_back(), hidden(*_UNUSED):
+    with stderr_held_back(), without_unused_libraries():
         yield
 
 
@@ -40,15 +39,3 @@ def stderr_held_back() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(terminal, 2)
             os.close(terminal)
-
-
-@contextmanager
-def hidden(*modules: str) -> Iterator[None]:
-    """Make `import MODULE` fail as if it were not installed, for libraries that only look whether it is there."""
-    absent = [module for module in modules if module not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # None is what importlib takes for "not to be had"
-    try:
-        yield
-    finally:
-        for module in absent:
-            del sys.modules[module]

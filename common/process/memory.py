@@ -34,7 +34,9 @@ def available_memory() -> int:
     What the host has left (MemAvailable of proc(5)), or less where a container or a batch system limits it (memory.max
     of a control group, version 2; its cache of files counts as left, for it gives way).
     """
-    left = int(re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024
+    free = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    assert free  # since Linux 3.14
+    left = int(free[1]) * 1024
     own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     return min([left, *left_in_control_groups(_CONTROL_GROUPS, own[1] if own else "")])
 

@@ -10,9 +10,8 @@ import contextlib
 import os
 import select
 import signal
-import sys
-from pathlib import Path
 
+from allstep.common.compat import is_open_mpi_daemon
 from allstep.common.launch.placement import Placement
 
 _LOOK_MILLISECONDS = 1000
@@ -23,8 +22,8 @@ def wait_until_orphaned(place: Placement, parent: int) -> None:
     outputs = select.poll()
     # Under other launchers output may well end before the launcher: torchrun's ranks write where the user chose.
     if place.launcher == "horovodrun":
-        for stream in (sys.__stdout__, sys.__stderr__):
-            outputs.register(stream, 0)  # that nobody reads is reported without asking for it
+        for descriptor in (1, 2):  # standard output and error
+            outputs.register(descriptor, 0)  # that nobody reads is reported without asking for it
     while os.getppid() == parent and not outputs.poll(_LOOK_MILLISECONDS):
         pass
 
@@ -33,5 +32,5 @@ def end_cut_off_daemon() -> None:
     """End Open MPI's daemon that started this rank: without mpirun it stays until TCP gives up, in a quarter hour."""
     parent = os.getppid()
     with contextlib.suppress(OSError):  # it has ended by itself
-        if Path(f"/proc/{parent}/comm").read_text().strip() == "orted":
+        if is_open_mpi_daemon(parent):
             os.kill(parent, signal.SIGTERM)

@@ -12,9 +12,9 @@ def print_line(text: str, file: TextIO | None = None) -> None:
     Launchers set PYTHONUNBUFFERED, and print() then writes the end of a line by itself: what another rank says may come
     between, and so may the rank's name that mpirun puts before whatever it passes on.
     """
-    file = file or sys.stdout
-    file.write(f"{text}\n")
-    file.flush()
+    stream = file or sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def quoted(text: str | None) -> str:

@@ -20,8 +20,9 @@ class TensorBoard(Reporter):
 
     def __init__(self, directory: Path, progress: Progress) -> None:
         """What an earlier run reported beyond `progress` is hidden by TensorBoard: this run goes on from there."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        # protobuf makes these classes when their modules are imported.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         self._event, self._summary = Event, Summary
         # Apart, since TensorBoard hides by number, and an epoch has a lower one than its steps.

@@ -52,7 +52,7 @@ def watching(
     if place.rank == 0 or world_size == 1:
         own_end, monitors_end = map(Channel, socket.socketpair())
         monitor = Monitor(world_size, monitors_end, progress_state, limits)
-    if world_size > 1:
+    if collectives and world_size > 1:
         first_host, address = _agree_on_address(collectives, place, monitor)
     channel = own_end if monitor else _connect(place, address, limits.silence / 2)
     agent = Agent(place, channel, progress_state, limits, tensors, first_host=first_host)

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+from allstep.common.compat import is_in_framework
 from allstep.common.data.loader import READ_AHEAD
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import (
@@ -181,11 +182,12 @@ class Agent:
         elif number in NOTICES and self._progress_state.phase == "start":
             # There is nothing to save yet, and whoever reads a checkpoint from a host that hangs never comes to it.
             self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came before anything was trained")
-        elif number in NOTICES and self._noticed_at is None:
-            self._noticed_at = now
-            self._channel.send(notice=signal.Signals(number).name)
-        elif number in NOTICES and now - self._noticed_at > _SAME_NOTICE_SECONDS:
-            self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came again before all was saved")
+        elif number in NOTICES:
+            if self._noticed_at is None:
+                self._noticed_at = now
+                self._channel.send(notice=signal.Signals(number).name)
+            elif now - self._noticed_at > _SAME_NOTICE_SECONDS:
+                self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came again before all was saved")
 
     def _leave_in_turn(self, status: int, reason: str) -> None:
         """Leave when it is this rank's turn to speak; where another one speaks before, it leaves without a word."""
@@ -207,6 +209,7 @@ class Agent:
 
     def _leave(self, now: float) -> None:
         """Leave, if the time has come; where the launcher is about to notice what happened, wait for that first."""
+        assert self._last_words is not None
         at, status, message = self._last_words
         if now < at:
             return
@@ -217,21 +220,6 @@ class Agent:
         if self._cut_off and self._place.launcher == "mpirun":
             end_cut_off_daemon()
         leave(status, message)
-
-
-_WAITING = (
-    *("torch.", "tensorflow.", "keras.", "horovod."),
-    *("allstep.pytorch.", "allstep.tensorflow.", "allstep.common.engine"),
-)
-
-
-def is_in_framework() -> bool:
-    """Whether the main thread is where it may wait for others, and not in anybody else's code.
-
-    That is inside a framework, and in ours that calls it: who waits for a GPU does so in no Python code of PyTorch.
-    """
-    frame = sys._current_frames()[threading.main_thread().ident]
-    return frame.f_globals.get("__name__", "").startswith(_WAITING)
 
 
 def stacks() -> str:

@@ -130,9 +130,9 @@ class Monitor:
         for message in others:
             self._hear(greeting["rank"], message)
         if len(self._seen) == self._world_size:
-            for channel in (self._listener, *self._strangers):
-                self._selector.unregister(channel)
-                channel.close()
+            for source in (self._listener, *self._strangers):
+                self._selector.unregister(source)
+                source.close()
 
     def _admit(self, rank: int, host: str, channel: Channel) -> None:
         now = time.monotonic()

@@ -20,7 +20,7 @@ from allstep.pytorch.networks.resnet import BatchNorm
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """resnet32, resnet44, resnet56 or resnet110 for images of any size and number of channels."""
     num_blocks = (int(name.removeprefix("resnet")) - 2) // 6
-    parts = OrderedDict(
+    parts: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(image_shape[2], 16, 3, padding=1, bias=False), bn1=BatchNorm(16), relu=nn.ReLU(inplace=True)
     )
     channels = 16

@@ -39,6 +39,7 @@ class BatchNorm(nn.BatchNorm2d):
         """
         if not self.training or values.numel() > values.shape[1]:
             return super().forward(values)
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         with torch.no_grad():
             self.running_mean.lerp_(values.flatten(), self.momentum)
             self.running_var.lerp_(torch.zeros_like(self.running_var), self.momentum)

@@ -19,6 +19,7 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.
     It comes as a sequence of its layers, so that it can be cut into stages; its weights have torchvision's names.
     """
     network = torchvision.models.vgg16(num_classes=num_classes, dropout=0.0)
+    assert isinstance(network.features, nn.Sequential)
     network.features[0] = nn.Conv2d(image_shape[2], 64, 3, padding=1)
     return nn.Sequential(
         OrderedDict(

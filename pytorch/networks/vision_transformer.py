@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-_SIZES = {
+_SIZES: dict[str, dict[str, Any]] = {
     "vit-tiny": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
     "vit-small-images": {"patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4},
 }

@@ -18,7 +18,8 @@ from allstep.pytorch.networks.resnet import BatchNorm
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int, *, depth: int, width: int) -> nn.Module:
     """WRN-`depth`-`width` for images of any size and number of channels."""
     num_blocks, channels = (depth - 4) // 6, 16
-    parts = OrderedDict(conv1=nn.Conv2d(image_shape[2], channels, 3, padding=1, bias=False))
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    parts["conv1"] = nn.Conv2d(image_shape[2], channels, 3, padding=1, bias=False)
     for number, stride in enumerate((1, 2, 2)):
         out = 16 * 2**number * width
         blocks = [_Block(out if index else channels, out, stride=1 if index else stride) for index in range(num_blocks)]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from allstep.common.config.train_config import OptimizerConfig
-from allstep.pytorch.optimizers.uncompiled import without_compiler
+from allstep.pytorch.compat import without_compiler
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -34,15 +34,15 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
     if name == "lars":
         from allstep.pytorch.optimizers.lars import Lars
 
-        return Lars(groups, momentum=config.momentum)
+        return without_compiler(Lars)(groups, momentum=config.momentum)
     if name == "lamb":
         from allstep.pytorch.optimizers.lamb import Lamb
 
-        return Lamb(groups)
+        return without_compiler(Lamb)(groups)
     if name == "novograd":
         from allstep.pytorch.optimizers.novograd import NovoGrad
 
-        return NovoGrad(groups, grad_averaging=config.grad_averaging)
+        return without_compiler(NovoGrad)(groups, grad_averaging=config.grad_averaging)
     kinds = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.optim.adam import adam
 
-from allstep.pytorch.optimizers.layers import batches, local, norms
+from allstep.pytorch.compat import add, scale, scaled
+from allstep.pytorch.optimizers.layers import batches, local, local_gradients, norms
 
 
 class Lamb(torch.optim.Optimizer):
@@ -34,21 +35,23 @@ class Lamb(torch.optim.Optimizer):
                 if group["layerwise"]:
                     weight_norms, update_norms = norms(parameters, weights, updates)
                     ratios = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
-                    torch._foreach_mul_(updates, list(ratios))
-                torch._foreach_add_(weights, updates, alpha=-group["lr"])
+                    scale(updates, list(ratios))
+                add(weights, updates, factor=-group["lr"])
 
-    def _updates(self, parameters: list[torch.Tensor], weights: list[torch.Tensor], decay: float) -> list[torch.Tensor]:
+    def _updates(
+        self, parameters: Sequence[torch.Tensor], weights: list[torch.Tensor], decay: float
+    ) -> list[torch.Tensor]:
         states = [self.state[parameter] for parameter in parameters]
         for state, parameter in zip(states, parameters, strict=True):
             if not state:
                 state["step"] = torch.zeros(())
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
             state["step"] = state["step"].to(parameter.device)
-        updates = torch._foreach_mul(weights, decay)
+        updates = scaled(weights, decay)
         # Adam in one kernel, of which the learning rate -1 makes a sum with what is there.
         adam(
             updates,
-            local([parameter.grad for parameter in parameters]),
+            local_gradients(parameters),
             local([state["exp_avg"] for state in states]),
             local([state["exp_avg_sq"] for state in states]),
             [],

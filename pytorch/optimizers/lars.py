@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from allstep.pytorch.optimizers.layers import batches, is_sharded, local, norms
-from allstep.pytorch.optimizers.uncompiled import without_compiler
+from allstep.pytorch.compat import add, scale, sgd_step
+from allstep.pytorch.optimizers.layers import batches, is_sharded, local, local_gradients, norms
 
 
-class Lars(without_compiler(torch.optim.SGD)):
+class Lars(torch.optim.SGD):
     """You et al. 2017, algorithm 1, with the learning rate outside of the velocity, as in torch's SGD:
 
         ratio = 0.001 * |w| / (|g| + decay * |w| + 1e-8)
@@ -39,16 +39,16 @@ class Lars(without_compiler(torch.optim.SGD)):
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for parameters in batches(group["params"]):
-                self._scale(parameters, local([parameter.grad for parameter in parameters]), group)
-        super().step()
+                self._scale(parameters, local_gradients(parameters), group)
+        sgd_step(self)
 
-    def _scale(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
+    def _scale(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
         weights, decay = local(parameters), group["layer_decay"]
         if group["layerwise"]:
             weight_norms, gradient_norms = norms(parameters, weights, gradients)
             ratios = self.TRUST * weight_norms / (gradient_norms + decay * weight_norms + self.EPSILON)
             ratios = torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0)
         if decay:
-            torch._foreach_add_(gradients, weights, alpha=decay)
+            add(gradients, weights, factor=decay)
         if group["layerwise"]:
-            torch._foreach_mul_(gradients, list(ratios))
+            scale(gradients, list(ratios))

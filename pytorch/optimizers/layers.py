@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+
+from allstep.pytorch.compat import norms_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
@@ -22,7 +28,13 @@ def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.
 
 def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """What this rank holds of each tensor: under FSDP a shard, which shares its memory."""
-    return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
+    # A DTensor's, whose type takes a second to import.
+    return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def local_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients of parameters that have one, likewise."""
+    return local([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
 def norms(parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -30,10 +42,11 @@ def norms(parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor]) ->
 
     They are one tensor a list. All ranks that have shards call it.
     """
-    own = torch.stack([torch.stack(torch._foreach_norm(tensors)) for tensors in lists])
+    own = torch.stack([norms_of(tensors) for tensors in lists])
     if is_sharded(parameters[0]):
         own = own.square()
-        torch.distributed.all_reduce(own, group=parameters[0].device_mesh.get_group())
+        mesh: DeviceMesh = parameters[0].device_mesh  # pyright: ignore[reportAttributeAccessIssue]
+        torch.distributed.all_reduce(own, group=mesh.get_group())
         own = own.sqrt()
     return list(own)
 

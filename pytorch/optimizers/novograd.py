@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from allstep.pytorch.optimizers.layers import batches, is_sharded, local, norms
-from allstep.pytorch.optimizers.uncompiled import without_compiler
+from allstep.pytorch.compat import add, scale, sgd_step
+from allstep.pytorch.optimizers.layers import batches, is_sharded, local, local_gradients, norms
 
 
-class NovoGrad(without_compiler(torch.optim.SGD)):
+class NovoGrad(torch.optim.SGD):
     """Ginsburg et al. 2019, algorithm 1, for weights and, without decay, for biases and the scales of norms:
 
         v = 0.98 * v + 0.02 * |g|^2, but |g|^2 where v is 0, as it is in the first step
@@ -38,16 +38,16 @@ class NovoGrad(without_compiler(torch.optim.SGD)):
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for parameters in batches(group["params"]):
-                self._normalise(parameters, local([parameter.grad for parameter in parameters]), group)
-        super().step()
+                self._normalise(parameters, local_gradients(parameters), group)
+        sgd_step(self)
 
-    def _normalise(self, parameters: list[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
+    def _normalise(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
         [gradient_norms] = norms(parameters, gradients)
         squares, states = gradient_norms.square(), [self.state[parameter] for parameter in parameters]
         before = torch.stack([state.get("layer_exp_avg_sq", torch.zeros_like(squares[0])) for state in states])
         running = torch.where(before == 0, squares, self.BETA_2 * before + (1 - self.BETA_2) * squares)
         for state, value in zip(states, running.unbind(), strict=True):
             state["layer_exp_avg_sq"] = value
-        torch._foreach_mul_(gradients, list(group["scale"] / (running.sqrt() + self.EPSILON)))
+        scale(gradients, list(group["scale"] / (running.sqrt() + self.EPSILON)))
         if group["layer_decay"]:
-            torch._foreach_add_(gradients, local(parameters), alpha=group["scale"] * group["layer_decay"])
+            add(gradients, local(parameters), factor=group["scale"] * group["layer_decay"])

@@ -30,7 +30,7 @@ def check(config: TrainConfig, place: Placement) -> None:
     """
     check_flags(config, "pytorch")
     check_variables(os.environ)
-    name, flags = config.strategy, config.parallel
+    name, flags = config.strategy_name, config.parallel
     one_process = registry.STRATEGIES["pytorch"][name].one_process
     check_alone(place, chosen=one_process or num_ranks_to_spawn(config, place) > 0)
     if one_process:
@@ -64,14 +64,15 @@ def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
     """How many ranks this process has to start on this host; 0 where it is a rank itself."""
     if place.launcher:
         return 0
-    entry = registry.STRATEGIES["pytorch"][config.strategy]
-    wanted = {"--num-gpus": config.parallel.num_gpus, "--stages": config.parallel.stages}.get(entry.num_ranks_flag)
+    entry = registry.STRATEGIES["pytorch"][config.strategy_name]
+    by_flag = {"--num-gpus": config.parallel.num_gpus, "--stages": config.parallel.stages}
+    wanted = by_flag.get(entry.num_ranks_flag or "")
     return wanted if entry.spawns and wanted and wanted > 1 else 0
 
 
 def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
-    entry = registry.STRATEGIES["pytorch"][config.strategy]
+    entry = registry.STRATEGIES["pytorch"][config.strategy_name]
     module = importlib.import_module(f"allstep.pytorch.strategies.{entry.module}")
     return getattr(module, entry.class_name)(place, config.parallel)
 

@@ -9,7 +9,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from allstep.pytorch.compat import BatchNorm, share_tensors
 
 Reduce = Callable[[torch.Tensor, str], torch.Tensor]
 """Sums a tensor over all ranks, in place; the name is the same on all of them and no other sum's."""
@@ -18,7 +19,7 @@ Reduce = Callable[[torch.Tensor, str], torch.Tensor]
 def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, prefix: str = "") -> None:
     """Replace each batch norm in `network`; the new ones have the same parameters by the same names."""
     for name, child in network.named_children():
-        if isinstance(child, _BatchNorm):
+        if isinstance(child, BatchNorm):
             setattr(network, name, GlobalBatchNorm(child, reduce, prefix + name))
         else:
             synchronise_batch_norm(child, reduce, f"{prefix}{name}.")
@@ -27,7 +28,7 @@ def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, prefix: str
 @contextlib.contextmanager
 def uncounted(network: torch.nn.Module) -> Iterator[None]:
     """Within it, samples pass through the batch norms of `network` in training without changing their statistics."""
-    norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
     _let_count(norms, False)
     try:
         yield
@@ -35,7 +36,7 @@ def uncounted(network: torch.nn.Module) -> Iterator[None]:
         _let_count(norms, True)
 
 
-def _let_count(norms: list[_BatchNorm], counts: bool) -> None:
+def _let_count(norms: list[BatchNorm], counts: bool) -> None:
     for norm in norms:
         if isinstance(norm, GlobalBatchNorm):
             norm.counts = float(counts)  # it takes part in the sums over ranks in either case
@@ -43,12 +44,12 @@ def _let_count(norms: list[_BatchNorm], counts: bool) -> None:
             norm.train(counts)
 
 
-class GlobalBatchNorm(_BatchNorm):
+class GlobalBatchNorm(BatchNorm):
     """Batch norm whose mean and variance are those of the samples of all ranks, however many each has."""
 
-    def __init__(self, local: _BatchNorm, reduce: Reduce, name: str) -> None:
+    def __init__(self, local: BatchNorm, reduce: Reduce, name: str) -> None:
         super().__init__(local.num_features, local.eps, local.momentum, local.affine, local.track_running_stats)
-        self.__dict__["_parameters"], self.__dict__["_buffers"] = local._parameters, local._buffers
+        share_tensors(self, local)
         self._reduce, self._name = reduce, name
         self.counts = 1.0
 
@@ -68,6 +69,7 @@ class GlobalBatchNorm(_BatchNorm):
         sums = self._sum(self.counts * torch.cat([values.sum(axes), own_count]), "mean")
         count = sums[-1].clamp(min=1)
         # Where the samples of no rank count, the statistics of before keep the values in range.
+        assert self.running_mean is not None and self.running_var is not None
         is_empty = sums[-1] == 0
         mean = torch.where(is_empty, self.running_mean, sums[:-1] / count)
         centred = values - mean.view(shape)
@@ -85,9 +87,13 @@ class GlobalBatchNorm(_BatchNorm):
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         if self.track_running_stats:
+            assert self.running_mean is not None and self.running_var is not None
+            momentum = self.momentum
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked += 1
-            momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+                if momentum is None:  # the mean over all batches
+                    momentum = 1 / self.num_batches_tracked.item()
+            assert momentum is not None
             momentum = momentum * count.clamp(max=1)  # 0 where no samples count
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance, momentum)

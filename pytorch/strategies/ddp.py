@@ -52,8 +52,11 @@ class DDP(ProcessGroup):
         """4. DistributedDataParallel has done it when it was made."""
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        model = step.model
+        assert isinstance(model, DistributedDataParallel)
+
         def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            with contextlib.nullcontext() if is_last else step.model.no_sync():
+            with contextlib.nullcontext() if is_last else model.no_sync():
                 return step(images, labels, loss_weight)
 
         return compiled

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from allstep.common.strategies import many_gradients
@@ -37,7 +37,7 @@ class FSDP(ProcessGroup):
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         broadcast_from_rank_0(network)
         whole = list(network.parameters())
-        mesh = dist.init_device_mesh(self.device.type, (self.place.world_size,))
+        mesh = init_device_mesh(self.device.type, (self.place.world_size,))
         for layer in network.children():
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
@@ -49,8 +49,11 @@ class FSDP(ProcessGroup):
         """4. Done in `wrap`, before a rank had but a part."""
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        model = step.model
+        assert isinstance(model, FSDPModule)  # which fully_shard makes of any module
+
         def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            step.model.set_requires_gradient_sync(is_last)
+            model.set_requires_gradient_sync(is_last)
             return step(images, labels, loss_weight)
 
         return compiled

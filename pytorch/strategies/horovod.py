@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import horovod
 import horovod.torch as hvd
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from allstep.common.strategies import check_horovod, configure_horovod
+from allstep.pytorch.compat import all_reduce_handles
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, Strategy, TrainStep
 
@@ -33,7 +35,7 @@ class Horovod(Strategy):
         self._optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=network.named_parameters(),
-            compression=hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none,
+            compression=getattr(hvd.Compression, self.flags.compression),
             op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op],
             backward_passes_per_step=self.flags.accumulate_steps,
         )
@@ -58,10 +60,7 @@ class Horovod(Strategy):
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def pending_tensors(self) -> Sequence[str]:
-        names = self._optimizer._parameter_names
-        # None where gradients are still being added up.
-        handles = [(parameter, handle) for parameter, (handle, _) in list(self._optimizer._handles.items()) if handle]
-        return [names[parameter] for parameter, handle in handles if _is_under_way(handle)]
+        return [name for name, handle in all_reduce_handles(self._optimizer).items() if _is_under_way(handle)]
 
     def versions(self) -> dict[str, str]:
         return {"horovod": horovod.__version__}
@@ -85,7 +84,7 @@ class HorovodCollectives:
             name: hvd.broadcast_async(torch.from_numpy(np.array(array)), 0, name=f"allstep.{name}")
             for name, array in arrays.items()
         }
-        return {name: hvd.synchronize(handle).numpy() for name, handle in handles.items()}
+        return {name: cast("torch.Tensor", hvd.synchronize(handle)).numpy() for name, handle in handles.items()}
 
     def barrier(self) -> None:
         hvd.barrier()
@@ -93,7 +92,8 @@ class HorovodCollectives:
 
 def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Sum `tensor` over all ranks, in place."""
-    return hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
+    hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
+    return tensor
 
 
 def _is_under_way(handle: int) -> bool:

@@ -47,6 +47,7 @@ class ModelParallel(ProcessGroup):
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """3. Keep this stage's layers; of the others `network` keeps names and shapes alone."""
+        assert isinstance(network, torch.nn.Sequential)
         broadcast_from_rank_0(network)
         begin, end = self._cut(network)
         stage = network[begin:end].to(self.device)
@@ -60,7 +61,7 @@ class ModelParallel(ProcessGroup):
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before a rank had but a part."""
 
-    def _cut(self, network: torch.nn.Module) -> tuple[int, int]:
+    def _cut(self, network: torch.nn.Sequential) -> tuple[int, int]:
         """This stage's layers [begin, end): each stage has as many layers with weights as any other, or one less."""
         weighted = [index for index, layer in enumerate(network) if any(True for _ in layer.parameters())]
         first, after = rank_slice(0, len(weighted), rank=self._stage_number, world_size=self.flags.stages)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+# Documented there, though torch forgets to export them.
+from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
 from allstep.common.launch import rendezvous
 from allstep.common.launch.placement import SPAWN_LISTENER, SPAWN_PORT, Placement
+from allstep.pytorch.compat import gloo_is_busy
 from allstep.pytorch.strategies.strategy import Strategy
 
 _MOMENT_SECONDS = 0.01
@@ -37,17 +39,17 @@ class ProcessGroup(Strategy):
         atexit.register(_leave)
         self.collectives = ProcessGroupCollectives(self.place.rank, self.place.world_size)
 
-    def _store(self) -> dist.Store | None:
+    def _store(self) -> Store | None:
         """Where ranks leave their addresses for one another; None for the one of torchrun's agent."""
         if self.place.launcher == "torchrun":
             return None
         if self.place.world_size == 1:
-            return dist.HashStore()
+            return HashStore()
         host, port, listener = _meet(self.place)
         # A socket that is open already: no port is chosen that somebody else might take meanwhile.
         listener = listener.detach() if listener else None
         is_master = self.place.rank == 0
-        return dist.TCPStore(host, port, self.place.world_size, is_master, master_listen_fd=listener)
+        return TCPStore(host, port, self.place.world_size, is_master, master_listen_fd=listener)
 
     def versions(self) -> dict[str, str]:
         return {"backend": dist.get_backend()}
@@ -94,17 +96,8 @@ def _leave() -> None:
     """
     dist.destroy_process_group()
     time.sleep(_MOMENT_SECONDS)  # lets a thread through that waits for Python
-    while _gloo_runs():
+    while gloo_is_busy():
         time.sleep(_MOMENT_SECONDS)
-
-
-def _gloo_runs() -> bool:
-    """Whether a thread of Gloo's computes or waits for a core."""
-    for stat in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            if "(pt_gloo_runloop) R" in stat.read_text():
-                return True
-    return False
 
 
 def broadcast_from_rank_0(network: torch.nn.Module) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ def optimizer_of(
         {**group, "params": [replacement[parameter] for parameter in group["params"] if parameter in replacement]}
         for group in optimizer.param_groups
     ]
-    return type(optimizer)(groups)
+    return cast("Callable[..., torch.optim.Optimizer]", type(optimizer))(groups)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,8 @@ before the others as behind them.
 
 from __future__ import annotations
 
+from typing import cast
+
 import keras
 from keras import layers
 
@@ -17,7 +19,7 @@ from allstep.tensorflow.networks.resnet import convolve
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     """resnet32, resnet44, resnet56 or resnet110 for images of any size and number of channels."""
     num_blocks = (int(name.removeprefix("resnet")) - 2) // 6
-    inputs = layers.Input(image_shape)
+    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras does not say that it is one
     values = layers.ReLU()(convolve(inputs, 16, 3, "conv1", "bn1"))
     for stage, width in enumerate((16, 32, 64), start=1):
         for index in range(num_blocks):

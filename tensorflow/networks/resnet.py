@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import cast
 
 import keras
-from keras import layers
-
 import tensorflow as tf
+from keras import layers
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     """The network of that name for images of any size and number of channels."""
     block, num_blocks = {"resnet18": (_basic_block, (2, 2, 2, 2)), "resnet50": (_bottleneck, (3, 4, 6, 3))}[name]
-    inputs = layers.Input(image_shape)
+    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras does not say that it is one
     values = layers.ReLU()(convolve(inputs, 64, 7, "conv1", "bn1", stride=2))
     # What is padded with here never exceeds what a ReLU gives.
     values = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(values))

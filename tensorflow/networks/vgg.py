@@ -24,7 +24,7 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ker
             number += 2
         values = layers.MaxPooling2D(2)(values)
         number += 1
-    if tuple(values.shape[1:3]) != (_POOLED, _POOLED):
+    if {pixels // 2 ** len(_STAGES) for pixels in image_shape[:2]} != {_POOLED}:
         values = layers.AdaptiveAveragePooling2D(_POOLED)(values)
     values = layers.Flatten()(values)
     values = layers.Dense(4096, activation="relu", name="classifier.0")(values)

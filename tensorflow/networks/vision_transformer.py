@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import keras
 from keras import layers, ops
 
+_Tensor = Any  # a KerasTensor, but of what its operators make of it Keras' types know nothing
 _EPSILON = 1e-6  # timm's, of its layer norms
 
 
@@ -40,14 +42,14 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ker
     return keras.Model(inputs, layers.Dense(num_classes, name="head")(values[:, 0]))
 
 
-def _block(values: keras.KerasTensor, size: _Size, name: str) -> keras.KerasTensor:
+def _block(values: _Tensor, size: _Size, name: str) -> _Tensor:
     """Self-attention and two fully connected layers, each behind a layer norm and beside a shortcut."""
     values = values + _attention(_layer_norm(values, f"{name}.norm1"), size, f"{name}.attn")
     hidden = layers.Dense(4 * size.width, name=f"{name}.mlp.fc1")(_layer_norm(values, f"{name}.norm2"))
     return values + layers.Dense(size.width, name=f"{name}.mlp.fc2")(keras.activations.gelu(hidden, approximate=False))
 
 
-def _attention(values: keras.KerasTensor, size: _Size, name: str) -> keras.KerasTensor:
+def _attention(values: _Tensor, size: _Size, name: str) -> _Tensor:
     """`values` and the result: (samples, tokens, features)."""
     num_tokens = values.shape[1]
     projected = layers.Dense(3 * size.width, name=f"{name}.qkv")(values)
@@ -57,22 +59,22 @@ def _attention(values: keras.KerasTensor, size: _Size, name: str) -> keras.Keras
     return layers.Dense(size.width, name=f"{name}.proj")(layers.Reshape((num_tokens, size.width))(attended))
 
 
-def _layer_norm(values: keras.KerasTensor, name: str) -> keras.KerasTensor:
+def _layer_norm(values: _Tensor, name: str) -> _Tensor:
     return layers.LayerNormalization(epsilon=_EPSILON, name=name)(values)
 
 
 class Tokens(layers.Layer):
     """Puts the token that stands for the class before the others, and adds to each what says where it is."""
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: tuple[int, ...]) -> None:
         _, num_patches, width = input_shape
         self.cls_token = self.add_weight(shape=(1, 1, width), name="cls_token", initializer="zeros")
         self.pos_embed = self.add_weight(shape=(1, num_patches + 1, width), name="pos_embed", initializer="zeros")
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         samples, num_patches, width = input_shape
         return samples, num_patches + 1, width
 
-    def call(self, patches: keras.KerasTensor) -> keras.KerasTensor:
-        first = ops.broadcast_to(self.cls_token, (ops.shape(patches)[0], 1, patches.shape[-1]))
+    def call(self, patches: _Tensor) -> _Tensor:
+        first = ops.broadcast_to(self.cls_token, (cast("tuple", ops.shape(patches))[0], 1, patches.shape[-1]))
         return ops.concatenate([first, patches], axis=1) + self.pos_embed

@@ -7,6 +7,8 @@ Blocks normalise before they convolve. A network of depth 6n + 4 and width k has
 
 from __future__ import annotations
 
+from typing import cast
+
 import keras
 from keras import layers
 
@@ -16,7 +18,7 @@ from allstep.tensorflow.networks.resnet import BatchNorm, padded_convolution
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int, *, depth: int, width: int) -> keras.Model:
     """WRN-`depth`-`width` for images of any size and number of channels."""
     num_blocks = (depth - 4) // 6
-    inputs = layers.Input(image_shape)
+    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras does not say that it is one
     values = padded_convolution(inputs, 16, 3, "conv1")
     for number, stride in enumerate((1, 2, 2)):
         for index in range(num_blocks):
@@ -34,4 +36,4 @@ def _block(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> 
         shortcut = padded_convolution(normalised, width, 1, f"{name}.shortcut", stride=stride)
     values = padded_convolution(normalised, width, 3, f"{name}.conv1", stride=stride)
     values = layers.ReLU()(BatchNorm(name=f"{name}.bn2")(values))
-    return padded_convolution(values, width, 3, f"{name}.conv2") + shortcut
+    return cast("keras.KerasTensor", padded_convolution(values, width, 3, f"{name}.conv2") + shortcut)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import keras
-
 import tensorflow as tf
+
 from allstep.tensorflow.optimizers.base import Optimizer
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import keras
-
 import tensorflow as tf
+
 from allstep.tensorflow.optimizers.base import Optimizer
 
 
@@ -25,8 +25,7 @@ class Adam(Optimizer):
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         dtype, rate = variable.dtype, tf.cast(learning_rate, variable.dtype)
-        step = tf.cast(self.iterations.value + 1, tf.float64)
-        correction_1, correction_2 = 1 - self.BETA_1**step, 1 - self.BETA_2**step
+        correction_1, correction_2 = self.correction(self.BETA_1), self.correction(self.BETA_2)
         if not self.decoupled:
             gradient = self.with_decay(gradient, variable)
         elif decay := self.decay_of(variable):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import keras
-
 import tensorflow as tf
+
+from allstep.tensorflow.compat import variable_index
 
 
 class Optimizer(keras.Optimizer):
@@ -29,11 +31,21 @@ class Optimizer(keras.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if not self.built:
             super().build(variables)
-            self.slots = {name: self.add_optimizer_variables(variables, name) for name in self.slot_names}
+            made = self.add_optimizer_variables(variables, list(self.slot_names))
+            self.slots = {name: list(of_name) for name, of_name in zip(self.slot_names, made, strict=True)}
+
+    @property
+    def num_steps(self) -> tf.Tensor:
+        """Steps taken before this one."""
+        return cast("keras.Variable", self.iterations).value
+
+    def correction(self, beta: float) -> tf.Tensor:
+        """1 - beta^t of the step t, from 1, in float64."""
+        return 1 - tf.pow(tf.constant(beta, tf.float64), tf.cast(self.num_steps + 1, tf.float64))
 
     def slot(self, name: str, variable: tf.Variable) -> tf.Variable:
         """What is remembered of a weight under that name."""
-        return self.slots[name][self._get_variable_index(variable)].value
+        return self.slots[name][variable_index(self, variable)].value
 
     def decay_of(self, variable: tf.Variable) -> float:
         """Weight decay factor of a weight."""
@@ -69,7 +81,7 @@ class Optimizer(keras.Optimizer):
         if not self.changes:
             return pairs
         gradients, variables = zip(*pairs, strict=True)
-        return list(zip(self.changes(gradients, self.iterations.value), variables, strict=True))
+        return list(zip(self.changes(gradients, self.num_steps), variables, strict=True))
 
     @property
     def averages(self) -> Sequence[keras.Variable]:
@@ -78,7 +90,7 @@ class Optimizer(keras.Optimizer):
 
     def _update_model_variables_moving_average(self, trainable_variables: Sequence[keras.Variable]) -> None:
         """As Keras', which cannot assign to them in a replica of tf.distribute."""
-        kept = tf.where(self.iterations.value == 0, 0.0, self.ema_momentum)
+        kept = tf.where(self.num_steps == 0, 0.0, self.ema_momentum)
 
         def update(average: tf.Variable, weight: tf.Tensor, kept: tf.Tensor) -> None:
             kept = tf.cast(kept, weight.dtype)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import keras
-
 import tensorflow as tf
+
 from allstep.tensorflow.optimizers.base import Optimizer, is_layer, norm, ratio_of
 
 
@@ -27,8 +27,9 @@ class LAMB(Optimizer):
         mean, mean_of_squares = (self.slot(name, variable) for name in self.slot_names)
         mean.assign_add((1 - self.BETA_1) * (gradient - mean))
         mean_of_squares.assign_add((1 - self.BETA_2) * (tf.square(gradient) - mean_of_squares))
-        step = tf.cast(self.iterations.value + 1, tf.float64)
-        correction_1, correction_2 = (tf.cast(1 - beta**step, variable.dtype) for beta in (self.BETA_1, self.BETA_2))
+        correction_1, correction_2 = (
+            tf.cast(self.correction(beta), variable.dtype) for beta in (self.BETA_1, self.BETA_2)
+        )
         update = mean / (correction_1 * (tf.sqrt(mean_of_squares / correction_2) + self.EPSILON))
         if decay := self.decay_of(variable):
             update += decay * variable

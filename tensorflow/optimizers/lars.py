@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import keras
-
 import tensorflow as tf
+
 from allstep.tensorflow.optimizers.base import is_layer, norm, ratio_of
 from allstep.tensorflow.optimizers.sgd import SGD
 

@@ -31,7 +31,7 @@ def check(config: TrainConfig, place: Placement) -> None:
     """
     check_flags(config, "tensorflow")
     check_variables(os.environ)
-    name, given = config.strategy, os.environ.get("TF_CONFIG")
+    name, given = config.strategy_name, os.environ.get("TF_CONFIG")
     one_process = registry.STRATEGIES["tensorflow"][name].one_process
     if name not in tf_config.ROLES or not given:
         check_alone(place, chosen=one_process)
@@ -67,7 +67,7 @@ def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
 
 def create(config: TrainConfig, place: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
-    entry = registry.STRATEGIES["tensorflow"][config.strategy]
+    entry = registry.STRATEGIES["tensorflow"][config.strategy_name]
     module = importlib.import_module(f"allstep.tensorflow.strategies.{entry.module}")
     kind = getattr(module, entry.class_name)
     if config.strategy == "parameter-server":  # it watches its processes itself

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
 from allstep.tensorflow.strategies.strategy import Strategy, cut

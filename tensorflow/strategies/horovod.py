@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import horovod
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.models import trainable_names

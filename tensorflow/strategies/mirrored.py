@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
+
 from allstep.tensorflow.strategies.distribute import LocalDevices
 
 

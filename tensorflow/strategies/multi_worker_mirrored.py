@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.launch import rendezvous, tf_config
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.strategies import many_gradients
@@ -95,7 +95,7 @@ class ReplicaCollectives:
         return self._sum(wire if self.rank == 0 else np.zeros_like(wire)).numpy().astype(array.dtype)
 
     @tf.function(autograph=False, reduce_retracing=True)
-    def _sum(self, values: tf.Tensor) -> tf.Tensor:
+    def _sum(self, values: np.ndarray | tf.Tensor) -> tf.Tensor:
         def on_device() -> tf.Tensor:
             # The identity puts the values on the device; without one TensorFlow does not know where the sum should go.
             return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(values))

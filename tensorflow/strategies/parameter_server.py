@@ -23,11 +23,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.collectives import OneRank
 from allstep.common.config.train_config import FaultConfig, StrategyConfig
 from allstep.common.launch import rendezvous, tf_config
@@ -118,7 +119,8 @@ class ParameterServer(DistributedStrategy):
             with tf.control_dependencies(gradients):
                 apply(gradients, variables)
 
-        optimizer.apply, self._num_updates = apply_after, optimizer.iterations
+        optimizer.apply = apply_after  # pyright: ignore[reportAttributeAccessIssue] (nobody calls it by keywords)
+        self._num_updates = cast("keras.Variable", optimizer.iterations)
         return model, optimizer
 
     def compile_train_step(

@@ -6,17 +6,18 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import SupportsFloat
+from typing import SupportsFloat, TypeVar
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
 
+Result = TypeVar("Result")
 TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """Images, labels and the weight of their losses -> the sum of their losses, after a step of the optimizer."""
 EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
@@ -95,7 +96,7 @@ class Strategy(ABC):
 
         compiled = compile_step(traced, image_shape, num_numbers=2)
 
-        def start(images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float) -> tf.Tensor:
+        def start(images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float) -> SupportsFloat:
             return compiled(images, labels, np.float32(loss_weight * self.loss_scale), np.float32(learning_rate))
 
         return start
@@ -110,7 +111,9 @@ class Strategy(ABC):
 
         return compile_step(traced, image_shape)
 
-    def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
+    def _on_devices(
+        self, step: Callable[..., Result], images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
+    ) -> Result:
         """The sum of what the devices of this process return; called inside a compiled step."""
         return step(images, labels, loss_weight)
 

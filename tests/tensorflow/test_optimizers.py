@@ -18,7 +18,6 @@ NUM_STEPS = 50
 def test_momentum_needs_no_correction_when_the_learning_rate_changes():
     """It falls to a tenth twice. Oracle: equation 10 and remark 2 of Goyal et al. 2017, the rate in the velocity."""
     import keras
-
     import tensorflow as tf
 
     schedule = Schedule(0.1, samples_per_epoch=NUM_STEPS, num_epochs=2, global_batch_size=1, reference_batch_size=1,
@@ -55,7 +54,6 @@ def test_same_updates_as_torch(name, weight_decay):
     """Gradients of size 1 and a learning rate that changes: nothing here is made of rounding errors, as it is in
     training, where Adam blows up differences of gradients that should be 0."""
     import keras
-
     import tensorflow as tf
 
     momentum = 0.0 if "without" in name else 0.9
@@ -77,7 +75,6 @@ def test_same_updates_as_torch(name, weight_decay):
 def trained(name: str, optimizer, *, jit_compile: bool = False) -> dict[str, np.ndarray]:
     """What the optimizer makes of the weights of `paper_optimizers`, in float64."""
     import keras
-
     import tensorflow as tf
 
     weights = {name: keras.Variable(w, dtype="float64") for name, w in paper_optimizers.initial_weights().items()}
@@ -146,7 +143,6 @@ def test_goes_on_in_a_model_that_keras_has_saved(name, tmp_path):
 @pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "adagrad", "rmsprop"])
 def test_refuses_sparse_gradients(name):
     import keras
-
     import tensorflow as tf
 
     table, optimizer = keras.Variable(np.ones((5, 2), np.float32)), build_keras(OptimizerConfig(optimizer=name))
@@ -157,7 +153,6 @@ def test_refuses_sparse_gradients(name):
 
 def test_what_the_user_excludes_does_not_decay():
     import keras
-
     import tensorflow as tf
 
     one, other = (keras.Variable(np.ones((2, 2)), dtype="float32", name=name) for name in ("one", "other"))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import configparser
 import importlib.metadata
+import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +66,7 @@ def test_strategies_of_both_frameworks_have_the_same_methods():
 # Whose parts may be replaced, and why.
 ASSIGNED = {
     "common/launch/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
-    "tensorflow/horovod_hooks.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
+    "tensorflow/compat.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
     "tests/tools/test_layout.py": "what the search must find",
 }
 PARTS = ("common", "pytorch", "tensorflow", "benchmarks", "examples", "tests")
@@ -111,6 +114,28 @@ def test_setup_cfg_lists_every_package():
         for path in (REPOSITORY / top).rglob("*.py")
     }
     assert listed == found
+
+
+def test_the_links_are_those_of_the_packages():
+    config = configparser.ConfigParser()
+    config.read(REPOSITORY / "setup.cfg")
+    folders = dict(re.findall(r"allstep\.(\w+) = (\w+)", config["options"]["package_dir"]))
+    links = {link.name: link.resolve() for link in (REPOSITORY / "tools/editor/allstep").iterdir()}
+    assert links == {name: REPOSITORY / folder for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("with_links", [True, False])
+def test_pyright_resolves_our_imports_in_a_checkout_of_any_name(with_links, tmp_path):
+    """Without the links, which is the control, it resolves none, though allstep can be imported."""
+    checkout = tmp_path / "elsewhere"
+    shutil.copytree(REPOSITORY / "common", checkout / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", checkout)
+    if with_links:
+        shutil.copytree(REPOSITORY / "tools/editor", checkout / "tools/editor", symlinks=True)
+    command = [str(Path(sys.prefix, "bin", "pyright")), "--outputjson", "--pythonpath", sys.executable]
+    result = subprocess.run([*command, "common/hooks.py"], cwd=checkout, capture_output=True, text=True)
+    rules = [found.get("rule") for found in json.loads(result.stdout)["generalDiagnostics"]]
+    assert rules == ([] if with_links else ["reportMissingImports"])
 
 
 def ruff(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess:

@@ -27,14 +27,13 @@ def tensorflow() -> None:
     os.environ["KERAS_BACKEND"] = "tensorflow"
     import horovod.tensorflow as hvd
     import keras  # noqa: F401 (its import is part of the time)
-
     import tensorflow as tf
 
     hvd.init()
-    weight = tf.Variable(1.0)
+    weight = tf.Variable(1.0)  # pyright: ignore[reportArgumentType]
     with tf.GradientTape() as tape:
         loss = weight * 2.0
-    weight.assign_sub(0.01 * hvd.allreduce(tape.gradient(loss, weight)))
+    weight.assign_sub(0.01 * hvd.allreduce(tape.gradient(loss, weight)))  # pyright: ignore[reportOperatorIssue]
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import horovod.tensorflow as hvd
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.benchmarks.proofs.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, epoch_in_memory, write
 from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
@@ -62,7 +62,8 @@ def main() -> None:
             losses.append(train_step(images[start:end], labels[start:end]))
         losses[-1].numpy()
         seconds = tf.constant(time.perf_counter() - started, tf.float64)
-        rates.append(flags.num_samples / float(hvd.allreduce(seconds, op=hvd.Max)))
+        slowest = np.asarray(hvd.allreduce(seconds, op=hvd.Max)).item()
+        rates.append(flags.num_samples / slowest)
     losses = np.asarray(hvd.allreduce(tf.stack(losses))).tolist()
     if hvd.rank() == 0:
         write(flags.output, images_per_second=rates, losses=losses)

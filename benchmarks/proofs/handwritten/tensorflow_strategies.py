@@ -19,8 +19,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.benchmarks.proofs.handwritten.data import LEARNING_RATE, MOMENTUM, arguments, epoch_in_memory, write
 from allstep.common.process.memory import keep_freed_memory
 from allstep.common.weights import initial_weights

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def check_content_size(path: Path, num_bytes: int) -> None:
 class Bounded:
     """A stream that ends the reading of an archive which unpacks to more than any of ours."""
 
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
+    def __init__(self, path: Path, stream: IO[bytes] | gzip.GzipFile) -> None:
         self._path, self._stream, self._num_bytes = path, stream, 0
 
     def read(self, size: int) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import tarfile
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
@@ -76,13 +77,16 @@ def unpack(archive: Path) -> dict[str, np.ndarray]:
         open(archive, "rb", opener=regular) as file,
         archive_errors(archive),
         gzip.open(file) as stream,
-        tarfile.open(fileobj=Bounded(archive, stream), mode="r|") as tar,
+        # In this mode it is only read.
+        tarfile.open(fileobj=cast("IO[bytes]", Bounded(archive, stream)), mode="r|") as tar,
     ):
         # In the archive's own order: going back would decompress it from the start.
         for member in tar:
             if member.isfile() and member.name in wanted:
                 check_content_size(archive, member.size)
-                contents[member.name] = tar.extractfile(member).read()
+                content = tar.extractfile(member)
+                assert content is not None  # it is a file
+                contents[member.name] = content.read()
     if missing := wanted - contents.keys():
         raise UserError(f"expected a file {min(missing)} in {archive}, received none")
 

@@ -21,8 +21,8 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from allstep.common.data.datasets.config import redact_url
 from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
@@ -149,7 +149,7 @@ def _url(mirror: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}{mark}{query}"
 
 
-def _open(url: str, timeout: float) -> BinaryIO:
+def _open(url: str, timeout: float) -> BufferedReader | http.client.HTTPResponse:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":  # whose content urllib would wait for
         return open(urllib.request.url2pathname(parts.path), "rb", opener=regular)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 from ranks import last, train
 
-import tensorflow as tf
 from allstep.common.models import MODELS
 from allstep.common.weights import checksum, initial_weights
 from allstep.pytorch import models as pytorch_models

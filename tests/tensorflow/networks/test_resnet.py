@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 import torchvision
 from ranks import last, train
 
-import tensorflow as tf
 from allstep.common.weights import checksum
 from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
 from allstep.tensorflow.networks.resnet import BatchNorm

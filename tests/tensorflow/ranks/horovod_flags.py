@@ -9,8 +9,8 @@ import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import keras
 import numpy as np
-
 import tensorflow as tf
+
 from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
 from allstep.common.launch.placement import placement
 from allstep.tensorflow.optimizers import build_optimizer

@@ -2,11 +2,11 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import optimizers
 from keras_cases import case, compiled, error, fit, network, samples, values
 
 import allstep.tensorflow.horovod_keras as hvd
-import tensorflow as tf
 
 # --- the founder's loop: apply() inside a tf.function
 

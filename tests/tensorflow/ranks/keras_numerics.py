@@ -13,9 +13,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import allstep.tensorflow.horovod_keras as hvd
-import tensorflow as tf
 
 GLOBAL_BATCH, NUM_STEPS, NUM_FEATURES, NUM_CLASSES, VOCABULARY = 16, 6, 6, 3, 10
 optimizers = keras.optimizers

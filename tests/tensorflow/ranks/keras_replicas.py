@@ -2,12 +2,12 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from horovod.tensorflow import DistributedGradientTape
 from keras import optimizers
 from keras_cases import DIRECTORY, case, compiled, error, fit, samples, values
 
 import allstep.tensorflow.horovod_keras as hvd
-import tensorflow as tf
 
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

@@ -7,11 +7,11 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import optimizers
 from keras_cases import DIRECTORY, case, compiled, error, fit, network, values
 
 import allstep.tensorflow.horovod_keras as hvd
-import tensorflow as tf
 
 
 @keras.saving.register_keras_serializable("test")

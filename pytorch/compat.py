@@ -1,0 +1,93 @@
+"""What we use of the insides of PyTorch and of Horovod's part for it; `tests/pytorch/test_compat.py` tries each.
+
+Nothing here is promised by its library. Each function names the version in which it was looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+BatchNorm = _BatchNorm
+"""The base class of BatchNorm1d, 2d and 3d (torch 2.14), which `isinstance` finds of any dimension."""
+
+
+def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """The same optimizer, by methods that torch 2.14 has not wrapped for torch.compile.
+
+    The wrappers import the compiler when they are called first: 1.9 of the 4.8 s of CPU that a rank takes to start.
+    Nothing is compiled here. They are made by functools.wraps, so that inspect.unwrap finds what they wrap.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    # Its wrapper also switches gradients off.
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)
+
+
+def sgd_step(optimizer: torch.optim.SGD) -> None:
+    """A step of torch 2.14's SGD, without the wrapper of which `without_compiler` speaks; it needs torch.no_grad."""
+    inspect.unwrap(torch.optim.SGD.step)(optimizer)
+
+
+# Multi-tensor operations, of which torch 2.14's own optimizers are made: on a GPU a kernel serves many tensors.
+
+
+def scaled(tensors: Sequence[torch.Tensor], factor: float) -> list[torch.Tensor]:
+    """Each tensor times the factor."""
+    return list(torch._foreach_mul(list(tensors), factor))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def scale(tensors: Sequence[torch.Tensor], factors: Sequence[torch.Tensor] | torch.Tensor) -> None:
+    """Multiply the tensors by a factor each, or all by one, in place."""
+    torch._foreach_mul_(list(tensors), factors)  # pyright: ignore[reportPrivateImportUsage, reportCallIssue, reportArgumentType]
+
+
+def add(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], *, factor: float) -> None:
+    """Add the factor times each of `others` to the tensors, in place."""
+    torch._foreach_add_(list(tensors), list(others), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def move_towards(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], share: float) -> None:
+    """Have the tensors go that share of the way to `others`, in place."""
+    torch._foreach_lerp_(list(tensors), list(others), share)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The Euclidean norm of each tensor."""
+    return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:
+    """Make the parameters and buffers of `module` those of `other`.
+
+    A module of torch 2.14 keeps them in two dictionaries, `_parameters` and `_buffers`.
+    """
+    module.__dict__["_parameters"], module.__dict__["_buffers"] = other._parameters, other._buffers
+
+
+def gloo_is_busy() -> bool:
+    """Whether a thread of Gloo's computes or waits for a core.
+
+    torch 2.14 names its threads `pt_gloo_runloop`; the state follows the name in /proc.
+    """
+    for stat in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if "(pt_gloo_runloop) R" in stat.read_text():
+                return True
+    return False
+
+
+def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """The handles of the all-reduces that Horovod 0.28.1's DistributedOptimizer has started, by parameter.
+
+    `_handles` has a pair for each parameter whose gradient is there; its handle is None where gradients are still
+    being added up. Another thread may call this while the optimizer steps.
+    """
+    names, handles = optimizer._parameter_names, optimizer._handles  # pyright: ignore[reportAttributeAccessIssue]
+    return {names[parameter]: handle for parameter, (handle, _) in list(handles.items()) if handle is not None}

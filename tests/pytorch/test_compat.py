@@ -1,0 +1,95 @@
+"""The insides of PyTorch and Horovod that `pytorch/compat.py` uses are as it says. Oracle: the libraries themselves."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from ranks import REPOSITORY, launch, run
+
+from allstep.pytorch import compat
+from allstep.pytorch.compat import BatchNorm, share_tensors, without_compiler
+from allstep.pytorch.optimizers.lamb import Lamb
+from allstep.pytorch.optimizers.lars import Lars
+from allstep.pytorch.optimizers.novograd import NovoGrad
+
+OPTIMIZERS = [
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop),
+    *(Lars, Lamb, NovoGrad),
+]
+
+
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d])
+def test_batch_norms_have_one_base(kind):
+    assert isinstance(kind(3), BatchNorm)
+    assert not isinstance(torch.nn.LayerNorm(3), BatchNorm)
+
+
+def test_shared_tensors_are_the_same_objects():
+    one, other = torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)
+    share_tensors(one, other)
+    other.weight.data.fill_(7)
+    other.running_mean.fill_(5)
+    assert one.weight is other.weight and one.running_mean is other.running_mean
+    assert one.state_dict()["weight"].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_an_optimizer_without_compiler_does_what_torch_s_does(kind):
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    for weight, make in zip(weights, (kind, without_compiler(kind)), strict=True):
+        optimizer = make([weight], lr=0.1, weight_decay=0.5)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (weight**2).sum().backward()
+            optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert weights[0].tolist() == weights[1].tolist() != [1, 1, 1]
+
+
+def test_multi_tensor_operations_do_what_those_of_one_tensor_do():
+    """Oracle: torch's operators."""
+    tensors, others = [torch.arange(6.0).view(2, 3), torch.ones(4)], [torch.full((2, 3), 3.0), torch.arange(4.0)]
+    assert compat.norms_of(tensors).tolist() == pytest.approx([55**0.5, 2.0])
+    made = compat.scaled(tensors, 2.0)
+    assert all(torch.equal(one, 2 * tensor) for one, tensor in zip(made, tensors, strict=True))
+    compat.scale(made, [torch.tensor(3.0), torch.tensor(0.5)])
+    assert torch.equal(made[0], 6 * tensors[0]) and torch.equal(made[1], tensors[1])
+    compat.scale(made, torch.tensor(2.0))
+    assert torch.equal(made[0], 12 * tensors[0]) and torch.equal(made[1], 2 * tensors[1])
+    compat.add(made, others, factor=-1.0)
+    assert torch.equal(made[1], 2 * tensors[1] - others[1])
+    compat.move_towards(made, others, 0.5)
+    assert torch.equal(made[1], (2 * tensors[1] - others[1] + others[1]) / 2)
+
+
+PROGRAM = """
+import sys, torch
+from allstep.pytorch.compat import without_compiler
+from allstep.pytorch.optimizers.lamb import Lamb
+from allstep.pytorch.optimizers.lars import Lars
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = {make}([weight], lr=0.1)
+weight.grad = torch.ones(3)
+optimizer.zero_grad(), optimizer.step(), optimizer.load_state_dict(optimizer.state_dict())
+print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "imports"),
+    [
+        *(("torch.optim.SGD", "True"), ("without_compiler(torch.optim.SGD)", "False")),
+        *(("without_compiler(Lars)", "False"), ("without_compiler(Lamb)", "False")),
+    ],
+)
+def test_only_torch_s_own_imports_the_compiler(make, imports):
+    """Should torch's own no longer do so, `without_compiler` can go."""
+    assert run(sys.executable, "-c", PROGRAM.format(make=make)).stdout.strip() == imports
+
+
+def test_horovod_s_handles_and_gloo_s_threads(tmp_path):
+    program = REPOSITORY / "tests/pytorch/ranks/insides.py"
+    result = launch("horovodrun-gloo", 2, program, FOLDER=str(tmp_path))
+    assert result.returncode == 0, result.stderr
