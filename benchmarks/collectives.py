@@ -20,7 +20,7 @@ and without them and prints the ratio. The exit status is 1 where a result was w
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 import shutil
 import signal
@@ -32,18 +32,18 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES, horovod_settings
-from allstep.benchmarks.comparison import results
+from allstep.benchmarks.collective_backends import BACKENDS, COLLECTIVES, horovod_settings, is_horovod
 from allstep.benchmarks.comparison.machine import variables
 from allstep.benchmarks.harness.jobs import Outcome, environment, run_job
 from allstep.benchmarks.harness.launchers import start
 from allstep.benchmarks.prediction.networks import known_networks
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
 from allstep.common.config.flags import EVER, MOST_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
 from allstep.common.models import MODELS
 from allstep.common.process.errors import Fault, shown
 from allstep.common.process.terminal import print_line
 
-FORMAT = "allstep-collectives"
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 _SAME_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
 """From 4 MiB on numpy asks for huge pages, torch and TensorFlow do not: mpi4py and memcpy would be faster by those."""
@@ -62,11 +62,11 @@ def bus_bandwidth(collective: str, num_bytes: int, seconds: float, num_ranks: in
     return algorithm_bandwidth(num_bytes, seconds) * moved
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, keep; end with status 1 where a result was wrong or a library failed."""
-    flags = _flags(arguments)
-    samples: dict[str, list[list[list[dict]]]] = {name: [] for name in flags.backends}
-    missing: dict[str, list[str]] = {}
+    flags = _flags(argv)
+    samples: dict[str, list[list[tuple[RankRow, ...]]]] = {name: [] for name in flags.backends}
+    missing: dict[str, tuple[str, ...]] = {}
     failures: dict[str, str] = {}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that ranks are ended with this process
     for number in range(flags.rounds):
@@ -80,40 +80,41 @@ def main(arguments: Sequence[str]) -> None:
                 failures[name] = str(error)
                 print_line(f"{name}: failed: {failures[name]}", sys.stderr)
                 continue
-            missing[name] = ranks[0]["missing"]
-            samples[name].append([rank["rows"] for rank in ranks])
+            missing[name] = ranks[0].missing
+            samples[name].append([rank.rows for rank in ranks])
     rows = [row for name in flags.backends if samples[name] for row in summed_up(name, samples[name])]
     _print(rows, missing)
-    content = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": results.command("collectives", arguments),
-        "ranks": flags.ranks,
-        "rounds": flags.rounds,
-        "load_average": os.getloadavg(),
-        "num_cores": len(os.sched_getaffinity(0)),
-        "variables": variables(environment()),
-        "rows": rows,
-        "missing": missing,
-        "failures": failures,
-    }
-    if ratios := horovod_over_mpi(rows):
-        content["horovod_over_mpi"] = ratios
-        for row in ratios:
-            told = f"{row['ratio']:.2f} (medians {row['ratio_of_medians']:.2f})"
-            print(f"{row['backend']} / mpi4py, all-reduce of {size_name(row['bytes'])}: {told}")
-    costs = horovod_settings.costs_of(rows, flags.ranks)
-    if costs:
-        content["recommendation"] = horovod_settings.recommend(costs, flags.network, flags.step_ms)
-        print(horovod_settings.told(content["recommendation"]))
+    ratios = horovod_over_mpi(rows)
+    for one in ratios:
+        medians = f"(medians {one.ratio_of_medians:.2f})"
+        print(f"{one.backend} / mpi4py, all-reduce of {size_name(one.bytes)}: {one.ratio:.2f} {medians}")
+    costs = horovod_settings.costs_of(rows)
+    recommendation = horovod_settings.recommend(costs, flags.network, flags.step_ms) if costs else None
+    result = CollectivesResult(
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=files.command("collectives", argv),
+        ranks=flags.ranks,
+        rounds=flags.rounds,
+        load_average=os.getloadavg(),
+        num_cores=len(os.sched_getaffinity(0)),
+        variables=variables(environment()),
+        rows=tuple(rows),
+        missing=missing,
+        failures=failures,
+        horovod_over_mpi=tuple(ratios),
+        recommendation=recommendation,
+    )
+    files.write_output(flags.output, result)
+    if recommendation:
+        print(horovod_settings.sentence(recommendation))
         if flags.tune:
-            results.write_output(flags.output, content, FORMAT)
-            content["tuning"] = horovod_settings.try_out(content["recommendation"], flags.ranks, flags.rounds)
-    results.write_output(flags.output, content, FORMAT)
-    if failures or not all(row["right"] for row in rows):
+            tuning = horovod_settings.try_out(recommendation, flags.ranks, flags.rounds)
+            files.write_output(flags.output, dataclasses.replace(result, tuning=tuning))
+    if failures or not all(row.right for row in rows):
         sys.exit(1)
 
 
-def _flags(arguments: Sequence[str]) -> Namespace:
+def _flags(argv: Sequence[str] | None) -> Namespace:
     parser = Parser("allstep collectives", __doc__)
     parser.add_argument("--ranks", type=local_ranks(2), default=2, metavar="N")
     parser.add_argument("--backends", type=listed(one_of(*BACKENDS)), default=tuple(BACKENDS), metavar="NAME,...")
@@ -124,8 +125,8 @@ def _flags(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--step-ms", type=whole(1, EVER), default=40, metavar="MS", help="its step time on one rank")
     parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
     parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="of one launch")
-    parser.add_argument("--output", type=results.output_file, default="runs/collectives.json", metavar="FILE")
-    flags = parser.parse_args(arguments)
+    parser.add_argument("--output", type=files.output_file, default="runs/collectives.json", metavar="FILE")
+    flags = parser.parse_args(argv)
     networks = [name for name in known_networks() if name in MODELS or not flags.tune]
     if flags.network not in networks:
         parser.error(
@@ -144,7 +145,7 @@ def _flags(arguments: Sequence[str]) -> Namespace:
 
 def launch(
     name: str, collectives: Sequence[str], sizes: Sequence[int], num_ranks: int, *, time_limit: float
-) -> list[dict]:
+) -> list[RankResult]:
     """Measure one library once; what each rank wrote, by rank.
 
     Raises:
@@ -161,10 +162,11 @@ def launch(
         outcome = run_job([command], time_limit=time_limit, num_threads=1)
         if outcome.status != "ok":
             raise Fault(_reason(outcome))
-        return [json.loads(Path(directory, f"rank-{rank}.json").read_text()) for rank in range(num_ranks)]
+        outputs = [Path(directory, f"rank-{rank}.json") for rank in range(num_ranks)]
+        return [files.read_json(RankResult, output) for output in outputs]
 
 
-def summed_up(name: str, rounds: Sequence[Sequence[Sequence[dict]]]) -> list[dict]:
+def summed_up(name: str, rounds: Sequence[Sequence[Sequence[RankRow]]]) -> list[Row]:
     """The rows of one library: of each the fastest pass, the one with the least average over ranks, and the median.
 
     Args:
@@ -172,40 +174,34 @@ def summed_up(name: str, rounds: Sequence[Sequence[Sequence[dict]]]) -> list[dic
     """
     num_ranks, found = len(rounds[0]), []
     for number, row in enumerate(rounds[0][0]):
-        of_ranks = [[rank[number]["seconds"] for rank in ranks] for ranks in rounds]
-        passes = [seconds for ranks in of_ranks for seconds in zip(*ranks, strict=True)]
+        by_rank = [[rank[number].seconds for rank in ranks] for ranks in rounds]
+        passes = [seconds for ranks in by_rank for seconds in zip(*ranks, strict=True)]
         fastest = min(passes, key=statistics.fmean)
         average = statistics.fmean(fastest)
-        size, collective = row["bytes"], row["collective"]
         found.append(
-            {
-                "backend": name,
-                "collective": collective,
-                "bytes": size,
-                "seconds": {"minimum": min(fastest), "average": average, "maximum": max(fastest)},
-                "median_seconds": statistics.median(map(statistics.fmean, passes)),
-                "passes": passes,
-                "algorithm_bandwidth": algorithm_bandwidth(size, average),
-                "bus_bandwidth": bus_bandwidth(collective, size, average, num_ranks),
-                "right": all(rank[number]["right"] for ranks in rounds for rank in ranks),
-            }
+            Row(
+                backend=name,
+                collective=row.collective,
+                bytes=row.bytes,
+                seconds=OverRanks(min(fastest), average, max(fastest)),
+                median_seconds=statistics.median(map(statistics.fmean, passes)),
+                algorithm_bandwidth=algorithm_bandwidth(row.bytes, average),
+                bus_bandwidth=bus_bandwidth(row.collective, row.bytes, average, num_ranks),
+                right=all(rank[number].right for ranks in rounds for rank in ranks),
+                passes=tuple(passes),
+            )
         )
     return found
 
 
-def horovod_over_mpi(rows: Sequence[dict]) -> list[dict]:
+def horovod_over_mpi(rows: Sequence[Row]) -> list[OverMpi]:
     """Horovod's all-reduce bandwidth over mpi4py's at each size: of the fastest passes, and by the medians."""
-    reduced = [row for row in rows if row["collective"] == "all-reduce"]
-    reference = {row["bytes"]: row for row in reduced if row["backend"] == "mpi4py"}
+    reduced = [row for row in rows if row.collective == "all-reduce"]
+    mpis = {row.bytes: row for row in reduced if row.backend == "mpi4py"}
+    pairs = [(row, mpis[row.bytes]) for row in reduced if is_horovod(row.backend) and row.bytes in mpis]
     return [
-        {
-            "backend": row["backend"],
-            "bytes": row["bytes"],
-            "ratio": row["bus_bandwidth"] / reference[row["bytes"]]["bus_bandwidth"],
-            "ratio_of_medians": reference[row["bytes"]]["median_seconds"] / row["median_seconds"],
-        }
-        for row in reduced
-        if row["backend"].startswith("horovod-") and row["bytes"] in reference
+        OverMpi(row.backend, row.bytes, row.bus_bandwidth / mpi.bus_bandwidth, mpi.median_seconds / row.median_seconds)
+        for row, mpi in pairs
     ]
 
 
@@ -217,16 +213,16 @@ def size_name(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-def _print(rows: Sequence[dict], missing: dict[str, list[str]]) -> None:
+def _print(rows: Sequence[Row], missing: dict[str, tuple[str, ...]]) -> None:
     titles = ("min us", "avg us", "max us", "median us", "alg GB/s", "bus GB/s")
     print(f"{'':34} {'size':>8} {' '.join(f'{title:>9}' for title in titles)}  result")
     for row in rows:
-        times = [*(row["seconds"][key] for key in ("minimum", "average", "maximum")), row["median_seconds"]]
-        bandwidths = [f"{row[key] / 1e9:>9.3f}" for key in ("algorithm_bandwidth", "bus_bandwidth")]
+        times = [*dataclasses.astuple(row.seconds), row.median_seconds]
+        bandwidths = [f"{bandwidth / 1e9:>9.3f}" for bandwidth in (row.algorithm_bandwidth, row.bus_bandwidth)]
         print(
-            f"{row['backend']:19}{row['collective']:15} {size_name(row['bytes']):>8} "
+            f"{row.backend:19}{row.collective:15} {size_name(row.bytes):>8} "
             f"{' '.join([*(f'{1e6 * seconds:>9.1f}' for seconds in times), *bandwidths])}  "
-            f"{'right' if row['right'] else 'WRONG'}"
+            f"{'right' if row.right else 'WRONG'}"
         )
     for name, lacking in missing.items():
         if lacking:
@@ -237,5 +233,5 @@ def _reason(outcome: Outcome) -> str:
     """In one line: what a rank said was the cause, else what came first of the last lines."""
     log, reason = outcome.log or "", outcome.reason or ""
     lines = [line for line in log.splitlines() if line.strip(" -")]
-    told = "allstep: " in reason or outcome.status == "timeout" or not lines
-    return " ".join((reason if told else f"{reason}: {lines[0]}").split())[:300]
+    named = "allstep: " in reason or outcome.status == "timeout" or not lines
+    return " ".join((reason if named else f"{reason}: {lines[0]}").split())[:300]

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from allstep.benchmarks.comparison import results
 from allstep.benchmarks.comparison.cells import INDEPENDENT, PRECISIONS, WORKLOADS, Settings, matrix
 from allstep.benchmarks.comparison.measuring import Comparison
 from allstep.benchmarks.comparison.rules import LEAST_REPETITIONS
 from allstep.benchmarks.comparison.table import print_tables
+from allstep.benchmarks.records.files import command
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.config.flags import (
     MOST_ROUNDS,
@@ -46,6 +46,7 @@ from allstep.common.data.datasets.config import DatasetName
 from allstep.common.models import MODELS
 from allstep.common.process.errors import Fault
 from allstep.common.registry import FRAMEWORKS, strategy_names
+from allstep.common.session import warn
 
 STRATEGIES = (INDEPENDENT, *(name for name in strategy_names() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
@@ -59,11 +60,11 @@ QUICK = {
 }
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is still to be measured, write the results and print the tables."""
     parser = _parser()
-    flags = parser.parse_args(arguments)
-    # Without --oversubscribe ranks beyond the cores are told as not available, and not tried.
+    flags = parser.parse_args(argv)
+    # Without --oversubscribe ranks beyond the cores are reported as not available, and not tried.
     if flags.oversubscribe and max(flags.ranks) > most_local_ranks():
         parser.error(
             f"expected --ranks to be at most {most_local_ranks()} with --oversubscribe on this machine, received "
@@ -80,22 +81,22 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     load = os.getloadavg()[0]
     if load > BUSY:
-        results.warn(f"this machine has other work (load {load:.1f}): figures suffer, and those of ranks most")
-    with OutputDirectory(flags.output_dir, warn=results.warn) as output:
+        warn(f"this machine has other work (load {load:.1f}): figures suffer, and those of ranks most")
+    with OutputDirectory(flags.output_dir, warn=warn) as output:
         comparison = Comparison(
             output.path,
             cells,
             settings,
             num_rounds=flags.repetitions,
             time_limit=flags.time_limit,
-            command=results.command("compare", arguments),
+            command=command("compare", argv),
             oversubscribe=flags.oversubscribe,
         )
         comparison.run()
         summary = comparison.write(finished=True)
-    print_tables(summary["cells"], summary["rules"])
+    print_tables(summary.cells, summary.rules)
     print(f"written to {output.path}: allstep report {output.path} makes pages of it")
-    if not any(cell["images_per_second"] for cell in summary["cells"]):
+    if not any(cell.images_per_second for cell in summary.cells):
         raise Fault("no cell could be measured; the notes in the table say why")
 
 

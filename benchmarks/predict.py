@@ -6,7 +6,7 @@
     allstep predict --loss-of-parameters 175e9
 
 Needed: the step time of one rank, the parameters per layer, and latency and bandwidth of the links in a node and
-between nodes (`allstep collectives` measures them). Every rank has the same batch on any number of ranks. A row tells
+between nodes (`allstep collectives` measures them). Every rank has the same batch on any number of ranks. A row shows
 what costs most at that size, and the one change that would help most. `closed` is the step time without overlap and
 fusion: computing, then one all-reduce of everything, 2(N-1)/N S/B and latency for a ring.
 
@@ -21,10 +21,8 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from allstep.benchmarks.comparison import results
 from allstep.benchmarks.prediction import own_runs
 from allstep.benchmarks.prediction.accuracy import epochs_needed, loss_by_parameters
 from allstep.benchmarks.prediction.allreduce import ALGORITHMS
@@ -33,6 +31,8 @@ from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import Network, known_networks, read_network, uniform
 from allstep.benchmarks.prediction.simulation import MIB, Fusion
 from allstep.benchmarks.prediction.validation import LARGEST_ERROR, PUBLISHED, Checked, check
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.forecasts import ForecastRow, ForecastsResult, ValidationResult
 from allstep.common.config.flags import EVER, Parser, listed, nonempty_path, nonempty_text, number, one_of, whole
 from allstep.common.process.errors import UserError, shown
 
@@ -43,15 +43,15 @@ JITTER = 0.02
 """Of GPUs in a data center (published/); where nothing was measured."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print the forecast, the validation or the scaling law."""
-    flags = _parser().parse_args(arguments)
+    flags = _parser().parse_args(argv)
     if flags.loss_of_parameters:
         print(f"loss {loss_by_parameters(flags.loss_of_parameters):.4f} nats a token (Kaplan et al. 2020)")
     elif flags.validate:
-        _validate(flags, results.command("predict", arguments))
+        _validate(flags, files.command("predict", argv))
     else:
-        _forecast(flags, results.command("predict", arguments))
+        _forecast(flags, files.command("predict", argv))
 
 
 def _parser() -> Parser:
@@ -105,7 +105,7 @@ def _parser() -> Parser:
     goal.add_argument("--epochs", type=positive, default=90.0, metavar="X", help="that it takes, small batches")
     goal.add_argument("--critical-batch", type=positive, default=math.inf, metavar="N", help="that takes twice as many")
     kept = "keep the forecast, or the errors, as JSON"
-    parser.add_argument("--output", type=results.output_file, metavar="FILE", help=kept)
+    parser.add_argument("--output", type=files.output_file, metavar="FILE", help=kept)
     parser.add_argument("--validate", action="store_true", help="forecast published tables, and print the errors")
     parser.add_argument("--measured", type=nonempty_path, metavar="DIR", help="with --validate: own results, too")
     parser.add_argument("--loss-of-parameters", type=positive, metavar="N", help="print L(N) of a language model")
@@ -139,9 +139,9 @@ def _forecast(flags: Namespace, command: str) -> None:
             f"{f'{cost} {share:.0%}' if share else cost:{width}}{advice}"
         )
         limits = {"bottleneck": cost, "bottleneck_share": share, "helps": helps}
-        rows.append({**asdict(found), **limits, "seconds_to_accuracy": seconds})
+        rows.append(ForecastRow(**vars(found), **limits, seconds_to_accuracy=seconds))
     if flags.output:
-        results.write_output(flags.output, {"command": command, "forecasts": rows}, "allstep-predict")
+        files.write_output(flags.output, ForecastsResult(command, tuple(rows)))
 
 
 def _workload(flags: Namespace) -> Workload:
@@ -214,9 +214,7 @@ def _validate(flags: Namespace, command: str) -> None:
     for note in notes:
         print(note)
     if flags.output:
-        told = [{**asdict(row), "error": row.error, "within": row.within} for row in rows]
-        content = {"command": command, "largest_error": LARGEST_ERROR, "rows": told, "notes": notes}
-        results.write_output(flags.output, content, "allstep-validation")
+        files.write_output(flags.output, ValidationResult(command, LARGEST_ERROR, tuple(rows), notes))
     if missed:
         sys.exit(1)
 

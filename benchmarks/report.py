@@ -26,7 +26,7 @@ from allstep.common.process.errors import UserError, printable
 _TEMPLATES = Path(__file__).parent / "reporting" / "templates"
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write both files and say where they are.
 
     Raises:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("allstep report", __doc__)
     parser.add_argument("directories", nargs="+", type=nonempty_path, metavar="DIR")
     parser.add_argument("--title", default="allstep: measurements", metavar="TEXT")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(argv)
     sources = read(flags.directories)
     sections = build(sources)
     for problem in sources.problems:
@@ -61,12 +61,12 @@ def main(arguments: Sequence[str]) -> None:
 def build(sources: Sources) -> list[Section]:
     """The sections of a report."""
     sections: list[Section] = []
-    for _, content in sources.compares:
-        sections += compare_sections.sections(content)
-    sections += [other_sections.collectives(content) for _, content in sources.collectives]
-    sections += [other_sections.forecast(content) for _, content in sources.forecasts]
-    sections += [other_sections.validation(content) for _, content in sources.validations]
-    sections += [other_sections.benchmark(path, content) for path, content in sources.benchmarks]
+    for _, result in sources.compares:
+        sections += compare_sections.sections(result)
+    sections += [other_sections.collectives(result) for _, result in sources.collectives]
+    sections += [other_sections.forecast(result) for _, result in sources.forecasts]
+    sections += [other_sections.validation(result) for _, result in sources.validations]
+    sections += [other_sections.benchmark(path, result) for path, result in sources.benchmarks]
     if sources.runs:
         sections.append(other_sections.runs(sources.runs))
     return sections

@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,14 +39,15 @@ DEFAULTS = ("--dataset", "synthetic", "--synthetic-samples", str(MAX_SAMPLES), "
 IMAGENET = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train and print the speed."""
     parser = Parser("python -m allstep.benchmarks.synthetic", __doc__)
     rank.add_flags(parser)
     parser.add_argument("--num-warmup-batches", type=whole(1, 10**6), default=10, metavar="N", help="not timed")
     parser.add_argument("--num-batches-per-iter", type=whole(1, 10**6), default=10, metavar="N", help="timed together")
     parser.add_argument("--num-iters", type=whole(1, 10**6), default=10, metavar="N", help="samples")
-    flags, of_trainer = parser.parse_known_args(sys.argv[1:])
-    if session := rank.open_session(flags.framework, [*DEFAULTS, *IMAGENET, *of_trainer]):
+    flags, trainer_flags = parser.parse_known_args(argv)
+    if session := rank.open_session(flags.framework, [*DEFAULTS, *IMAGENET, *trainer_flags]):
         measure(session, flags)
 
 
@@ -54,14 +55,14 @@ def measure(session: Session, flags: argparse.Namespace) -> None:
     """Train on one batch over and over, in place of `Session.train`."""
     worker, dataset, config, place = session.worker, session.dataset, session.config, session.place
     steps_in_flight = session.strategy.steps_in_flight
-    tell = functools.partial(print, flush=True) if place.rank == 0 else lambda _: None
+    print_once = functools.partial(print, flush=True) if place.rank == 0 else lambda _: None
     batch = own_batch(dataset, config, worker)
 
     def steps(number: int) -> None:
         run_steps(worker, batch, number, learning_rate=config.schedule.base_lr, steps_in_flight=steps_in_flight)
 
     num_images = batch.num_global * flags.num_batches_per_iter
-    tell(
+    print_once(
         f"{config.model}, {worker.framework}, {config.strategy}: {batch.num_global} images a step on "
         f"{place.world_size} rank(s); {flags.num_warmup_batches} batches to warm up"
     )
@@ -75,15 +76,14 @@ def measure(session: Session, flags: argparse.Namespace) -> None:
         started = time.perf_counter()
         steps(flags.num_batches_per_iter)
         seconds.append(time.perf_counter() - started)
-        tell(f"Iter #{number}: {num_images / seconds[-1] / place.world_size:.1f} img/sec per rank")
+        print_once(f"Iter #{number}: {num_images / seconds[-1] / place.world_size:.1f} img/sec per rank")
     wait_for_turn()
-    of_ranks = rank.seconds_by_rank(seconds, worker.collectives)
-    rates = estimate([num_images / max(of_iteration) for of_iteration in of_ranks])
+    blocks = rank.blocks(seconds, num_images, worker.collectives)
+    rates = estimate([block.images_per_second for block in blocks])
     mean, half = rates.mean, rates.high - rates.mean
-    tell(f"Img/sec per rank: {mean / place.world_size:.1f} +-{half / place.world_size:.1f}")
-    tell(f"Total img/sec on {place.world_size} rank(s): {mean:.1f} +-{half:.1f}")
-    blocks = [{"num_images": num_images, "seconds_by_rank": of_iteration} for of_iteration in of_ranks]
-    rank.write(flags, place.rank, worker, {"first_step_at": first_step_at, "blocks": blocks, "epochs": None})
+    print_once(f"Img/sec per rank: {mean / place.world_size:.1f} +-{half / place.world_size:.1f}")
+    print_once(f"Total img/sec on {place.world_size} rank(s): {mean:.1f} +-{half:.1f}")
+    rank.write(flags, place.rank, worker, blocks, first_step_at=first_step_at)
 
 
 def run_steps(worker: Worker, batch: Batch, number: int, *, learning_rate: float, steps_in_flight: int) -> None:

@@ -1,4 +1,4 @@
-"""Say where the time of a Horovod timeline went: negotiation, queue, copies, reduction, and overlap with backward.
+"""Print where the time of a Horovod timeline went: negotiation, queue, copies, reduction, and overlap with backward.
 
     horovodrun -np 2 python pytorch/train.py --timeline runs/timeline.json
     allstep timeline runs/timeline.json
@@ -15,13 +15,15 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from allstep.common.config.flags import Parser, nonempty_path
 from allstep.common.files import strict_json
+from allstep.common.files.records import from_json, to_json
 from allstep.common.files.regular_file import read_regular
-from allstep.common.files.schema import Mismatch, list_of, mapping, nullable, number, record, text, whole
+from allstep.common.files.schema import Mismatch, list_of, mapping, whole
 from allstep.common.files.strict_json import NotJson
 from allstep.common.process.errors import UserError
 
@@ -31,6 +33,55 @@ STAGES = ("negotiation", "queue", "copy", "reduction")
 _KIND = "ALLREDUCE"
 _LARGEST_FILE = 256 * 2**20  # bytes; an hour of training a small network, whose events take some GB in memory
 _MOST_EVENTS = 10**7
+
+
+Pid = Annotated[int, whole(-(2**31))]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What all events have."""
+
+    ph: str | None = None
+    """B and E: an activity begins, and the innermost one ends; M: metadata."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """An activity begins."""
+
+    pid: Pid | None
+    """Of the tensor: Horovod gives each one a process of its own."""
+    name: str
+    ts: float
+    """Microseconds since the start of the run."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The innermost activity ends."""
+
+    pid: Pid | None
+    ts: float
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Of metadata."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """A tensor has a name."""
+
+    pid: Pid | None
+    args: Arguments = Arguments()
+
+
+Event = Begin | End | Metadata
+_KINDS: dict[str | None, type[Event]] = {"B": Begin, "E": End, "M": Metadata}
 
 
 @dataclass(frozen=True)
@@ -64,15 +115,15 @@ class Summary:
     """Share of that time before the step's last gradient was there."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print the summary of a timeline."""
     parser = Parser("allstep timeline", __doc__)
     parser.add_argument("file", type=nonempty_path, metavar="FILE", help="that --timeline named")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(argv)
     found = summary(read_ways(flags.file))
     if flags.json:
-        print(json.dumps(asdict(found), indent=1))
+        print(json.dumps(to_json(found), indent=1))
         return
     print(f"{found.num_steps} steps of {found.num_gradients} gradients")
     for stage, share in found.shares.items():
@@ -87,79 +138,66 @@ def read_ways(path: Path) -> dict[str, list[Way]]:
         UserError: the file is no timeline, or has no all-reduce.
     """
     try:
-        events = _events(path)
-        for number, event in enumerate(events):
-            _check_event(event, f"event {number}")
+        events = [_event(content, f"event {number}") for number, content in enumerate(_contents(path))]
     except OSError as error:
         raise UserError(f"expected a readable timeline, received {path}: {error.strerror}") from None
     except (NotJson, Mismatch) as error:
         raise UserError(
             f"expected a Horovod timeline, received {path}, in which: {error}; write one with --timeline"
         ) from None
-    ways = _ways(events)
+    ways = _ways(filter(None, events))
     if not ways:
         raise UserError(f"expected a Horovod timeline with all-reduces, received {path} without any")
     return ways
 
 
-def _ways(events: Iterable[dict]) -> dict[str, list[Way]]:
+def _ways(events: Iterable[Event]) -> dict[str, list[Way]]:
     names: dict[int | None, str] = {}
-    open_since: dict[int | None, list[tuple[str, float]]] = defaultdict(list)
+    open_since: dict[int | None, list[Begin]] = defaultdict(list)
     stages: dict[int | None, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     starts: dict[int | None, float] = {}
     ways: dict[str, list[Way]] = defaultdict(list)
     for event in events:
-        pid, phase = event.get("pid"), event.get("ph")
-        if phase == "M" and "name" in event.get("args", {}):
-            names[pid] = event["args"]["name"]
-        elif phase == "B":
-            open_since[pid].append((event["name"], float(event["ts"])))
-            starts.setdefault(pid, float(event["ts"]))
-        elif phase == "E" and open_since[pid]:
-            (name, since), until = open_since[pid].pop(), float(event["ts"])
-            if stage := _stage(name):
-                stages[pid][stage].append((since, until))
-            elif name == _KIND:
-                ways[names.get(pid, str(pid))].append(
-                    Way(starts.pop(pid, since), until, stages.pop(pid, defaultdict(list)))
-                )
+        pid = event.pid
+        if isinstance(event, Metadata):
+            if event.args.name is not None:
+                names[pid] = event.args.name
+        elif isinstance(event, Begin):
+            open_since[pid].append(event)
+            starts.setdefault(pid, event.ts)
+        elif open_since[pid]:
+            begin = open_since[pid].pop()
+            if stage := _stage(begin.name):
+                stages[pid][stage].append((begin.ts, event.ts))
+            elif begin.name == _KIND:
+                start = starts.pop(pid, begin.ts)
+                ways[names.get(pid, str(pid))].append(Way(start, event.ts, stages.pop(pid, defaultdict(list))))
             elif not open_since[pid]:  # some other collective's way
                 starts.pop(pid, None)
                 stages.pop(pid, None)
     return ways
 
 
-def _events(path: Path) -> list[dict]:
-    """The timeline's events; those until the break where the run was killed."""
+def _event(content: dict, where: str) -> Event | None:
+    """The event that an object is; None for one of a kind that is not looked at."""
+    kind = _KINDS.get(from_json(Phase, content, where).ph)
+    return from_json(kind, content, where) if kind else None
+
+
+def _contents(path: Path) -> list[dict]:
+    """The timeline's events as JSON; those until the break where the run was killed."""
     data = read_regular(path, most=_LARGEST_FILE)
     first: NotJson | None = None
     for candidate in (data, data[: data.rfind(b"}") + 1] + b"]", data[: data.rfind(b"},") + 1] + b"]"):
         try:
-            return _list(candidate)
+            content = strict_json.loads(candidate)
         except NotJson as error:
             first = first or error
+        else:
+            list_of(mapping, most=_MOST_EVENTS)(content, "it")
+            return content
+    assert first
     raise first
-
-
-def _list(data: bytes) -> list[dict]:
-    content = strict_json.loads(data)
-    list_of(mapping, most=_MOST_EVENTS)(content, "it")
-    return content
-
-
-_PID = nullable(whole(-(2**31)))
-_TIMED = record(pid=_PID, name=text, ts=number())
-_PHASES = {"B": _TIMED, "E": record(pid=_PID, ts=number())}
-
-
-def _check_event(event: dict, where: str) -> None:
-    """Checks that an event has what is read of it."""
-    phase = event.get("ph")
-    nullable(text)(phase, f"{where}.ph")
-    if phase == "M":
-        record({"args": record({"name": text})}, pid=_PID)(event, where)
-    elif phase in _PHASES:
-        _PHASES[phase](event, where)
 
 
 def _stage(activity: str) -> str | None:
@@ -175,10 +213,9 @@ def summary(ways: dict[str, list[Way]]) -> Summary:
     """Sum up the tensors that are reduced in every step: the gradients."""
     most = max(map(len, ways.values()))
     # A run that was killed may have left a part of its last step.
-    gradients = [of_tensor for of_tensor in ways.values() if len(of_tensor) >= most - 1]
+    gradients = [gradient for gradient in ways.values() if len(gradient) >= most - 1]
     num_steps = min(map(len, gradients))
-    gradients = [of_tensor[:num_steps] for of_tensor in gradients]
-    steps = list(zip(*gradients, strict=True))
+    steps = list(zip(*(gradient[:num_steps] for gradient in gradients), strict=True))
     # The first step makes the gradients known to all ranks and allocates buffers.
     later = steps[1:] or steps
     shares = {stage: statistics.median(_share(step, stage) for step in later) for stage in STAGES}

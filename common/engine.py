@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, SupportsFloat
 
 import numpy as np
@@ -63,6 +63,8 @@ class Run:
     saver: Saver
     progress_state: ProgressState
     """What the engine reports to the watch, and what the watch asks of it."""
+    compile_seconds: dict[int, float] = field(default_factory=dict)
+    """Under --compile: how long it took to compile the step for global batches of each size so far."""
 
 
 DIVERGED = "expected a finite"
@@ -127,6 +129,8 @@ def _fit(run: Run) -> None:
         epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
         _finish_epoch(progress, validation)
         metrics = session.metrics()
+        if session.config.parallel.compile:
+            metrics = {**metrics, "compile_seconds": sum(run.compile_seconds.values())}
         run.progress_state.enter("reporting")
         run.reporter.event(
             "epoch",
@@ -207,6 +211,13 @@ def train_epoch(run: Run) -> None:
         if not progress_state.begin_tick():
             settle()
             raise Stopped
+        if config.parallel.compile and batch.num_global not in run.compile_seconds:
+            settle()
+            progress_state.enter("compile")
+            worker.compile(batch)
+            # All ranks did it together, so this time is nobody's waiting for another one in a step.
+            run.compile_seconds[batch.num_global] = time.perf_counter() - started
+            started = time.perf_counter()
         progress_state.enter("step")
         rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
         step = _Step(progress.step + 1, worker.train_step(batch, rate), rate, batch)

@@ -35,14 +35,17 @@ class StrategyEntry:
     """Whether its curve is that of `single`."""
     polls: bool = False
     """Whether its ranks take processor time while nothing is to be done."""
+    why_not_compiled: str = ""
+    """Where `compile` is not among its flags: why, in words that follow its name."""
 
     def can_have(self, num_ranks: int) -> bool:
         """Whether it runs on so many ranks, or devices of one process."""
         return self.least_ranks <= num_ranks and (self.most_ranks is None or num_ranks <= self.most_ranks)
 
 
-_HOROVOD = ("compression", "op", "autotune", "timeline", "accumulate_steps")
-_DDP = ("accumulate_steps", "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
+_COMMON = ("compile", "accumulate_steps")
+_HOROVOD = (*_COMMON, "compression", "op", "autotune", "timeline")
+_DDP = (*_COMMON, "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
@@ -51,13 +54,18 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
-            ("accumulate_steps", "sync_batch_norm", "num_gpus"),
+            (*_COMMON, "sync_batch_norm", "num_gpus"),
             "torchrun",
             "--num-gpus",
             spawns=True,
         ),
         "data-parallel": StrategyEntry(  # it takes all GPUs; without any it runs on one device
-            "data_parallel", "DataParallel", ("accumulate_steps", "num_gpus"), most_ranks=1, one_process=True
+            "data_parallel",
+            "DataParallel",
+            ("accumulate_steps", "num_gpus"),
+            most_ranks=1,
+            one_process=True,
+            why_not_compiled="which copies the network to its devices anew in each step",
         ),
         "model-parallel": StrategyEntry(
             "model_parallel",
@@ -67,21 +75,22 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             spawns=True,
             least_ranks=2,
             one_worker=True,
+            why_not_compiled="whose micro-batches change in size with the batch",
         ),
-        "single": StrategyEntry("single", "Single", ("accumulate_steps",), most_ranks=1, one_process=True),
+        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True),
     },
     "tensorflow": {
         "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", polls=True),
-        "single": StrategyEntry("single", "Single", ("accumulate_steps",), most_ranks=1, one_process=True),
+        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True),
         "mirrored": StrategyEntry(
             "mirrored",
             "Mirrored",
-            ("accumulate_steps", "num_devices"),
+            (*_COMMON, "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
         ),
         "multi-worker-mirrored": StrategyEntry(
-            "multi_worker_mirrored", "MultiWorkerMirrored", ("accumulate_steps", "communication"), "horovodrun"
+            "multi_worker_mirrored", "MultiWorkerMirrored", (*_COMMON, "communication"), "horovodrun"
         ),
         "central-storage": StrategyEntry(
             "central_storage",
@@ -89,6 +98,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             ("accumulate_steps", "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
+            why_not_compiled="whose devices read weights that lie on another one",
         ),
         "parameter-server": StrategyEntry(
             "parameter_server",
@@ -98,6 +108,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             least_ranks=2,
             one_worker=True,
             synchronous=False,
+            why_not_compiled="whose weights lie in another process",
         ),
     },
 }

@@ -30,9 +30,11 @@ def check_flags(config: TrainConfig, framework: str) -> None:
         if value != item.default and config.strategy not in names:
             [other] = (title for name, title in TITLES.items() if name != framework)
             place = f"--strategy {' or '.join(names)}" if names else other
+            chosen = STRATEGIES[framework].get(config.strategy or "")
+            why = chosen.why_not_compiled if chosen and item.name == "compile" else ""
             raise UserError(
-                f"expected --{item.name.replace('_', '-')} with {place} alone, received {value} with "
-                f"--strategy {config.strategy} in {TITLES[framework]}; leave it out"
+                f"expected --{item.name.replace('_', '-')} with {place} alone, received {value} with --strategy "
+                f"{config.strategy} in {TITLES[framework]}{why and ', ' + why}; leave it out"
             )
 
 

@@ -19,6 +19,13 @@ class Worker(Protocol):
     """pytorch or tensorflow."""
     collectives: Collectives
 
+    def compile(self, batch: Batch) -> None:
+        """Under --compile: take a step on a batch, so that those of its size are compiled, and nothing else remains.
+
+        All ranks call it with their slices of one global batch.
+        """
+        ...
+
     def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
         """One optimizer step on the global batch of which `batch` is this rank's slice.
 

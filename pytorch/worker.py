@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import resource
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import SupportsFloat
 
 import numpy as np
 import torch
@@ -61,14 +63,31 @@ class Worker:
         self._device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
         self._gradient_changes, self._num_steps = GradientChanges(flags, seed, strategy), 0
         self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=precision == "bf16")
+        # Validation is not compiled: its few passes would not make up for it.
+        self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
             for values in (dataset.mean, dataset.std)
         )
         self._scale, self._shift = 1 / (255 * std), -mean / std
 
-    def train_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+    def compile(self, batch: Batch) -> None:
+        weights = [(tensor, tensor.clone()) for _, tensor in self._own_weights()]
+        slots = {parameter: copy.deepcopy(of_one) for parameter, of_one in self._optimizer.state.items()}
+        num_steps = self._num_steps
+        averages = copy.deepcopy(self._average.averages) if self._average else {}
+        float(self.train_step(batch, 0.0))
+        self._num_steps = num_steps
+        if self._average:
+            self._average.averages = averages
+        for tensor, before in weights:
+            tensor.copy_(before)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(slots)
+
+    def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
@@ -78,7 +97,7 @@ class Worker:
             # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
             images, labels = self._to_device(batch, begin, max(end, begin + 1))
             loss_weight = batch.loss_weight if end > begin else 0.0
-            statistics = contextlib.nullcontext() if loss_weight else uncounted(self._network)
+            statistics = nullcontext() if loss_weight else uncounted(self._network)
             with self._autocast(), statistics:
                 loss_sum = self._train_step(images, labels, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
@@ -88,18 +107,19 @@ class Worker:
         self._num_steps += 1
         if self._average:
             self._average.update()
-        return sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
+        loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
+        return _OnItsWay(loss_sum) if loss_sum.is_cuda else loss_sum
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         images, labels = self._to_device(batch)
         self._model.eval()
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self._autocast(), self._eager():
             score = self._eval_step(images, labels)
         self._model.train()
         return score
 
-    def averaged_weights(self) -> contextlib.AbstractContextManager:
-        return self._average.in_use() if self._average else contextlib.nullcontext()
+    def averaged_weights(self) -> AbstractContextManager:
+        return self._average.in_use() if self._average else nullcontext()
 
     def average_statistics(self) -> None:
         statistics = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
@@ -141,6 +161,7 @@ class Worker:
         with torch.no_grad():
             for name, tensor in self._own_weights():
                 tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
+        step_device = self._device if self._strategy.fused else None
         for name, parameter in self._own_parameters():
             # One number is held by every rank that has a part of its weight.
             whole = torch.empty((), device=parameter.device)
@@ -152,7 +173,7 @@ class Worker:
                 if f"optimizer/{name}/{slot}" in arrays
             }
             if slots:
-                self._optimizer.state[parameter] = {"step": torch.tensor(float(step)), **slots}
+                self._optimizer.state[parameter] = {"step": torch.tensor(float(step), device=step_device), **slots}
             if self._average and f"ema/{name}" in arrays:
                 self._average.averages[name] = self._strategy.shard(arrays[f"ema/{name}"], parameter.detach())
 
@@ -175,11 +196,34 @@ class Worker:
 
     def _to_device(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised images and labels of the samples [begin, end) of `batch`."""
-        images = torch.as_tensor(batch.images[begin:end]).to(self._device)
+        images, labels = (self._copy(torch.as_tensor(array[begin:end])) for array in (batch.images, batch.labels))
         # Channels stay last in memory, as they are read: convolutions follow that, and are faster for it.
         images = images.to(torch.float32).permute(0, 3, 1, 2)
-        labels = torch.as_tensor(batch.labels[begin:end]).to(self._device)
         return images.mul_(self._scale).add_(self._shift), labels
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on this rank's device; a GPU copies it while it still computes the step before."""
+        if self._copies is None or tensor.is_cuda:  # a benchmark's samples may be there already
+            return tensor.to(self._device)
+        with torch.cuda.stream(self._copies):
+            copy = tensor.pin_memory().to(self._device, non_blocking=True)
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self._copies)
+        copy.record_stream(computing)
+        return copy
+
+
+class _OnItsWay:
+    """A number that a GPU computes; `float()` waits for that alone, and for no step that was started since."""
+
+    def __init__(self, number: torch.Tensor) -> None:
+        self._number = number.to("cpu", non_blocking=True)
+        self._is_there = torch.cuda.Event()
+        self._is_there.record()
+
+    def __float__(self) -> float:
+        self._is_there.synchronize()
+        return float(self._number)
 
 
 def _loss_sum(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:

@@ -17,6 +17,7 @@ import keras
 
 from allstep.tensorflow.compat import (
     fill_legacy_optimizers,
+    is_in_xla,
     wrap_configurations,
     wrap_loss_scaling,
     wrap_model_method,
@@ -24,6 +25,7 @@ from allstep.tensorflow.compat import (
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, restore, saved_entry
 from allstep.tensorflow.horovod_replicas import refusal
 from allstep.tensorflow.horovod_saving import KEY, Undistributed, make_plain, specialise
+from allstep.tensorflow.horovod_xla import compiled_step
 
 _num_compiled = itertools.count()
 _compiled_models: weakref.WeakValueDictionary[int, keras.Model] = weakref.WeakValueDictionary()
@@ -44,8 +46,9 @@ def track_model(model: keras.Model) -> None:
 def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
     """`Model.compile` that knows two things about distributed optimizers.
 
-    `jit_compile="auto"` means no: on a GPU it means XLA, which cannot run Horovod. And it takes
-    `experimental_run_tf_function`, which Horovod's examples pass and Keras 3 has dropped.
+    `jit_compile="auto"`, which means XLA on a GPU, means no with a `train_step` of the user's own: only Keras' can be
+    taken apart around Horovod. And it takes `experimental_run_tf_function`, which Horovod's examples pass and Keras 3
+    has dropped.
     """
     signature = inspect.signature(compile_)
 
@@ -55,7 +58,7 @@ def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
             return compile_(self, optimizer, *args, **kwargs)
         kwargs.pop("experimental_run_tf_function", None)
         call = signature.bind(self, optimizer, *args, **kwargs)
-        if call.arguments.get("jit_compile", "auto") == "auto":
+        if call.arguments.get("jit_compile", "auto") == "auto" and not has_keras_step(self):
             call.arguments["jit_compile"] = False
         track_model(self)
         return compile_(*call.args, **call.kwargs)
@@ -63,17 +66,42 @@ def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
     return compile
 
 
+def has_keras_step(model: keras.Model) -> bool:
+    """Whether a model trains by Keras' own `train_step`."""
+    return type(model).train_step is keras.Model.train_step
+
+
 def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[..., Any]:
     """`Model.make_train_function` that has a model not train on when it was compiled with a distributed optimizer,
-    and then with a plain one."""
+    and then with a plain one; and that leaves to `train_step` what XLA is to compile."""
 
     @functools.wraps(make_train_function_)
     def make_train_function(self, *args, **kwargs):
         if any(model is self for model in _compiled_models.values()) and (reason := refusal(self)):
             raise ValueError(reason)
-        return make_train_function_(self, *args, **kwargs)
+        in_parts = self.jit_compile and has_keras_step(self) and is_distributed(self.optimizer)
+        if not in_parts:
+            return make_train_function_(self, *args, **kwargs)
+        self.jit_compile = False
+        try:
+            return make_train_function_(self, *args, **kwargs)
+        finally:
+            self.jit_compile = True
 
     return make_train_function
+
+
+def _train_step(train_step_: Callable[..., Any]) -> Callable[..., Any]:
+    """`Model.train_step` that has XLA compile the parts of a step around Horovod, in place of the whole."""
+
+    @functools.wraps(train_step_)
+    def train_step(self, data):
+        step = functools.partial(train_step_, self)
+        if self.jit_compile and is_distributed(self.optimizer) and not is_in_xla():
+            return compiled_step(step, data)
+        return step(data)
+
+    return train_step
 
 
 def _loss_scale_init(init: Callable[..., None]) -> Callable[..., None]:
@@ -123,6 +151,7 @@ def _read_configuration(make: Callable[..., Any]) -> Callable[..., Any]:
 
 wrap_model_method("compile", _compile)
 wrap_model_method("make_train_function", _make_train_function)
+wrap_model_method("train_step", _train_step)
 wrap_configurations(_write_configuration, _read_configuration)
 wrap_loss_scaling(_loss_scale_init)
 fill_legacy_optimizers()  # scripts use them, as Horovod's wrapper could not do with the new optimizers of Keras 2.11

@@ -81,7 +81,7 @@ from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     broadcast_variables,
     reducescatter,
 )
-from allstep.tensorflow.horovod_hooks import compiled_models, track_model
+from allstep.tensorflow.horovod_hooks import compiled_models, has_keras_step, track_model
 from allstep.tensorflow.horovod_optimizer import (
     DistributedOptimizer,
     distribute_again,
@@ -202,7 +202,8 @@ def load_model(
         elif options:
             make_plain(model.optimizer)
             distribute_again(model.optimizer, saved, **options)
-        model.jit_compile = False
+        if not has_keras_step(model):  # XLA would compile it whole, and Horovod with it
+            model.jit_compile = False
         track_model(model)
     return model
 

@@ -18,6 +18,7 @@ from horovod.tensorflow import Adasum, Average, Sum
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
+from allstep.tensorflow import horovod_xla
 from allstep.tensorflow.compat import accumulated_gradients, is_in_xla, trained_variables
 from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_reduction import Gradient, GradientReduction
@@ -138,17 +139,22 @@ class Distributed(Specialised):
         """Reduce `grads` over the ranks, then apply them as Keras does.
 
         Raises:
-            NotImplementedError: under XLA, which has no kernels for Horovod's operations, or for float8 variables.
+            NotImplementedError: inside of what XLA compiles, which has no kernels for Horovod's operations, or for
+                float8 variables.
         """
-        if is_in_xla():
-            raise NotImplementedError("Horovod's operations do not run under XLA: use jit_compile=False.")
         variables = list(trained_variables(self) if trainable_variables is None else trainable_variables)
+        if horovod_xla.hand_out(self, grads, variables):
+            return
+        if is_in_xla():
+            raise NotImplementedError(horovod_xla.OUTSIDE)
         if any(getattr(v, "overwrite_with_gradient", False) for v in variables):
             raise NotImplementedError("Variables that their gradient overwrites (float8) cannot be all-reduced.")
         if not self.gradient_accumulation_steps:
-            super().apply(self._reduction(grads, variables), trainable_variables)
+            apply = super().apply
+            horovod_xla.updated(lambda reduced: apply(reduced, trainable_variables), self._reduction(grads, variables))
             return
-        # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet.
+        # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet, within
+        # a condition, of which XLA can compile no part.
         with_gradient = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         step = self.__dict__["_step"] = _AccumulatedStep(with_gradient)
         super().apply(grads, trainable_variables)

@@ -56,10 +56,20 @@ class Worker:
         self._num_passes = accumulate_steps
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
         self._scale, self._shift = 1 / (255 * std), -mean / std
+        self._one_pass = strategy.compiled(self._gradients)
         self._train_step = strategy.compile_train_step(
             self._train_on_device, self._set_learning_rate, dataset.image_shape
         )
         self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, dataset.image_shape)
+
+    def compile(self, batch: Batch) -> None:
+        state = [
+            copy for v in (*self._model.variables, *self._optimizer.variables) for copy in self._strategy.copies(v)
+        ]
+        before = [tf.identity(variable) for variable in state]
+        float(self.train_step(batch, 0.0))
+        for variable, value in zip(state, before, strict=True):
+            variable.assign(value)
 
     def train_step(self, batch: Batch, learning_rate: float) -> SupportsFloat:
         return self._train_step(batch.images, batch.labels, batch.loss_weight, learning_rate)
@@ -121,7 +131,7 @@ class Worker:
         cast("keras.Variable", self._optimizer.learning_rate).assign(learning_rate)
 
     def _train_on_device(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
-        compute = self._gradients if self._num_passes == 1 else self._accumulated_gradients
+        compute = self._one_pass if self._num_passes == 1 else self._accumulated_gradients
         loss_sum, gradients = compute(images, labels, loss_weight)
         self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss_sum
@@ -152,7 +162,7 @@ class Worker:
         """The same in passes over parts of the samples, one after the other: memory for one part is enough."""
 
         def add_pass(number: tf.Tensor, sums: tuple) -> tuple:
-            results = self._gradients(*cut(images, labels, loss_weight, number, self._num_passes))
+            results = self._one_pass(*cut(images, labels, loss_weight, number, self._num_passes))
             return number + 1, tf.nest.map_structure(tf.add, sums, results)
 
         zeros = tf.constant(0.0), [tf.zeros(variable.shape) for variable in self._model.trainable_variables]

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from allstep.benchmarks.comparison import samples
+from ranks import REPOSITORY
+
+from allstep.benchmarks.comparison import machine, samples
 from allstep.benchmarks.comparison.cells import Cell, Settings
+from allstep.benchmarks.comparison.estimate import Estimate
 from allstep.benchmarks.harness.jobs import Outcome
+from allstep.benchmarks.records.comparison import (
+    Block,
+    CellResult,
+    ComparisonResult,
+    EpochResult,
+    Measured,
+    Sample,
+    Verdict,
+)
 
 SETTINGS = Settings(2, 2, 2, "digits", None, 2, 0.01, 0.9, 3, 1, True)
 OK = Outcome("ok", None, 1000.0, 9.0, None)
@@ -24,21 +37,42 @@ def cell(
     return Cell(workload, framework, strategy, ranks, "cnn", 64, precision)
 
 
-def output(*seconds_by_rank: list[float], first_step_at: float = 1004.0, accuracies: tuple[float, ...] = ()) -> dict:
+def output(
+    *seconds_by_rank: list[float], first_step_at: float = 1004.0, accuracies: tuple[float, ...] = ()
+) -> Measured:
     epochs = [
-        {"epoch": number + 1, "seconds": 2.0 * (number + 1), "validation_accuracy": accuracy}
-        for number, accuracy in enumerate(accuracies)
+        EpochResult(number, 0.5, 0.6, validation_accuracy=accuracy, seconds=2.0 * number)
+        for number, accuracy in enumerate(accuracies, 1)
     ]
-    return {
-        "first_step_at": first_step_at,
-        "blocks": [{"num_images": 100, "seconds_by_rank": seconds} for seconds in seconds_by_rank],
-        "epochs": epochs or None,
-        "peak_memory_bytes_by_rank": [10] * len(seconds_by_rank[0]),
-    }
+    blocks = tuple(Block(100, tuple(seconds)) for seconds in seconds_by_rank)
+    return Measured(blocks, (10,) * len(seconds_by_rank[0]), first_step_at, tuple(epochs) or None)
 
 
-def made(of: Cell, number: int, *outputs: dict) -> dict:
+def made(of: Cell, number: int, *outputs: Measured) -> Sample:
     return samples.make(of, number, OK, outputs, target=0.9, commands=[["true"]])
+
+
+def estimate(median: float, half: float = 0.0, num: int = 5) -> Estimate:
+    """Statistics with a confidence interval of +- `half`."""
+    return Estimate(num, median, median, median - half, median + half, half, median - half, median + half)
+
+
+def result(of: Cell, **known: Any) -> CellResult:
+    """A cell that went well and may be compared, but for what is said to be known."""
+    nothing = dict.fromkeys(
+        ("reason", "startup_seconds", "seconds_to_target", "final_accuracy", "peak_memory_bytes_by_rank", "curve")
+    )
+    nothing |= {"target_accuracy": None, "efficiency": None, "against": {}, "samples": (), "command": "true"}
+    went_well = {"status": "ok", "images_per_second": estimate(1.0), "comparable": True, "gate": Verdict("passed")}
+    return CellResult(**vars(of), **{**nothing, **went_well, **known})
+
+
+def comparison(*cells: CellResult) -> ComparisonResult:
+    """compare.json with these cells."""
+    return ComparisonResult(
+        created="then", updated="now", finished=True, command="allstep compare", settings=SETTINGS, num_rounds=5,
+        rules=(), environment=machine.describe(REPOSITORY, threads_per_rank=1), cells=cells,
+    )  # fmt: skip
 
 
 def launched_processes(test: str) -> set[int]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from compared import SETTINGS
+
+from allstep.common.files.records import to_json
+
 HOSTILE = '<script>alert("x")</script> | `$HOME` & $x$'
 
 
@@ -40,6 +44,8 @@ def cell(framework: str, strategy: str, ranks: int, rate: float | None, workload
         "precision": "float32",
         "status": "ok" if rate else "failed",
         "reason": None if rate else f"rank 1 stopped: {HOSTILE}",
+        "samples": [],
+        "target_accuracy": 0.9 if real else None,
         "gate": {"status": "passed", "reason": None},
         "comparable": bool(rate),
         "command": f"horovodrun -np {ranks} python -m allstep.benchmarks.synthetic --token=hunter2",
@@ -72,14 +78,26 @@ def compare_result() -> dict:
     return {
         "format": "allstep-compare",
         "version": 2,
+        "created": "2026-11-20T16:00:00+00:00",
         "updated": "2026-11-20T17:00:00+00:00",
+        "settings": to_json(SETTINGS),
+        "num_rounds": 5,
         "finished": False,
         "command": "allstep compare --ranks 1,2",
         "rules": ["Warm-up is not counted.", "The slowest rank counts."],
         "environment": {
             "versions": {"torch": "2.14.1"},
-            "processor": {"name": HOSTILE, "num_cores": 2},
+            "git": {"commit": "0" * 40, "modified": False},
+            "hostname": "host",
+            "os": "Linux 6",
+            "processor": {"name": HOSTILE, "num_cores": 2, "num_cpus": 2, "governor": None},
+            "memory_bytes": 2**33,
+            "load_average": [0.1, 0.1, 0.1],
+            "gpus": [],
+            "gpu_topology": None,
+            "launcher": "horovodrun",
             "variables": {"HOROVOD_SECRET_KEY": "hunter2", "http_proxy": "http://me:hunter2@proxy:80"},
+            "threads_per_rank": 1,
         },
         "cells": cells,
     }

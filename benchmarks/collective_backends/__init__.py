@@ -37,17 +37,24 @@ class Library:
     name: str
     """Of the class in it."""
     launcher: str
-    """One of `benchmarks.launching.LAUNCHERS`."""
+    """One of `harness.launchers.LAUNCHERS`."""
+    is_horovod: bool = False
+    """In either framework: what it costs decides what Horovod should be set to."""
 
 
 BACKENDS = {
     "memcpy": Library("memcpy", "Memcpy", "mpirun"),
     "mpi4py": Library("mpi", "Mpi", "mpirun"),
-    "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi"),
-    "horovod-tensorflow": Library("horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi"),
+    "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi", is_horovod=True),
+    "horovod-tensorflow": Library("horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi", is_horovod=True),
     "torch-gloo": Library("torch_gloo", "TorchGloo", "torchrun"),
     "tf-distribute": Library("tf_distribute", "TfDistribute", "horovodrun-mpi"),
 }
+
+
+def is_horovod(name: str) -> bool:
+    """Whether the backend of that name is Horovod, in either framework."""
+    return BACKENDS[name].is_horovod
 
 
 def create(name: str) -> Any:

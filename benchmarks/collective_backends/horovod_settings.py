@@ -11,12 +11,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
+from allstep.benchmarks.collective_backends import is_horovod
 from allstep.benchmarks.harness.measure import epoch_rates, interleaved, job, median_ratio, run
 from allstep.benchmarks.prediction.forecast import gradients
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.benchmarks.prediction.simulation import MIB, Fusion, simulate
+from allstep.benchmarks.records.collectives import Recommendation, Row, Tuning
 from allstep.common.process.errors import UserError
 from allstep.common.strategies import FUSION_THRESHOLD_ON_CPU
 
@@ -38,28 +41,25 @@ class Costs:
     latency: float
     bandwidth: float
     copy_bandwidth: float
-    num_ranks: int
 
 
-def costs_of(rows: Sequence[dict], num_ranks: int) -> Costs | None:
+def costs_of(rows: Sequence[Row]) -> Costs | None:
     """Costs from the rows of `allstep collectives`; None where Horovod or memcpy was not measured at two sizes.
 
     Of several frameworks, those of the one that answers fastest: a call in TensorFlow also waits for the next cycle.
     """
-    horovod = [row for row in rows if row["backend"].startswith("horovod-") and row["collective"] == "all-reduce"]
-    copies = [row for row in rows if row["backend"] == "memcpy"]
-    if len({row["bytes"] for row in horovod}) < 2 or not copies:
+    horovod = [row for row in rows if is_horovod(row.backend) and row.collective == "all-reduce"]
+    copies = [row for row in rows if row.backend == "memcpy"]
+    if len({row.bytes for row in horovod}) < 2 or not copies:
         return None
-    fastest = min(horovod, key=lambda row: (row["bytes"], row["seconds"]["average"]))["backend"]
-    ours = [row for row in horovod if row["backend"] == fastest]
-    smallest, largest = (choose(ours, key=lambda row: row["bytes"]) for choose in (min, max))
-    least, most = smallest["seconds"]["average"], largest["seconds"]["average"]
-    bandwidth = (largest["bytes"] - smallest["bytes"]) / max(most - least, 1e-9)
-    copy = max(copies, key=lambda row: row["bytes"])["algorithm_bandwidth"]
-    return Costs(least, bandwidth, copy, num_ranks)
+    fastest = min(horovod, key=lambda row: (row.bytes, row.seconds.average)).backend
+    ours = sorted((row for row in horovod if row.backend == fastest), key=attrgetter("bytes"))
+    least, most = ours[0].seconds.average, ours[-1].seconds.average
+    bandwidth = (ours[-1].bytes - ours[0].bytes) / max(most - least, 1e-9)
+    return Costs(least, bandwidth, max(copies, key=attrgetter("bytes")).algorithm_bandwidth)
 
 
-def recommend(costs: Costs, network: str, step_ms: float) -> dict:
+def recommend(costs: Costs, network: str, step_ms: float) -> Recommendation:
     """The fastest of the candidates for a network, with the simulated step times.
 
     Raises:
@@ -85,57 +85,57 @@ def recommend(costs: Costs, network: str, step_ms: float) -> dict:
     best = min(candidates, key=seconds)
     if seconds(best) > (1 - _NOTICED) * seconds(DEFAULT):
         best = DEFAULT
-    return {
-        "network": network,
-        "step_ms": step_ms,
-        "threshold": best.threshold,
-        "cycle_ms": 1000 * best.cycle,
-        "simulated_seconds": seconds(best),
-        "simulated_seconds_by_default": seconds(DEFAULT),
-        "simulated_seconds_without_fusion": seconds(Fusion(0, DEFAULT.cycle)),
-        "latency": costs.latency,
-        "bandwidth": costs.bandwidth,
-    }
-
-
-def variables(recommendation: dict) -> dict[str, str]:
-    """The recommendation as Horovod reads it."""
-    return {
-        "HOROVOD_FUSION_THRESHOLD": f"{recommendation['threshold']:.0f}",
-        "HOROVOD_CYCLE_TIME": f"{recommendation['cycle_ms']:g}",
-    }
-
-
-def told(recommendation: dict) -> str:
-    """The recommendation in a line or two."""
-    settings = " ".join(f"{name}={value}" for name, value in variables(recommendation).items())
-    default, best = recommendation["simulated_seconds_by_default"], recommendation["simulated_seconds"]
-    return (
-        f"recommended for {recommendation['network']} at {recommendation['step_ms']:g} ms a step: {settings}\n"
-        f"  simulated: {default / best:.3f} times as fast as by default, "
-        f"{recommendation['simulated_seconds_without_fusion'] / best:.3f} times as fast as without fusion"
+    return Recommendation(
+        network=network,
+        step_ms=step_ms,
+        threshold=best.threshold,
+        cycle_ms=1000 * best.cycle,
+        simulated_seconds=seconds(best),
+        simulated_seconds_by_default=seconds(DEFAULT),
+        simulated_seconds_without_fusion=seconds(Fusion(0, DEFAULT.cycle)),
+        latency=costs.latency,
+        bandwidth=costs.bandwidth,
     )
 
 
-def try_out(recommendation: dict, num_ranks: int, num_rounds: int) -> dict:
+def variables(threshold: float, cycle_ms: float) -> dict[str, str]:
+    """A fusion threshold and a cycle time as Horovod reads them."""
+    return {"HOROVOD_FUSION_THRESHOLD": f"{threshold:.0f}", "HOROVOD_CYCLE_TIME": f"{cycle_ms:g}"}
+
+
+def sentence(found: Recommendation) -> str:
+    """The recommendation in two lines."""
+    settings = " ".join(f"{name}={value}" for name, value in variables(found.threshold, found.cycle_ms).items())
+    by_default = found.simulated_seconds_by_default / found.simulated_seconds
+    without_fusion = found.simulated_seconds_without_fusion / found.simulated_seconds
+    return (
+        f"recommended for {found.network} at {found.step_ms:g} ms a step: {settings}\n"
+        f"  simulated: {by_default:.3f} times as fast as by default, "
+        f"{without_fusion:.3f} times as fast as without fusion"
+    )
+
+
+def try_out(recommendation: Recommendation, num_ranks: int, num_rounds: int) -> Tuning:
     """Train with several settings in turn; print the ratios, and return them with settings and rates.
 
     `default` is what the trainers do where nothing is set: what was before.
     """
     choices = {
         "default": {},
-        "Horovod's own": variables({"threshold": HOROVODS.threshold, "cycle_ms": 1000 * HOROVODS.cycle}),
-        "recommended": variables(recommendation),
+        "Horovod's own": variables(HOROVODS.threshold, 1000 * HOROVODS.cycle),
+        "recommended": variables(recommendation.threshold, recommendation.cycle_ms),
         "without fusion": {"HOROVOD_FUSION_THRESHOLD": "0"},
     }
-    network = recommendation["network"]
-    trainings = {name: partial(_rate, settings, network, num_ranks) for name, settings in choices.items()}
+    trainings = {
+        name: partial(_rate, settings, recommendation.network, num_ranks) for name, settings in choices.items()
+    }
     rates = interleaved(trainings, num_rounds)
     ours = rates.pop("recommended")
     ratios = {f"recommended / {name}": median_ratio(ours, others) for name, others in rates.items()}
     for what, ratio in ratios.items():
         print(f"images/s, {what}: {ratio:.3f}")
-    return {"settings": choices, "images_per_second": {"recommended": ours, **rates}, "ratios": ratios}
+    rounds = {"recommended": ours, **rates}
+    return Tuning(choices, {name: tuple(samples) for name, samples in rounds.items()}, ratios)
 
 
 def _rate(settings: dict[str, str], network: str, num_ranks: int) -> float:

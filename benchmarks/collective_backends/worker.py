@@ -6,7 +6,6 @@ mpirun -np 2 python -m allstep.benchmarks.collective_backends.worker mpi4py all-
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import sys
 import time
@@ -17,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from allstep.benchmarks.collective_backends import Operation, create
+from allstep.benchmarks.records.collectives import RankResult, RankRow
+from allstep.benchmarks.records.files import write_json
 from allstep.common.process.exit import run_rank
 
 _PASSES = 3
@@ -25,32 +26,33 @@ _PERIOD = 13
 """Inputs repeat after so many elements: prime, so that a displaced block is noticed."""
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Measure a library's collectives, at sizes in bytes, and write down what was seen in a directory."""
-    name, collectives, sizes, directory = arguments
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure a library's collectives, at sizes in bytes, and write what was seen into a directory."""
+    name, collectives, sizes, directory = sys.argv[1:] if argv is None else argv
     measure(create(name), collectives.split(","), [int(size) for size in sizes.split(",")], Path(directory))
 
 
 def measure(backend: Any, collectives: Sequence[str], sizes: Sequence[int], directory: Path) -> None:
     """Write rank-R.json to the directory: rows, each with its seconds by pass, and the collectives that are missing."""
-    rows, missing = [], []
+    rows: list[RankRow] = []
+    missing = []
     for collective in collectives:
         make = getattr(backend, collective.replace("-", "_"), None)
         if make is None:
             missing.append(collective)
             continue
-        operations = []
+        operations, checks = [], []
         for size in sizes:
             count = num_elements(size, backend.size)
             operation = make(given(collective, count, backend.rank, backend.size))
             operation.run()
             is_right = np.array_equal(operation.result(), expected(collective, count, backend.rank, backend.size))
-            rows.append({"collective": collective, "bytes": 4 * count, "right": bool(is_right), "seconds": []})
-            operations.append((operation, num_runs(size, operation.times), rows[-1]["seconds"]))
-        for _ in range(_PASSES):
-            for operation, runs, seconds in operations:
-                seconds.append(_time(operation, runs))
-    (directory / f"rank-{backend.rank}.json").write_text(json.dumps({"rows": rows, "missing": missing}))
+            checks.append((4 * count, bool(is_right)))
+            operations.append((operation, num_runs(size, operation.times)))
+        passes = [[_time(operation, runs) for operation, runs in operations] for _ in range(_PASSES)]
+        for (num_bytes, right), seconds in zip(checks, zip(*passes, strict=True), strict=True):
+            rows.append(RankRow(collective, num_bytes, right, seconds))
+    write_json(directory / f"rank-{backend.rank}.json", RankResult(tuple(rows), tuple(missing)))
 
 
 def num_elements(num_bytes: int, num_ranks: int) -> int:
@@ -108,4 +110,4 @@ def _time(operation: Operation, runs: int) -> float:
 
 
 if __name__ == "__main__":
-    run_rank(lambda: main(sys.argv[1:]))
+    run_rank(main)

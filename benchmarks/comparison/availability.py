@@ -37,10 +37,10 @@ def unavailable(cells: Sequence[Cell], *, oversubscribe: bool = False) -> Iterat
 
 
 def _reasons(framework: str) -> dict[str, str]:
-    """Why this machine cannot run strategies of a framework, as the framework's trainer tells it."""
+    """Why this machine cannot run strategies of a framework, as the framework's trainer lists them."""
     command = [sys.executable, "-m", f"allstep.{framework}.train", "--list-strategies"]
     result = subprocess.run(command, env=environment(), capture_output=True, text=True)
     if result.returncode:
         raise Fault(f"{shlex.join(command)} failed: {result.stderr.strip()}")
-    told = (line.partition("not available: ") for line in result.stdout.splitlines())
-    return {name.strip(): reason for name, separator, reason in told if separator}
+    listed = (line.partition("not available: ") for line in result.stdout.splitlines())
+    return {name.strip(): reason for name, separator, reason in listed if separator}

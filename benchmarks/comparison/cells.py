@@ -6,8 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 from allstep.benchmarks.harness.launchers import train_command
+from allstep.common.files.records import Count
+from allstep.common.files.schema import one_of
 from allstep.common.models import MODELS
 from allstep.common.registry import STRATEGIES, StrategyEntry
 
@@ -16,8 +19,6 @@ INDEPENDENT = "independent"
 limit."""
 WORKLOADS = ("synthetic-weak", "synthetic-strong", "real-weak", "real-strong")
 PRECISIONS = ("float32", "bf16")
-OF_TABLE = ("workload", "model", "batch_size", "precision")
-"""What the cells of one table have in common."""
 _A_DAY = 24 * 60 * 60
 
 
@@ -33,7 +34,7 @@ class Settings:
 
     num_warmup_batches: int
     """Synthetic input: steps before the clock."""
-    num_batches_per_iter: int
+    num_batches_per_iter: Count
     """Synthetic input: steps that are timed together."""
     num_iters: int
     """Synthetic input: timed blocks of one launch."""
@@ -44,7 +45,7 @@ class Settings:
     """Real input: of one launch, the first included, which warms up."""
     base_lr: float
     target_accuracy: float
-    """Real input: validation accuracy, in 0..1, the time to which is told."""
+    """Real input: validation accuracy, in 0..1, the time to which is reported."""
     gate_steps: int
     """Steps over which curves are compared."""
     threads_per_rank: int
@@ -56,18 +57,30 @@ class Settings:
 class Cell:
     """One place in the table."""
 
-    workload: str
+    DERIVED: ClassVar[tuple[str, ...]] = ("id", "input", "scaling", "global_batch_size")
+
+    workload: Annotated[str, one_of(*WORKLOADS)]
     """Input (synthetic: compute only; real: a data set through the input pipeline) and scaling (weak: the same batch a
     rank; strong: the same global batch)."""
     framework: str
     strategy: str
     """One of the trainers', or INDEPENDENT."""
-    ranks: int
+    ranks: Count
     model: str
-    batch_size: int
+    batch_size: Count
     """Samples a step on one rank."""
     precision: str
     """One of the trainers'."""
+
+    @property
+    def table(self) -> tuple[str, str, int, str]:
+        """What the cells of one table have in common."""
+        return self.workload, self.model, self.batch_size, self.precision
+
+    @property
+    def place(self) -> tuple[str, str, str, int, str, int]:
+        """What the cells that are ranked against each other have in common."""
+        return self.workload, self.framework, self.model, self.batch_size, self.precision, self.ranks
 
     @property
     def id(self) -> str:
@@ -136,7 +149,7 @@ def commands(
     batch = cell.global_batch_size // number
     waiting = ("--turns", turns) if turns else ()
     trained = ("--framework", cell.framework, "--global-batch-size", batch, "--precision", cell.precision)
-    flags = (*flags_of(cell.input, cell.model, settings), *trained)
+    flags = (*training_flags(cell.input, cell.model, settings), *trained)
     module = "allstep.benchmarks.synthetic" if cell.input == "synthetic" else "allstep.benchmarks.comparison.real"
     strategy, ranks = trainers_name(cell.strategy), cell.ranks // number
     return [
@@ -145,8 +158,8 @@ def commands(
     ], outputs
 
 
-def flags_of(kind: str, model: str, settings: Settings) -> tuple[object, ...]:
-    """What a rank is told of the model, the images and how long to train."""
+def training_flags(kind: str, model: str, settings: Settings) -> tuple[object, ...]:
+    """The flags that say what a rank trains, on which images and for how long."""
     if kind == "synthetic":
         return (
             *("--model", model, *synthetic_images(model)),

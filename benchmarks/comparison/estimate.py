@@ -1,4 +1,4 @@
-"""What a handful of samples say: their middle, the mean with its confidence interval, and their spread."""
+"""Statistics of a handful of samples: the median, the mean with its confidence interval, and the spread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from allstep.common.files.records import Count, NonNegative, Positive
+
 CONFIDENCE = 0.95
 
 
@@ -14,14 +16,14 @@ CONFIDENCE = 0.95
 class Estimate:
     """Statistics of samples of one quantity, in its unit."""
 
-    num: int
+    num: Count
     """How many samples."""
-    median: float
-    mean: float
+    median: Positive
+    mean: Positive
     low: float
     """With `high`: the confidence interval of the mean; both are the mean of a single sample."""
     high: float
-    stdev: float
+    stdev: NonNegative
     """Spread of single samples, with n - 1 degrees of freedom; 0 for a single one."""
     min: float
     max: float

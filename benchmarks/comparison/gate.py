@@ -9,7 +9,7 @@ differs with all of them.
 The ResNets are judged otherwise. A batch norm normalises each rank's samples, so that they have a curve for each number
 of ranks. And in a network that deep, some ReLU's input is always within a rounding error of 0: of ResNet-18, gradients
 of PyTorch in float32 differ from its own in float64 by up to a tenth. So the weights say nothing, and losses do for two
-steps: the second one tells of the first update, which halves the loss here, and agrees to 2e-4 between frameworks.
+steps: the second one shows the first update, which halves the loss here, and agrees to 2e-4 between frameworks.
 
 In bf16 the frameworks round differently, by 1/256 in each layer, and biases, which begin at 0, differ by a sixth after
 ten steps. Again losses are judged. Between frameworks they were 0.7 % apart on a processor that computes in bf16, and
@@ -29,6 +29,7 @@ from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, strategy_entr
 from allstep.benchmarks.harness.jobs import Outcome
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.records.comparison import Verdict
 from allstep.common.models import MODELS
 
 _NUM_SAMPLES, _SIDE = 1437, 8  # of digits
@@ -92,37 +93,41 @@ class Gate:
         """Train places that will be judged; together that takes less time than one by one."""
         self._train(places, _SEEDS[0])
 
-    def judge(self, place: GateRun, reference: GateRun) -> dict:
-        """The verdict on `place`, as the file format has it; `reference` is the first place of its group."""
+    def judge(self, place: GateRun, reference: GateRun) -> Verdict:
+        """The verdict on `place`; `reference` is the first place of its group."""
         for seed in _SEEDS:
             verdict = self._judge(place, reference, seed)
             if not _may_be_a_kink(verdict):
                 break
         return verdict
 
-    def _judge(self, place: GateRun, reference: GateRun, seed: int) -> dict:
+    def _judge(self, place: GateRun, reference: GateRun, seed: int) -> Verdict:
         outcome, expected = self._curve(reference, seed)
         if expected is None:
-            return self._verdict(place, "failed", f"{reference.id}, the reference: {outcome.reason}", log=outcome.log)
+            return self._failed(place, f"{reference.id}, the reference: {outcome.reason}", outcome.log)
         if place == reference:
-            same = dict.fromkeys(("loss_difference", "weight_difference", "bound"), 0.0)
-            return self._verdict(place, "passed", None, reference=reference.id, **same)
+            return Verdict("passed", None, self._num_steps_of(place), reference.id, 0.0, 0.0, 0.0)
         outcome, curve = self._curve(place, seed)
         if curve is None:
-            return self._verdict(place, "failed", outcome.reason, log=outcome.log)
+            return self._failed(place, outcome.reason, outcome.log)
         [worst] = parity.apart(expected, curve).values()
         column = "runs" if place.framework == reference.framework else "frameworks"
-        of_losses = _bounds_of_losses(place)
-        bound = parity.bound_of(of_losses or parity.SETTINGS[_OPTIMIZER].bounds, column)
-        figures = {"loss_difference": worst.loss, "weight_difference": worst.weights, "bound": bound}
-        if worst.loss <= bound and (of_losses or worst.weights <= bound):
-            return self._verdict(place, "passed", None, reference=reference.id, **figures)
+        loss_bounds = _loss_bounds(place)
+        bound = parity.bound_of(loss_bounds or parity.SETTINGS[_OPTIMIZER].bounds, column)
+        passes = worst.loss <= bound and (loss_bounds is not None or worst.weights <= bound)
         reason = (
             f"its curve differs from that of {reference.id}: losses by {worst.loss:.1e}, weights by "
             f"{worst.weights:.1e}, where {bound:.0e} is allowed"
         )
-        finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        return self._verdict(place, "failed", reason, reference=reference.id, **finite)
+        return Verdict(
+            status="passed" if passes else "failed",
+            reason=None if passes else reason,
+            num_steps=self._num_steps_of(place),
+            reference=reference.id,
+            loss_difference=_finite(worst.loss),
+            weight_difference=_finite(worst.weights),
+            bound=bound,
+        )
 
     def _num_steps_of(self, place: GateRun) -> int:
         return min(self._num_steps, _DEEP_STEPS) if place.deep else self._num_steps
@@ -150,9 +155,12 @@ class Gate:
         )
         return train_command(place.framework, trainers_name(place.strategy), place.ranks, flags)
 
-    def _verdict(self, place: GateRun, status: str, reason: str | None, **found: object) -> dict:
-        nothing = dict.fromkeys(("reference", "loss_difference", "weight_difference", "bound", "log"))
-        return {"status": status, "reason": reason, "num_steps": self._num_steps_of(place), **nothing, **found}
+    def _failed(self, place: GateRun, reason: str | None, log: str | None) -> Verdict:
+        return Verdict("failed", reason, self._num_steps_of(place), log=log)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _data_flags(model: str) -> tuple[object, ...]:
@@ -164,20 +172,14 @@ def _data_flags(model: str) -> tuple[object, ...]:
     return "--dataset", "synthetic", "--synthetic-samples", _NUM_SAMPLES, "--synthetic-shape", size, size, 3
 
 
-def _may_be_a_kink(verdict: dict) -> bool:
+def _may_be_a_kink(verdict: Verdict) -> bool:
     """Whether a place has failed by its weights alone."""
-    loss = verdict["loss_difference"]
-    return verdict["status"] == "failed" and loss is not None and loss <= verdict["bound"]
+    loss, bound = verdict.loss_difference, verdict.bound
+    return verdict.status == "failed" and loss is not None and bound is not None and loss <= bound
 
 
-def _bounds_of_losses(place: GateRun) -> parity.Bounds | None:
+def _loss_bounds(place: GateRun) -> parity.Bounds | None:
     """The bounds where losses alone are judged; None where weights are as well."""
     if place.precision != "float32":
         return _BF16_BOUNDS
     return _DEEP_BOUNDS if place.deep else None
-
-
-def no_verdict(reason: str) -> dict:
-    """The verdict on a cell without a curve, or whose curve nobody has looked at."""
-    nothing = dict.fromkeys(("reference", "loss_difference", "weight_difference", "bound", "num_steps", "log"))
-    return {"status": "none", "reason": reason, **nothing}

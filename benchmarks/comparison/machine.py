@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.harness.jobs import environment
@@ -28,28 +29,67 @@ _SECRET = re.compile("TOKEN|SECRET|KEY|PASS|JWT|CREDENTIAL|AUTH|COOKIE|SIGNATURE
 _CPU = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
-def describe(repository: Path, *, threads_per_rank: int) -> dict:
-    """The environment, as the file format has it."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "versions": versions(),
-        "git": _git(repository),
-        "hostname": socket.gethostname(),
-        "os": f"{platform.system()} {platform.release()}",
-        "processor": {
-            "name": _processor(),
-            "num_cores": len(os.sched_getaffinity(0)),
-            "num_cpus": os.cpu_count(),
-            "governor": _CPU.read_text().strip() if _CPU.exists() else None,
-        },
-        "memory_bytes": memory,
-        "load_average": os.getloadavg(),
-        "gpus": _gpus(),
-        "gpu_topology": _output("nvidia-smi", "topo", "-m"),
-        "launcher": ", ".join(filter(None, (_launcher(name) for name in ("horovodrun", "mpirun", "torchrun")))),
-        "variables": variables(os.environ),
-        "threads_per_rank": threads_per_rank,
-    }
+@dataclass(frozen=True)
+class Git:
+    """The version of the programs."""
+
+    commit: str
+    modified: bool
+    """Whether files differ from it."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What computes."""
+
+    name: str
+    num_cores: int
+    """That this process may use."""
+    num_cpus: int | None
+    """Of the machine."""
+    governor: str | None
+    """Of the clock frequency, where it is known."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """All that a measurement depends on besides the program."""
+
+    versions: dict[str, str]
+    git: Git | None
+    hostname: str
+    os: str
+    processor: Processor
+    memory_bytes: int
+    load_average: tuple[float, ...]
+    gpus: tuple[dict[str, str], ...]
+    gpu_topology: str | None
+    launcher: str
+    variables: dict[str, str]
+    threads_per_rank: int
+
+
+def describe(repository: Path, *, threads_per_rank: int) -> Environment:
+    """The environment of this process."""
+    return Environment(
+        versions=versions(),
+        git=_git(repository),
+        hostname=socket.gethostname(),
+        os=f"{platform.system()} {platform.release()}",
+        processor=Processor(
+            _processor(),
+            num_cores=len(os.sched_getaffinity(0)),
+            num_cpus=os.cpu_count(),
+            governor=_CPU.read_text().strip() if _CPU.exists() else None,
+        ),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        load_average=os.getloadavg(),
+        gpus=_gpus(),
+        gpu_topology=_output("nvidia-smi", "topo", "-m"),
+        launcher=", ".join(filter(None, (_launcher(name) for name in ("horovodrun", "mpirun", "torchrun")))),
+        variables=variables(os.environ),
+        threads_per_rank=threads_per_rank,
+    )
 
 
 def versions() -> dict[str, str]:
@@ -83,11 +123,11 @@ def _output(*command: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _git(repository: Path) -> dict | None:
+def _git(repository: Path) -> Git | None:
     commit = _output("git", "-C", str(repository), "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "modified": bool(_output("git", "-C", str(repository), "status", "--porcelain"))}
+    return Git(commit, modified=bool(_output("git", "-C", str(repository), "status", "--porcelain")))
 
 
 def _processor() -> str:
@@ -95,9 +135,9 @@ def _processor() -> str:
     return found[1] if found else platform.machine()
 
 
-def _gpus() -> list[dict[str, str]]:
+def _gpus() -> tuple[dict[str, str], ...]:
     lines = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader") or ""
-    return [dict(zip(("name", "memory", "driver"), line.split(", "), strict=True)) for line in lines.splitlines()]
+    return tuple(dict(zip(("name", "memory", "driver"), line.split(", "), strict=True)) for line in lines.splitlines())
 
 
 def _launcher(name: str) -> str | None:

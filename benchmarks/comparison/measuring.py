@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import shlex
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeVar
 
-from allstep.benchmarks.comparison import gate, machine, results, samples
+from allstep.benchmarks.comparison import gate, machine, samples
 from allstep.benchmarks.comparison.availability import unavailable
-from allstep.benchmarks.comparison.cells import INDEPENDENT, OF_TABLE, Cell, Settings, commands, strategy_entry
+from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings, commands, strategy_entry
 from allstep.benchmarks.comparison.ranking import against
 from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
 from allstep.benchmarks.harness.jobs import Outcome
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.comparison import (
+    SUMMARY,
+    CellResult,
+    ComparisonResult,
+    Measured,
+    Sample,
+    Summary,
+    Verdict,
+)
+from allstep.common.files.schema import Mismatch
+from allstep.common.files.strict_json import NotJson
 from allstep.common.process.errors import UserError
+from allstep.common.session import warn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+KeptT = TypeVar("KeptT", Sample, Verdict, ComparisonResult)
+GoodT = TypeVar("GoodT", Sample, Verdict)
 
 
 class Comparison:
@@ -48,13 +63,13 @@ class Comparison:
         self._oversubscribe = oversubscribe
         self._machine = machine.describe(REPOSITORY, threads_per_rank=settings.threads_per_rank)
         self._created = _now()
-        if earlier := results.read(directory / results.SUMMARY, "settings", "environment", "created"):
+        if earlier := _read(ComparisonResult, directory / SUMMARY):
             self._check_same(earlier)
-            self._created = earlier["created"]
+            self._created = earlier.created
         self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe))
-        self._gates = {place.id: self._read_good(results.gate_path(directory, place.id)) for place in self._places()}
+        self._gates = {place.id: self._read_good(Verdict, gate_path(directory, place.id)) for place in self._places()}
         self._samples = {
-            cell.id: [self._read_good(results.sample_path(directory, cell.id, number)) for number in range(num_rounds)]
+            cell.id: [self._read_good(Sample, sample_path(directory, cell.id, number)) for number in range(num_rounds)]
             for cell in cells
         }
 
@@ -73,74 +88,67 @@ class Comparison:
             progress.update(task, description="gate")
             judge.train(places)
             for place in places:
-                verdict = judge.judge(place, self._reference(place))
-                results.write(results.gate_path(self._directory, place.id), {"created": self._created, **verdict})
+                verdict = dataclasses.replace(judge.judge(place, self._reference(place)), created=self._created)
+                files.write(gate_path(self._directory, place.id), verdict)
                 self._gates[place.id] = verdict
-                console.print(f"gate: {place.id}: {verdict['reason'] or verdict['status']}", highlight=False)
+                console.print(f"gate: {place.id}: {verdict.reason or verdict.status}", highlight=False)
                 progress.advance(task)
             for number in range(self._num_rounds):
                 for cells in self._launched_together():
                     due = [cell for cell in cells if self._is_due(cell, number)]
                     progress.update(task, description=f"round {number + 1}: {cells[0].workload}")
-                    self._measure(due, number)
-                    for cell in due:
-                        sample = self._samples[cell.id][number]
-                        assert sample is not None  # it was measured just now
-                        told = sample["reason"] or f"{sample['images_per_second']:.1f} images/s"
-                        console.print(f"round {number + 1}: {cell.id}: {told}", highlight=False)
+                    for sample in self._measure(due, number):
+                        found = sample.reason or f"{sample.images_per_second:.1f} images/s"
+                        console.print(f"round {number + 1}: {sample.cell_id}: {found}", highlight=False)
                     if due:
                         self.write(finished=False)
                     progress.advance(task, len(cells))
 
-    def write(self, *, finished: bool) -> dict:
+    def write(self, *, finished: bool) -> ComparisonResult:
         """Write compare.json and return what it holds."""
         verdicts = {cell.id: self._verdict(cell) for cell in self._cells}
         summaries = {cell.id: samples.summarise(self._samples[cell.id]) for cell in self._cells}
         comparable = {
             cell.id
             for cell in self._cells
-            if summaries[cell.id]["images_per_second"]
-            and (cell.strategy == INDEPENDENT or verdicts[cell.id]["status"] == "passed")
+            if summaries[cell.id].images_per_second
+            and (cell.strategy == INDEPENDENT or verdicts[cell.id].status == "passed")
         }
-        summary = {
-            "created": self._created,
-            "updated": _now(),
-            "finished": finished,
-            "command": self._command,
-            "settings": dataclasses.asdict(self._settings),
-            "num_rounds": self._num_rounds,
-            "rules": rules(self._settings, num_rounds=self._num_rounds, oversubscribe=self._oversubscribe),
-            "environment": self._machine,
-            "cells": [
-                {
-                    "id": cell.id,
-                    **dataclasses.asdict(cell),
-                    "input": cell.input,
-                    "scaling": cell.scaling,
-                    "global_batch_size": cell.global_batch_size,
-                    **summaries[cell.id],
-                    **self._as_unavailable(cell),
-                    "gate": verdicts[cell.id],
-                    "comparable": cell.id in comparable,
-                    "command": self._commands_text(cell),
-                    "samples": [
-                        str(results.sample_path(Path(), cell.id, number))
+        first_framework = self._cells[0].framework
+        summary = ComparisonResult(
+            created=self._created,
+            updated=_now(),
+            finished=finished,
+            command=self._command,
+            settings=self._settings,
+            num_rounds=self._num_rounds,
+            rules=tuple(rules(self._settings, num_rounds=self._num_rounds, oversubscribe=self._oversubscribe)),
+            environment=self._machine,
+            cells=tuple(
+                CellResult(
+                    **vars(cell),
+                    **vars(self._as_unavailable(cell, summaries[cell.id])),
+                    gate=verdicts[cell.id],
+                    comparable=cell.id in comparable,
+                    command=self._commands_text(cell),
+                    samples=tuple(
+                        str(sample_path(Path(), cell.id, number))
                         for number, sample in enumerate(self._samples[cell.id])
                         if sample
-                    ],
-                    "target_accuracy": self._settings.target_accuracy if cell.input == "real" else None,
-                    "efficiency": samples.efficiency(cell, self._samples, comparable) or None,
-                    "against": against(cell, self._cells, self._samples, comparable),
-                }
+                    ),
+                    target_accuracy=self._settings.target_accuracy if cell.input == "real" else None,
+                    efficiency=samples.efficiency(cell, self._samples, comparable, first_framework=first_framework),
+                    against=against(cell, self._cells, self._samples, comparable),
+                )
                 for cell in self._cells
-            ],
-        }
-        results.write(self._directory / results.SUMMARY, summary)
+            ),
+        )
+        files.write(self._directory / SUMMARY, summary)
         return summary
 
-    def _check_same(self, earlier: dict) -> None:
-        expected = {**earlier["settings"], **_identity(earlier["environment"])}
-        received = {**dataclasses.asdict(self._settings), **_identity(self._machine)}
+    def _check_same(self, earlier: ComparisonResult) -> None:
+        expected = {**vars(earlier.settings), **_identity(earlier.environment)}
+        received = {**vars(self._settings), **_identity(self._machine)}
         for name, value in expected.items():
             if received[name] != value:
                 raise UserError(
@@ -155,21 +163,21 @@ class Comparison:
     def _reference(self, place: gate.GateRun) -> gate.GateRun:
         return next(one for one in self._places() if one.group == place.group)
 
-    def _verdict(self, cell: Cell) -> dict:
+    def _verdict(self, cell: Cell) -> Verdict:
         place = gate.gate_run(cell)
         if place is None:
-            return gate.no_verdict(gate.why_none(cell))
-        return self._gates.get(place.id) or gate.no_verdict("not judged")
+            return Verdict("none", gate.why_none(cell))
+        return self._gates.get(place.id) or Verdict("none", "not judged")
 
-    def _as_unavailable(self, cell: Cell) -> dict:
+    def _as_unavailable(self, cell: Cell, summary: Summary) -> Summary:
         reason = self._unavailable.get(cell.id)
-        return {"status": "unavailable", "reason": reason} if reason else {}
+        return dataclasses.replace(summary, status="unavailable", reason=reason) if reason else summary
 
     def _is_due(self, cell: Cell, number: int) -> bool:
         """Whether a sample is missing; a cell that failed is not tried once more in this call."""
-        of_cell = self._samples[cell.id]
-        failed = any(sample and sample["status"] != "ok" for sample in of_cell)
-        return of_cell[number] is None and not failed and cell.id not in self._unavailable
+        samples = self._samples[cell.id]
+        failed = any(sample and not sample.good for sample in samples)
+        return samples[number] is None and not failed and cell.id not in self._unavailable
 
     def _launched_together(self) -> list[list[Cell]]:
         """The cells in the order of their launches: those of a table, which take turns, or each by itself.
@@ -178,34 +186,36 @@ class Comparison:
         """
         if not self._settings.turns:
             return [[cell] for cell in self._cells]
-        tables = itertools.groupby(self._cells, attrgetter(*OF_TABLE))
+        tables = itertools.groupby(self._cells, attrgetter("table"))
         return [sorted(cells, key=attrgetter("framework", "ranks")) for _, cells in tables]
 
-    def _measure(self, cells: Sequence[Cell], number: int) -> None:
-        target, launches = self._settings.target_accuracy, []
+    def _measure(self, cells: Sequence[Cell], number: int) -> list[Sample]:
+        target, launches, measured = self._settings.target_accuracy, [], []
         with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
             for index, cell in enumerate(cells):
                 own = Path(folder, str(index))
                 own.mkdir()
-                of_cell, outputs = commands(cell, self._settings, own, turns=own / "turns")
-                launches.append((Launch(of_cell, own / "turns", strategy_entry(cell).polls), outputs))
+                processes, outputs = commands(cell, self._settings, own, turns=own / "turns")
+                launches.append((Launch(processes, own / "turns", strategy_entry(cell).polls), outputs))
             alone = all(cell.input == "synthetic" for cell in cells)  # whose start-up is measured
             outcomes = self._run([launch for launch, _ in launches], alone=alone)
             for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
-                written = [json.loads(output.read_text()) for output in outputs] if outcome.status == "ok" else []
+                good = outcome.status == "ok"
+                written = [files.read_json(Measured, output) for output in outputs if good]
                 sample = samples.make(cell, number, outcome, written, target=target, commands=launch.commands)
-                path = results.sample_path(self._directory, cell.id, number)
-                results.write(path, {"created": self._created, **sample})
+                sample = dataclasses.replace(sample, created=self._created)
+                files.write(sample_path(self._directory, cell.id, number), sample)
                 self._samples[cell.id][number] = sample
+                measured.append(sample)
+        return measured
 
-    def _read_good(self, path: Path) -> dict | None:
+    def _read_good(self, kind: type[GoodT], path: Path) -> GoodT | None:
         """What an earlier call found, where it went well; what had failed is tried again.
 
         Of this comparison alone: where compare.json was lost, nobody knows by which settings the rest was measured.
         """
-        content = results.read(path, "status", "created")
-        good = content and content["status"] in ("ok", "passed") and content["created"] == self._created
-        return content if good else None
+        kept = _read(kind, path)
+        return kept if kept and kept.good and kept.created == self._created else None
 
     def _launch(self, commands: Sequence[list[str]]) -> list[Outcome]:
         """Run commands to their ends; without --no-turns, the next one while the one before still runs."""
@@ -222,14 +232,41 @@ class Comparison:
         return " & ".join(f"OMP_NUM_THREADS={self._settings.threads_per_rank} {shlex.join(one)}" for one in launches)
 
 
-def _identity(environment: dict) -> dict:
+def sample_path(directory: Path, cell_id: str, number: int) -> Path:
+    """Where the sample of a cell's round lies."""
+    return directory / "samples" / cell_id / f"{number:02d}.json"
+
+
+def gate_path(directory: Path, gate_id: str) -> Path:
+    """Where the verdict on a curve lies."""
+    return directory / "gates" / f"{gate_id}.json"
+
+
+def _read(kind: type[KeptT], path: Path) -> KeptT | None:
+    """What a comparison wrote under that name; None where nothing was, or what is there is broken, which is warned of.
+
+    Raises:
+        UserError: it is of another program or of another version of this one.
+    """
+    try:
+        return files.read(kind, path)
+    except FileNotFoundError:
+        return None
+    except files.OtherFormat as error:
+        raise UserError(f"{path}: {error}; give another --output-dir") from None
+    except (OSError, NotJson, Mismatch) as error:
+        warn(f"{path} cannot be read ({error}); it is measured again")
+        return None
+
+
+def _identity(environment: machine.Environment) -> dict[str, object]:
     """What must not change while a comparison is measured."""
     return {
-        "versions": environment["versions"],
-        "host": environment["hostname"],
-        "processor": environment["processor"]["name"],
-        "commit": (environment["git"] or {}).get("commit"),
-        "variables": environment["variables"],
+        "versions": environment.versions,
+        "host": environment.hostname,
+        "processor": environment.processor.name,
+        "commit": environment.git and environment.git.commit,
+        "variables": environment.variables,
     }
 
 

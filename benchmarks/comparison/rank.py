@@ -1,4 +1,4 @@
-"""What a measured rank does besides training: start as a trainer does, gather from all ranks, write down.
+"""What a measured rank does besides training: it starts as a trainer does, gathers from all ranks, and writes a file.
 
 Its session is the trainer's own, so that strategy, worker and launcher are those that train.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from allstep.benchmarks.comparison.results import output_file
+from allstep.benchmarks.records.comparison import Block, EpochResult, Measured
+from allstep.benchmarks.records.files import output_file, write_json
 from allstep.common.collectives import Collectives
 from allstep.common.config.flags import nonempty_path
 from allstep.common.registry import FRAMEWORKS
@@ -45,16 +45,23 @@ def by_rank(values: Sequence[int], collectives: Collectives) -> np.ndarray:
     return collectives.all_gather(own) if collectives.world_size > 1 else own[np.newaxis]
 
 
-def seconds_by_rank(seconds: Sequence[float], collectives: Collectives) -> list[list[float]]:
-    """Durations of every rank, (durations, ranks)."""
+def blocks(seconds: Sequence[float], num_images: int, collectives: Collectives) -> tuple[Block, ...]:
+    """Blocks of as many images each, with the seconds that every rank took for them."""
     nanoseconds = by_rank([round(one * 1e9) for one in seconds], collectives)
-    return (nanoseconds.T / 1e9).tolist()
+    return tuple(Block(num_images, tuple(block)) for block in (nanoseconds.T / 1e9).tolist())
 
 
-def write(flags: argparse.Namespace, rank: int, worker: Worker, measured: dict) -> None:
-    """Add the peak memory of each rank to what was measured, and write it down where rank 0 was asked to."""
+def write(
+    flags: argparse.Namespace,
+    rank: int,
+    worker: Worker,
+    blocks: tuple[Block, ...],
+    *,
+    first_step_at: float | None = None,
+    epochs: tuple[EpochResult, ...] | None = None,
+) -> None:
+    """Write what was measured, and the peak memory of each rank, where rank 0 was asked to."""
     memory = by_rank([worker.peak_memory_bytes()], worker.collectives)
     if flags.output and rank == 0:
-        measured = {**measured, "peak_memory_bytes_by_rank": memory.ravel().tolist()}
-        flags.output.parent.mkdir(parents=True, exist_ok=True)
-        flags.output.write_text(json.dumps(measured, allow_nan=False))
+        measured = Measured(blocks, tuple(memory.ravel().tolist()), first_step_at, epochs)
+        write_json(flags.output, measured)

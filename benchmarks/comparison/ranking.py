@@ -1,82 +1,66 @@
-"""Which strategy is faster than which others, as far as a comparison can tell them apart."""
+"""Which strategy is faster than which others, as far as a comparison can distinguish them."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell
-from allstep.benchmarks.comparison.samples import Samples, ratios, share_of_limit
+from allstep.benchmarks.comparison.estimate import Estimate
+from allstep.benchmarks.comparison.samples import Samples, ratios
+from allstep.benchmarks.records.comparison import CellResult
 
-OF_PLACE = ("workload", "framework", "model", "batch_size", "precision", "ranks")
-"""What strategies that are ranked against each other have in common."""
 
-
-def against(cell: Cell, cells: Sequence[Cell], samples: Samples, comparable: set[str]) -> dict[str, dict]:
-    """By strategy, statistics of a cell's speed over that of its rivals, as the file format has them."""
+def against(cell: Cell, cells: Sequence[Cell], samples: Samples, comparable: set[str]) -> dict[str, Estimate]:
+    """By strategy, statistics of a cell's speed over that of its rivals."""
     if cell.strategy == INDEPENDENT:
         return {}
-    rivals = [one for one in cells if one.strategy not in (INDEPENDENT, cell.strategy) and _same_place(cell, one)]
+    rivals = [one for one in cells if one.strategy not in (INDEPENDENT, cell.strategy) and one.place == cell.place]
     found = {rival.strategy: ratios(cell, rival, samples, comparable) for rival in rivals}
     return {strategy: ratio for strategy, ratio in found.items() if ratio}
 
 
-def is_faster(cell: dict, rival: str) -> bool:
+def is_faster(cell: CellResult, rival: str) -> bool:
     """Whether a cell is faster than another strategy: the 95 % confidence interval of their ratio's mean is above 1."""
-    ratio = cell["against"].get(rival)
-    return ratio is not None and ratio["num"] > 1 and ratio["low"] > 1
+    ratio = cell.against.get(rival)
+    return ratio is not None and ratio.num > 1 and ratio.low > 1
 
 
-def groups(cells: Sequence[dict]) -> dict[tuple, list[list[dict]]]:
+def groups(cells: Sequence[CellResult]) -> dict[tuple, list[list[CellResult]]]:
     """By place: its cells in groups, the fastest group first, where there are several cells.
 
     Each cell of a group is faster than each of the groups behind it; which is the fastest within a group is not known.
     The cells of a place stand in the order of their shares of the limit, the largest first.
-
-    Args:
-        cells: as the file format has them.
     """
+    places: dict[tuple, list[tuple[float, CellResult]]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.place):
+        if share := cell.share_of_limit:
+            places.setdefault(cell.place, []).append((share.median, cell))
     found = {}
-    measured = sorted((cell for cell in cells if share_of_limit(cell)), key=place_of)
-    for place, of_place in itertools.groupby(measured, key=place_of):
-        ranked = sorted(of_place, key=_median_share, reverse=True)
+    for place, measured in places.items():
+        ranked = [cell for _, cell in sorted(measured, key=lambda pair: pair[0], reverse=True)]
         if len(ranked) > 1:
             found[place] = _groups(ranked)
     return found
 
 
-def rankings(cells: Sequence[dict]) -> dict[tuple, str]:
+def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
     """By place: its groups in words. In `a > b ~ c`, `>` stands between groups and `~` between cells of one group."""
     return {
-        place: " > ".join(" ~ ".join(cell["strategy"] for cell in group) for group in found)
+        place: " > ".join(" ~ ".join(cell.strategy for cell in group) for group in found)
         for place, found in groups(cells).items()
     }
 
 
-def _median_share(cell: dict) -> float:
-    share = share_of_limit(cell)
-    assert share is not None
-    return share["median"]
-
-
-def place_of(cell: dict) -> tuple:
-    return tuple(cell[name] for name in OF_PLACE)
-
-
-def sentence(cells: Sequence[dict]) -> str:
+def sentence(cells: Sequence[CellResult]) -> str:
     """The rankings of a table; empty where there is none."""
-    told = [f"{framework} on {ranks}: {text}" for (_, framework, *_, ranks), text in rankings(cells).items()]
-    return f"{'; '.join(told)} (> is faster, ~ not told apart)." if told else ""
+    found = [f"{framework} on {ranks}: {text}" for (_, framework, *_, ranks), text in rankings(cells).items()]
+    return f"{'; '.join(found)} (> is faster, ~ not distinguished)." if found else ""
 
 
-def _same_place(cell: Cell, other: Cell) -> bool:
-    return all(getattr(cell, name) == getattr(other, name) for name in OF_PLACE)
-
-
-def _groups(ranked: Sequence[dict]) -> list[list[dict]]:
+def _groups(ranked: Sequence[CellResult]) -> list[list[CellResult]]:
     found = [[ranked[0]]]
     for number, cell in enumerate(ranked[1:], 1):
-        if all(is_faster(one, other["strategy"]) for one in ranked[:number] for other in ranked[number:]):
+        if all(is_faster(one, other.strategy) for one in ranked[:number] for other in ranked[number:]):
             found.append([])
         found[-1].append(cell)
     return found

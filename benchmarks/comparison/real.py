@@ -1,4 +1,4 @@
-"""Train as a trainer does, and write down what each epoch took on each rank: what `allstep compare` launches.
+"""Train as a trainer does, and write what each epoch took on each rank: `allstep compare` launches this.
 
 horovodrun -np 2 python -m allstep.benchmarks.comparison.real --framework pytorch --output FILE [trainer's flags]
 """
@@ -6,11 +6,11 @@ horovodrun -np 2 python -m allstep.benchmarks.comparison.real --framework pytorc
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from allstep.benchmarks.comparison import rank, turns
+from allstep.benchmarks.records.comparison import EpochResult
 from allstep.common.config.flags import Parser
 from allstep.common.hooks import Hook
 from allstep.common.process.exit import run_rank
@@ -18,14 +18,18 @@ from allstep.common.reporting.base import Reporter
 
 
 class Recorder(Reporter):
-    """Keeps what the engine tells of each epoch, on every rank, and prints nothing."""
+    """Keeps what the engine reports of each epoch, on every rank, and prints nothing."""
 
     def __init__(self) -> None:
-        self.epochs: list[dict[str, Any]] = []
+        self.epochs: list[EpochResult] = []
+        self.seconds: list[float] = []
+        """Of each epoch."""
 
     def event(self, name: str, **fields: Any) -> None:
         if name == "epoch":
-            self.epochs.append(fields)
+            curve = ("epoch", "train_loss", "validation_loss", "validation_accuracy")
+            self.epochs.append(EpochResult(*map(fields.__getitem__, curve), seconds=fields["cumulative_seconds"]))
+            self.seconds.append(fields["epoch_seconds"])
 
 
 class TurnAfterEpoch(Hook):
@@ -38,11 +42,12 @@ class TurnAfterEpoch(Hook):
         self._wait_for_turn()
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train and write what was measured."""
     parser = Parser("python -m allstep.benchmarks.comparison.real", __doc__)
     rank.add_flags(parser)
-    flags, of_trainer = parser.parse_known_args(sys.argv[1:])
-    session, recorder = rank.open_session(flags.framework, of_trainer), Recorder()
+    flags, trainer_flags = parser.parse_known_args(argv)
+    session, recorder = rank.open_session(flags.framework, trainer_flags), Recorder()
     if session is None:
         return
     worker = session.worker
@@ -50,17 +55,9 @@ def main() -> None:
     wait_for_turn()
     hooks = [TurnAfterEpoch(wait_for_turn)]
     dataclasses.replace(session, hooks=hooks, open_reporter=lambda *_: recorder).train()
-    of_ranks = rank.seconds_by_rank([epoch["epoch_seconds"] for epoch in recorder.epochs], worker.collectives)
     # The first epoch warms up.
-    num_images = len(session.dataset.train)
-    blocks = [{"num_images": num_images, "seconds_by_rank": of_epoch} for of_epoch in of_ranks[1:]]
-    epochs = [_told(epoch) for epoch in recorder.epochs]
-    rank.write(flags, session.place.rank, worker, {"first_step_at": None, "blocks": blocks, "epochs": epochs})
-
-
-def _told(epoch: dict[str, Any]) -> dict[str, Any]:
-    told = {name: epoch[name] for name in ("epoch", "train_loss", "validation_loss", "validation_accuracy")}
-    return {**told, "seconds": epoch["cumulative_seconds"]}
+    blocks = rank.blocks(recorder.seconds[1:], len(session.dataset.train), worker.collectives)
+    rank.write(flags, session.place.rank, worker, blocks, epochs=tuple(recorder.epochs))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rules of a fair comparison, as they are told with its results; the code that keeps each is named behind it."""
+"""The rules of a fair comparison, as they stand with its results; each is kept by the code that a comment names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEAST_REPETITIONS = 5  # below that, neither a median nor an interval says much
 _FEW = f" That is fewer than the {LEAST_REPETITIONS} times from which figures mean something."
 
 
-def _of_turns(settings: Settings) -> Sequence[str]:
+def _turn_rules(settings: Settings) -> Sequence[str]:
     if not settings.turns:
         return ()
     return (
@@ -23,7 +23,7 @@ def _of_turns(settings: Settings) -> Sequence[str]:
 
 def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -> Sequence[str]:
     """One sentence a rule."""
-    of_cores = (
+    core_rule = (
         "Ranks may outnumber the cores (--oversubscribe). They then share them, the independent processes as well, so "
         "that efficiency against those is communication's part and efficiency against one process the cores'."
         if oversubscribe
@@ -43,15 +43,15 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         f"Every cell is launched anew by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...)."
         f"{_FEW if num_rounds < LEAST_REPETITIONS else ''}",
         # turns.py
-        *_of_turns(settings),
+        *_turn_rules(settings),
         # availability.py
-        of_cores,
+        core_rule,
         # samples.py
         "The slowest rank counts: images of all ranks over the longest time of any rank, block by block; a launch's "
         f"speed is the median of its blocks ({settings.num_iters} blocks of {settings.num_batches_per_iter} steps of "
         f"synthetic input, {settings.epochs - 1} epochs of real input).",
         "Median, mean with its 95 % confidence interval (Student's t) and spread (standard deviation of one launch) "
-        "are told apart, over launches.",
+        "are separate figures, over launches.",
         # cells.py
         f"All cells have {settings.threads_per_rank} thread(s) a rank and the same images; those of one table have the "
         "same model, precision and batch.",
@@ -59,13 +59,13 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "Synthetic input (images made once, on the device: computation and communication) and real input "
         f"({settings.dataset} through the input pipeline) have tables of their own.",
         # samples.efficiency
-        "Efficiency is told against the same strategy on one rank, against a plain single process, and against as many "
-        "independent processes at once, which is the machine's own limit; and a framework's speed against that of the "
+        "Efficiency is a ratio to the same strategy on one rank, to a plain single process, and to as many "
+        "independent processes at once, which is the machine's own limit; and a framework's speed to that of the "
         "first framework in the same place; all as ratios within a round: the geometric mean over the pairs of blocks "
         "with the same number, a fifth of them left out at either end.",
         # ranking.py
         "Strategies are ranked by their share of the limit, framework by framework on each number of ranks; one is "
-        "told faster than another only where the 95 % confidence interval of the mean of their ratios is above 1.",
+        "called faster than another only where the 95 % confidence interval of the mean of their ratios is above 1.",
         f"Time to accuracy is training time to {settings.target_accuracy:.1%} validation accuracy, the first step's "
         "compilation included, without start-up and validation.",
         "Peak memory is that of each rank: of its GPU where there is one, else resident memory of its process. "
@@ -74,7 +74,7 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "A launch that exceeds its limit is ended with everything that it started; failed cells stay in the table "
         "with their reason.",
         # machine.py, session.py
-        "The environment is told with the figures: versions, commit, processor, cores, load, governor, GPUs and their "
+        "The environment stands with the figures: versions, commit, processor, cores, load, governor, GPUs and their "
         "links, launchers and every variable that changes speed. A comparison that was interrupted goes on with the "
         "same versions, commit, host, processor, variables and settings alone.",
     )

@@ -166,12 +166,12 @@ class _Job:
         if self._waiting:
             self._signal(signal.SIGCONT)
         for connection in self._waiting:
-            with suppress(ConnectionError):  # it was killed; its launcher will tell
+            with suppress(ConnectionError):  # it was killed; its launcher will report it
                 connection.send(b"!")
         self._waiting.clear()
 
     def ask_to_end(self) -> None:
-        """Tell it to end, if it has not."""
+        """Ask it to end, if it has not."""
         if self.outcome is None:
             self._signal(signal.SIGCONT)  # who is stopped does not hear that it should end
             self._job.ask_to_end()
@@ -194,11 +194,11 @@ class _Job:
             self._pids[connection] = pid
             self._selector.register(connection, selectors.EVENT_READ)
             return
-        told = b""
+        message = b""
         with suppress(ConnectionError):
-            told = connection.recv(16)
-        if told:
-            self._num_ranks = int(told) * len(self._launch.commands)
+            message = connection.recv(16)
+        if message:
+            self._num_ranks = int(message) * len(self._launch.commands)
             self._waiting.append(connection)
         else:
             self._selector.unregister(connection)

@@ -112,7 +112,7 @@ class Job:
         return process_tree.marked(self.mark)
 
     def ask_to_end(self) -> float:
-        """Tell what still runs to end; once, for a launcher that is told twice no longer ends its ranks in order.
+        """Ask what still runs to end; once, for a launcher that is asked twice no longer ends its ranks in order.
 
         Returns: by when it should have, as `time.monotonic` has it.
         """

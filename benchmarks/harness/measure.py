@@ -6,21 +6,22 @@ meets all of them alike; the median over the rounds drops the rounds that were d
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from allstep.benchmarks.comparison import results
 from allstep.benchmarks.harness.jobs import Job, running
 from allstep.benchmarks.harness.launchers import start
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.figures import BenchmarkResult, Figure, Handwritten
+from allstep.benchmarks.records.runs import FILE, read_events
 
 JOB_SECONDS = 600
 
@@ -29,32 +30,10 @@ class BenchmarkFailed(Exception):
     """A job of the benchmark did not end well; the message has its output."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One row of the table."""
-
-    what: str
-    """What was measured, with its unit."""
-    ours: float
-    reference: float
-    ratio: float
-    """The figure itself, made of the other two; a difference where `target` is one."""
-    target: str
-    """`>= 0.98` or `<= 0.01`; empty for a figure without one."""
-
-    @property
-    def reached(self) -> bool:
-        """Whether the ratio meets the target; always, where there is none."""
-        if not self.target:
-            return True
-        relation, bound = self.target.split()
-        return self.ratio >= float(bound) if relation == ">=" else self.ratio <= float(bound)
-
-
 def interleaved(measurements: Mapping[str, Callable[[], float]], num_rounds: int) -> dict[str, list[float]]:
     """Take each measurement once a round, in the same order in every round; samples by name, in the order of rounds.
 
-    Each is told on stderr when it is there.
+    Each is printed on stderr when it is there.
     """
     samples: dict[str, list[float]] = {name: [] for name in measurements}
     for number in range(num_rounds):
@@ -144,20 +123,14 @@ def print_table(figures: Sequence[Figure]) -> None:
 
 def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -> None:
     """Write figures and raw samples to the file that a user named."""
-    content = {
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "load_average": os.getloadavg(),
-        "num_cores": len(os.sched_getaffinity(0)),
-        "figures": [{**asdict(figure), "reached": figure.reached} for figure in figures],
-        "samples": samples,
-    }
-    results.write_output(path, content, results.BENCHMARK)
-
-
-def events(output_dir: Path, name: str) -> list[dict]:
-    """The events of that name in a run's metrics.jsonl, in order."""
-    lines = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
-    return [event for event in lines if event["event"] == name]
+    result = BenchmarkResult(
+        figures=tuple(figures),
+        samples=samples,
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        load_average=os.getloadavg(),
+        num_cores=len(os.sched_getaffinity(0)),
+    )
+    files.write_output(path, result)
 
 
 def printed_rates(printed: str) -> list[float]:
@@ -168,4 +141,24 @@ def printed_rates(printed: str) -> list[float]:
 
 def epoch_rates(output_dir: Path, *, num_warmup: int = 1) -> list[float]:
     """Images per second of each epoch of a trainer's run after the first ones, which warm up."""
-    return [event["images_per_second"] for event in events(output_dir, "epoch")][num_warmup:]
+    epochs = read_events(output_dir / FILE).epochs
+    return [epoch.images_per_second for epoch in epochs if epoch.images_per_second is not None][num_warmup:]
+
+
+def new_output(directory: Path) -> Path:
+    """A path in a folder of its own, for what a job writes."""
+    return Path(tempfile.mkdtemp(dir=directory)) / "output"
+
+
+def run_handwritten(directory: Path, commands: Callable[[Path], Sequence[Sequence[str]]]) -> Handwritten:
+    """Run a hand-written script and return what it wrote.
+
+    Args:
+        commands: of its processes, which write to the path that is given.
+
+    Raises:
+        BenchmarkFailed: one failed.
+    """
+    output = new_output(directory)
+    run(*commands(output))
+    return files.read_json(Handwritten, output)

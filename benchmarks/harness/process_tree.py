@@ -62,7 +62,7 @@ def guardian() -> Iterator[Callable[[str], None]]:
 
 
 def ask_to_end(processes: Sequence[subprocess.Popen]) -> float:
-    """Tell launches to end, with what they have started; returns their deadline, by the monotonic clock."""
+    """Ask launches to end, with what they have started; returns their deadline, by the monotonic clock."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

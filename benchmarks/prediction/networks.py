@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from allstep.common.files.records import NonNegative, from_json
+from allstep.common.files.schema import Mismatch, anything, list_of
 from allstep.common.process.errors import UserError
 
 BYTES_PER_PARAMETER = 4
@@ -20,7 +22,7 @@ class Layer:
 
     name: str
     num_parameters: int
-    multiplications: float
+    multiplications: NonNegative = 1.0
     """Per sample, forward: what decides which share of the time the layer takes. Any unit."""
     num_tensors: int = 2
     """Gradients in it: a weight and a bias, or with batch norm a weight and two of the norm."""
@@ -56,12 +58,20 @@ def read_network(path: Path) -> Network:
     from allstep.common.files import strict_yaml
 
     try:
-        return _network(path.stem, strict_yaml.load(path, most=_MAX_BYTES))
-    except (OSError, TypeError, ValueError, OverflowError, IndexError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"expected a YAML list of [name, parameters, multiplications, tensors] a layer, received {path}: {reason}"
-        ) from None
+        rows = strict_yaml.load(path, most=_MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise _no_layers(path, error) from None
+    try:
+        return _network(path.stem, rows)
+    except Mismatch as error:
+        raise _no_layers(path, error) from None
+
+
+def _no_layers(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"expected a YAML list of [name, parameters, multiplications, tensors] a layer, received {path}: "
+        f"{' '.join(str(error).split())}"
+    )
 
 
 def uniform(num_parameters: int, num_layers: int) -> Network:
@@ -70,13 +80,18 @@ def uniform(num_parameters: int, num_layers: int) -> Network:
     return Network("uniform", tuple(Layer(f"layer{i}", count, 1.0) for i, count in enumerate(per_layer)))
 
 
-def _network(name: str, rows: Sequence[Sequence]) -> Network:
+def _network(name: str, rows: Any) -> Network:
+    """The network of a list of layers, each with its values in the order of `Layer`'s fields.
+
+    Raises:
+        Mismatch: it is no such list.
+    """
+    list_of(list_of(anything, least=2, most=4), least=1)(rows, "the list")
+    names = [field.name for field in fields(Layer)]
     layers = tuple(
-        Layer(str(row[0]), int(row[1]), float(row[2]) if len(row) > 2 else 1.0, int(row[3]) if len(row) > 3 else 2)
-        for row in rows
+        from_json(Layer, dict(zip(names, (str(row[0]), *row[1:]), strict=False)), f"layer {number}")
+        for number, row in enumerate(rows)
     )
-    if any(layer.num_parameters < 0 or layer.multiplications < 0 for layer in layers):
-        raise ValueError("a negative number")
     if not sum(layer.multiplications for layer in layers):
-        raise ValueError("no layer that multiplies")
+        raise Mismatch("expected a layer that multiplies, received none")
     return Network(name, layers)

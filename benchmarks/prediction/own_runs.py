@@ -1,4 +1,4 @@
-"""What our own measurements say: a run on one rank, links from `allstep collectives`, rates from `allstep compare`."""
+"""Our own measurements: a run on one rank, links from `allstep collectives`, rates from `allstep compare`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from allstep.benchmarks.comparison import results
-from allstep.benchmarks.comparison.shapes import BLOCKS, FORECAST_CELLS, MEASURED_LINK, MEASURED_TIMES, forecast_cell
+from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell
 from allstep.benchmarks.prediction.forecast import Machine, Workload, forecast
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.benchmarks.prediction.simulation import MIB, Fusion
 from allstep.benchmarks.prediction.stragglers import jitter_of, slowdown
 from allstep.benchmarks.prediction.validation import Checked
-from allstep.common.files import strict_json
-from allstep.common.files.regular_file import read_regular
-from allstep.common.files.schema import Mismatch, brief, list_of, number, record, text, whole
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.collectives import CollectivesResult, Row
+from allstep.benchmarks.records.comparison import SUMMARY, CellResult, ComparisonResult, Sample
+from allstep.benchmarks.records.runs import FILE, read_events
+from allstep.common.files.schema import Mismatch, brief
 from allstep.common.process.errors import UserError
 from allstep.common.strategies import FUSION_THRESHOLD_ON_CPU
 
@@ -40,10 +40,6 @@ NOTES = (
     "were independent. An all-reduce takes what allstep collectives measured on as many ranks for that many bytes, and "
     "computing stands still meanwhile. Nothing is estimated from the rows themselves.",
 )
-
-_LARGEST_LOG = 64 * 2**20
-_START = record(world_size=whole(1), global_batch_size=whole(1), parameter_count=whole(1))
-_EPOCH = record(images_per_second=number(1e-30))
 
 
 @dataclass(frozen=True)
@@ -80,28 +76,26 @@ def read_run(directory: Path) -> MeasuredRun:
     Raises:
         UserError: there is no such run, or it had more ranks.
     """
-    path = directory / "metrics.jsonl"
+    path = directory / FILE
     try:
-        lines = read_regular(path, most=_LARGEST_LOG).splitlines()
-        events = [strict_json.loads(line) for line in lines]
-        list_of(record(event=text))(events, "events")
-        starts, epochs = ([event for event in events if event["event"] == name] for name in ("start", "epoch"))
-        list_of(_START, least=1)(starts, "the start event")
-        list_of(_EPOCH)(epochs, "epoch events")
-    except (OSError, strict_json.NotJson, Mismatch) as error:
-        raise UserError(f"expected a training run's metrics.jsonl, received {path}: {error}") from None
-    world_size, batch_size, parameters = (
-        starts[0][name] for name in ("world_size", "global_batch_size", "parameter_count")
-    )
-    rates = [epoch["images_per_second"] for epoch in epochs]
-    if world_size != 1 or not rates:
+        events = read_events(path)
+    except (OSError, Mismatch) as error:
+        raise UserError(f"expected a training run's {FILE}, received {path}: {error}") from None
+    if events.num_broken or not events.starts:
         raise UserError(
-            f"expected a run of one rank and of an epoch at least, received {world_size} ranks and {len(rates)} epochs "
-            f"in {path}; train one by `python pytorch/train.py --output-dir DIR`"
+            f"expected a training run's {FILE}, received {path} with {len(events.starts)} start events and "
+            f"{events.num_broken} broken lines; name another run"
+        )
+    start, rates = events.starts[0], [epoch.images_per_second for epoch in events.epochs if epoch.images_per_second]
+    if start.world_size != 1 or not rates or not start.parameter_count:
+        raise UserError(
+            f"expected a run of one rank and of an epoch at least, received {start.world_size} ranks and {len(rates)} "
+            f"epochs in {path}; train one by `python pytorch/train.py --output-dir DIR`"
         )
     warm = rates[1:] or rates
     jitter = jitter_of([1 / rate for rate in warm]) if len(warm) > 1 else None
-    return MeasuredRun(batch_size / statistics.median(warm), batch_size, parameters, jitter)
+    step_seconds = start.global_batch_size / statistics.median(warm)
+    return MeasuredRun(step_seconds, start.global_batch_size, start.parameter_count, jitter)
 
 
 def read_link(path: Path) -> Link:
@@ -112,10 +106,10 @@ def read_link(path: Path) -> Link:
     Raises:
         UserError: the file is none of them, or lacks all-reduces of mpi4py.
     """
-    content = results.read_input(path, "allstep-collectives", MEASURED_LINK)
-    rows = _all_reduces(content, "mpi4py", path)
-    num_turns = 2 * (content["ranks"] - 1)
-    return Link(rows[0]["seconds"]["average"] / num_turns, rows[-1]["bus_bandwidth"])
+    result = files.read_input(CollectivesResult, path)
+    rows = _all_reduces(result, "mpi4py", path)
+    num_turns = 2 * (result.ranks - 1)
+    return Link(rows[0].seconds.average / num_turns, rows[-1].bus_bandwidth)
 
 
 def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]:
@@ -130,45 +124,40 @@ def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]
     Raises:
         UserError: the directory has no whole compare result, or `collectives` lacks a number of ranks or a backend.
     """
-    content = results.read_input(directory / results.SUMMARY, results.FORMAT, FORECAST_CELLS)
-    links = {
-        (found := results.read_input(path, "allstep-collectives", MEASURED_TIMES))["ranks"]: (found, path)
-        for path in collectives
-    }
-    cells = [cell for cell in content["cells"] if cell["workload"] == "synthetic-weak" and cell["comparable"]]
-    try:
-        list_of(forecast_cell)(cells, "comparable cells")
-    except Mismatch as error:
-        raise UserError(f"expected what allstep compare wrote, received {directory}, in which: {error}") from None
-    by_place = {_place(cell): cell for cell in cells}
-    num_steps = content["settings"]["num_batches_per_iter"]
+    result = files.read_input(ComparisonResult, directory / SUMMARY)
+    links = {(found := files.read_input(CollectivesResult, path)).ranks: (found, path) for path in collectives}
+    cells = [cell for cell in result.cells if cell.workload == "synthetic-weak" and cell.comparable]
+    by_id = {cell.id: cell for cell in cells}
     networks, checked = known_networks(), []
     for cell in cells:
-        alone, together = (by_place.get(_place(cell, "independent", ranks)) for ranks in (1, cell["ranks"]))
-        num_ranks, model, batch_size = cell["ranks"], cell["model"], cell["batch_size"]
-        if cell["strategy"] not in STRATEGIES or model not in networks or not (alone and together):
+        num_ranks = cell.ranks
+        alone, together = (by_id.get(_independent(cell, ranks).id) for ranks in (1, num_ranks))
+        if cell.strategy not in STRATEGIES or cell.model not in networks:
+            continue
+        if not (alone and alone.images_per_second and together):
             continue
         if num_ranks > 1 and num_ranks not in links:
             raise UserError(
-                f"expected collectives on {num_ranks} ranks for {cell['id']}, received those on "
+                f"expected collectives on {num_ranks} ranks for {cell.id}, received those on "
                 f"{','.join(map(str, links))}; run allstep collectives --ranks {num_ranks} and name its file, too"
             )
-        backend, fusion = STRATEGIES[cell["strategy"]]
+        backend, fusion = STRATEGIES[cell.strategy]
         rows = _all_reduces(links[num_ranks][0], backend, links[num_ranks][1]) if num_ranks > 1 else []
-        of_blocks = _jitter_of_blocks(directory, together)
+        block_jitter = _block_jitter(directory, together)
         nowhere = Link(0.0, 1.0)  # not looked at
         on = MeasuredMachine(
             Cluster(num_ranks, nowhere, nowhere),
             fusion=fusion,
-            crowding=max(1.0, 1 / _of_one_process(together) / slowdown(num_ranks, of_blocks)),
+            crowding=max(1.0, 1 / _efficiency(together) / slowdown(num_ranks, block_jitter)),
             contention=CPU_CONTENTION,
-            times=tuple((row["bytes"], row["seconds"]["average"]) for row in rows),
+            times=tuple((row.bytes, row.seconds.average) for row in rows),
         )
-        step_seconds = batch_size / alone["images_per_second"]["median"]
-        workload = Workload(networks[model], batch_size, step_seconds, jitter=math.sqrt(num_steps) * of_blocks)
+        step_seconds = cell.batch_size / alone.images_per_second.median
+        step_jitter = math.sqrt(result.settings.num_batches_per_iter) * block_jitter
+        workload = Workload(networks[cell.model], cell.batch_size, step_seconds, jitter=step_jitter)
         predicted = forecast(workload, on, num_ranks).efficiency
-        title = f"own runs, {cell['framework']}"
-        checked.append(Checked(title, cell["strategy"], model, num_ranks, 1, _of_one_process(cell), predicted, ""))
+        title = f"own runs, {cell.framework}"
+        checked.append(Checked(title, cell.strategy, cell.model, num_ranks, 1, _efficiency(cell), predicted, ""))
     return checked
 
 
@@ -186,29 +175,28 @@ def interpolated(times: Sequence[tuple[float, float]], num_bytes: float) -> floa
     return times[-1][1] * num_bytes / times[-1][0]
 
 
-def _all_reduces(content: dict[str, Any], backend: str, path: Path) -> list[dict[str, Any]]:
+def _all_reduces(result: CollectivesResult, backend: str, path: Path) -> list[Row]:
     """The rows of a library's all-reduces, by size."""
-    rows = [row for row in content["rows"] if (row["collective"], row["backend"]) == ("all-reduce", backend)]
+    rows = [row for row in result.rows if (row.collective, row.backend) == ("all-reduce", backend)]
     if not rows:
         raise UserError(f"expected all-reduces of {backend} in {path}, received none; measure it with --backends")
-    return sorted(rows, key=lambda row: row["bytes"])
+    return sorted(rows, key=lambda row: row.bytes)
 
 
-def _place(cell: dict[str, Any], strategy: str | None = None, ranks: int | None = None) -> tuple[object, ...]:
-    """What tells a cell from the others; with another strategy or number of ranks, if one is given."""
-    same = (cell["framework"], cell["model"], cell["batch_size"], cell["precision"])
-    return (*same, strategy or cell["strategy"], ranks or cell["ranks"])
+def _independent(cell: Cell, ranks: int) -> Cell:
+    """The cell of independent processes, as many as there are ranks, that a cell is compared with."""
+    return Cell(cell.workload, cell.framework, INDEPENDENT, ranks, cell.model, cell.batch_size, cell.precision)
 
 
-def _jitter_of_blocks(directory: Path, cell: dict[str, Any]) -> float:
+def _block_jitter(directory: Path, cell: CellResult) -> float:
     """Deviation of the time of a block of steps within a launch, the median over launches; 0 where there is but one."""
-    launches = [_blocks(directory, name) for name in cell["samples"]]
-    seconds = [[1 / block["images_per_second"] for block in blocks] for blocks in launches if len(blocks) > 1]
+    launches = [_sample(directory, name).blocks for name in cell.samples]
+    seconds = [[1 / block.images_per_second for block in blocks] for blocks in launches if len(blocks) > 1]
     return statistics.median(map(jitter_of, seconds)) if seconds else 0.0
 
 
-def _blocks(directory: Path, name: str) -> list[dict[str, Any]]:
-    """The blocks of a sample, whose name a comparison gives: in its own directory, and nowhere else.
+def _sample(directory: Path, name: str) -> Sample:
+    """A sample, whose name a comparison gives: in its own directory, and nowhere else.
 
     Raises:
         UserError: there is none.
@@ -216,13 +204,18 @@ def _blocks(directory: Path, name: str) -> list[dict[str, Any]]:
     try:
         if not (directory / name).resolve().is_relative_to(directory.resolve()):
             raise Mismatch(f"expected a sample in {directory}, received {brief(name)}")
-        sample = results.load(directory / name)
-        BLOCKS(sample, "sample")
-    except (OSError, strict_json.NotJson, Mismatch) as error:
+        return files.read(Sample, directory / name)
+    except (OSError, files.NotJson, files.OtherFormat, Mismatch) as error:
         raise UserError(f"expected a sample of allstep compare, received {directory / name}: {error}") from None
-    return sample.get("blocks") or []
 
 
-def _of_one_process(cell: dict[str, Any]) -> float:
-    """Efficiency against one plain process, the median of the rounds' ratios."""
-    return cell["efficiency"]["single_process"]["median"]
+def _efficiency(cell: CellResult) -> float:
+    """Efficiency against one plain process, the median of the rounds' ratios.
+
+    Raises:
+        UserError: the comparison has none.
+    """
+    ratio = (cell.efficiency or {}).get("single_process")
+    if ratio is None:
+        raise UserError(f"expected the efficiency of {cell.id} against one process, received none; measure it anew")
+    return ratio.median

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
+from allstep.benchmarks.prediction.allreduce import ALGORITHMS
 from allstep.benchmarks.prediction.forecast import Machine, Workload, forecast
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import known_networks
 from allstep.benchmarks.prediction.simulation import Fusion
-from allstep.common.process.errors import UserError
+from allstep.common.files.records import Count, NonNegative, Positive, from_json
+from allstep.common.files.schema import Mismatch, one_of
 
 PUBLISHED = Path(__file__).parent / "published"
 LARGEST_ERROR = 0.05
@@ -23,6 +25,8 @@ LARGEST_ERROR = 0.05
 @dataclass(frozen=True)
 class Checked:
     """A measured efficiency and what was forecast for it."""
+
+    DERIVED: ClassVar[tuple[str, ...]] = ("error", "within")
 
     title: str
     system: str
@@ -43,51 +47,84 @@ class Checked:
         return abs(self.error) <= LARGEST_ERROR
 
 
-def check(path: Path) -> list[Checked]:
-    """Forecast each row of a table.
+@dataclass(frozen=True)
+class System:
+    """A machine in a table."""
 
-    Raises:
-        UserError: the file is no such table.
-    """
+    ranks_per_node: Count
+    intra: Link
+    inter: Link
+    algorithm: Annotated[str, one_of(*ALGORITHMS)] = "ring"
+    fusion: Fusion = Fusion()
+    contention: NonNegative = 0.0
+    jitter: NonNegative = 0.0
+    """Of its ranks."""
+
+    @property
+    def machine(self) -> Machine:
+        cluster = Cluster(self.ranks_per_node, self.intra, self.inter)
+        return Machine(cluster, self.algorithm, self.fusion, contention=self.contention)
+
+
+@dataclass(frozen=True)
+class Row:
+    """An efficiency in a table."""
+
+    source: str
+    system: str
+    network: str
+    batch_size: Count
+    ranks: Count
+    efficiency: Positive
+    step_seconds: Positive | None = None
+    """Of one rank; else `images_per_second` is."""
+    images_per_second: Positive | None = None
+    backward_share: float = Workload.backward_share
+    baseline_ranks: Count = 1
+    estimated: str = ""
+
+    @property
+    def rank_step_seconds(self) -> float:
+        """Of a step on one rank, from whichever of the two is given."""
+        if self.step_seconds is not None:
+            return self.step_seconds
+        if self.images_per_second is None:
+            raise Mismatch(f"expected step_seconds or images_per_second for {self.network}, received neither")
+        return self.batch_size / self.images_per_second
+
+
+@dataclass(frozen=True)
+class Published:
+    """A table."""
+
+    title: str
+    sources: dict[str, str]
+    systems: dict[str, System]
+    rows: tuple[Row, ...]
+
+
+def check(path: Path) -> list[Checked]:
+    """Forecast each row of a table."""
     import yaml
 
-    try:
-        table = yaml.safe_load(path.read_text())
-        machines = {name: machine(system) for name, system in table["systems"].items()}
-        return [_checked(table, row, machines[row["system"]]) for row in table["rows"]]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(f"{type(error).__name__} {error}".split())
-        raise UserError(f"expected a table as in {PUBLISHED}, received {path}: {reason}") from None
+    table = from_json(Published, yaml.safe_load(path.read_text()), path.name)
+    return [_checked(table, row) for row in table.rows]
 
 
-def machine(system: dict[str, Any]) -> Machine:
-    """The machine that a table's system describes."""
-    rest = dict(system)
-    cluster = Cluster(rest.pop("ranks_per_node"), *(Link(**rest.pop(name)) for name in ("intra", "inter")))
-    rest.pop("jitter", None)  # the ranks', not the machine's
-    return Machine(cluster, **{**rest, "fusion": Fusion(**rest.get("fusion", {}))})
-
-
-def _checked(table: dict[str, Any], row: dict[str, Any], on: Machine) -> Checked:
-    if row["source"] not in table["sources"]:
-        raise ValueError(f"no source {row['source']}")
-    step_seconds = row["step_seconds"] if "step_seconds" in row else row["batch_size"] / row["images_per_second"]
-    workload = Workload(
-        known_networks()[row["network"]],
-        row["batch_size"],
-        step_seconds,
-        jitter=table["systems"][row["system"]].get("jitter", 0.0),
-        **({"backward_share": row["backward_share"]} if "backward_share" in row else {}),
-    )
-    baseline_ranks = row.get("baseline_ranks", 1)
-    baseline = forecast(workload, on, baseline_ranks)
+def _checked(table: Published, row: Row) -> Checked:
+    if row.source not in table.sources:
+        raise Mismatch(f"expected one of {table.title}'s sources, received {row.source}")
+    system = table.systems[row.system]
+    network = known_networks()[row.network]
+    workload = Workload(network, row.batch_size, row.rank_step_seconds, row.backward_share, jitter=system.jitter)
+    baseline, large = (forecast(workload, system.machine, ranks) for ranks in (row.baseline_ranks, row.ranks))
     return Checked(
-        table["title"],
-        row["system"],
-        row["network"],
-        row["ranks"],
-        baseline_ranks,
-        row["efficiency"],
-        baseline.total / forecast(workload, on, row["ranks"]).total,
-        row.get("estimated", ""),
+        table.title,
+        row.system,
+        row.network,
+        row.ranks,
+        row.baseline_ranks,
+        row.efficiency,
+        baseline.total / large.total,
+        row.estimated,
     )

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from allstep.common.session import Session
 
 
-def main() -> None:
-    framework, fault, rank, step, *flags = sys.argv[1:]
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train until the fault."""
+    framework, fault, rank, step, *flags = sys.argv[1:] if argv is None else argv
     session = open_session(framework, flags)
     if session is None:
         return

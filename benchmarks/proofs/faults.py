@@ -33,7 +33,7 @@ class Kind:
     is_notice: bool = False
     """Whether the run saves, ends with status 0 and says that it is resumable."""
     can_report: bool = True
-    """Whether there is still a terminal to tell it on."""
+    """Whether there is still a terminal to print it on."""
 
 
 KINDS = {
@@ -72,7 +72,7 @@ class InjectedFault:
         """Wait until the fault is due and let it happen; False where the job has ended before."""
         kind = KINDS[self.kind]
         if kind.program:
-            run.wait_for_step(self.step - 2)  # a step is told of while the next one is computed
+            run.wait_for_step(self.step - 2)  # a step is reported while the next one is computed
             return run.status != 0
         assert kind.number is not None  # what no program does, a signal does
         run.wait_for_step(self.step, self.delay)
@@ -93,7 +93,7 @@ def check_ended(run: Training, kind: Kind) -> float | None:
     Returns: how many seconds it took; None where the training had ended before, and only processes were left to end.
 
     Raises:
-        Violation: it hangs, leaves processes, has the wrong status, or does not tell what happened exactly once.
+        Violation: it hangs, leaves processes, has the wrong status, or does not report what happened exactly once.
     """
     struck = time.monotonic()
     try:
@@ -114,5 +114,5 @@ def check_ended(run: Training, kind: Kind) -> float | None:
     if not kind.is_notice and not status:
         raise Violation(f"ended with status 0: {output}")
     if kind.can_report and len(REPORTED.findall(output)) != 1:
-        raise Violation(f"expected to be told once, received {len(REPORTED.findall(output))} times: {output}")
+        raise Violation(f"expected one report, received {len(REPORTED.findall(output))}: {output}")
     return seconds

@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import json
 import statistics
 import struct
 import sys
@@ -29,17 +28,18 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.harness.measure import (
-    Figure,
     epoch_rates,
     interleaved,
     job,
     median_ratio,
     print_table,
     run,
+    run_handwritten,
     save,
 )
+from allstep.benchmarks.records.figures import Figure
+from allstep.benchmarks.records.files import output_file
 from allstep.common.config.flags import MOST_ROUNDS, Parser, whole
 from allstep.common.data import datasets
 from allstep.common.data.datasets.config import DataConfig
@@ -81,65 +81,34 @@ def trainer(model: str, data_dir: Path) -> float:
     """Images per second of the trainer over one epoch."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "output"
-        run(
-            job(
-                "allstep.pytorch.train",
-                "--dataset",
-                "mnist",
-                "--data-dir",
-                data_dir,
-                "--model",
-                model,
-                "--batch-size",
-                BATCH_SIZE,
-                "--epochs",
-                1,
-                "--output-dir",
-                output,
-            )
-        )
+        flags = ("--dataset", "mnist", "--data-dir", data_dir, "--model", model, "--batch-size", BATCH_SIZE)
+        run(job("allstep.pytorch.train", *flags, "--epochs", 1, "--output-dir", output))
         return epoch_rates(output, num_warmup=0)[0]
 
 
 def example(model: str, data_dir: Path) -> float:
     """Images per second of the example's pipeline over one epoch."""
-    with tempfile.TemporaryDirectory() as directory:
-        output = Path(directory) / "output"
-        run(
-            job(
-                "allstep.benchmarks.proofs.handwritten.torchvision_mnist",
-                output,
-                "--data-dir",
-                data_dir,
-                "--model",
-                model,
-                "--batch-size",
-                BATCH_SIZE,
-            )
-        )
-        return json.loads(output.read_text())["images_per_second"]
+    [rate] = _handwritten("torchvision_mnist", "--data-dir", data_dir, "--model", model)
+    return rate
 
 
 def in_memory() -> float:
     """Images per second of the cnn over tensors that lie in memory."""
+    rates = _handwritten("pytorch_horovod", "--num-samples", SAMPLES_IN_MEMORY, "--epochs", 3)
+    return statistics.median(rates[1:])
+
+
+def _handwritten(script: str, *flags: object) -> tuple[float, ...]:
+    """Images per second of a script's epochs."""
+    module = f"allstep.benchmarks.proofs.handwritten.{script}"
     with tempfile.TemporaryDirectory() as directory:
-        output = Path(directory) / "output"
-        run(
-            job(
-                "allstep.benchmarks.proofs.handwritten.pytorch_horovod",
-                output,
-                "--num-samples",
-                SAMPLES_IN_MEMORY,
-                "--batch-size",
-                BATCH_SIZE,
-                "--epochs",
-                3,
-            )
-        )
-        return statistics.median(json.loads(output.read_text())["images_per_second"][1:])
+        return run_handwritten(
+            Path(directory), lambda output: [job(module, output, *flags, "--batch-size", BATCH_SIZE)]
+        ).images_per_second
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print the table; end with status 1 where the target is missed."""
     parser = Parser("python -m allstep.benchmarks.proofs.input_pipeline", __doc__)
     parser.add_argument("--output", type=output_file, default="runs/input_pipeline.json", help="for raw samples")
     parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3)
@@ -160,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     print_table(rows)
     save(flags.output, rows, samples)
-    return 0 if all(row.reached for row in rows) else 1
+    if not all(row.reached for row in rows):
+        sys.exit(1)
 
 
 def figure(name: str, samples: dict[str, list[float]], reference: str, target: str) -> Figure:
@@ -175,4 +145,4 @@ def figure(name: str, samples: dict[str, list[float]], reference: str, target: s
 
 
 if __name__ == "__main__":
-    run_rank(lambda: sys.exit(main()))
+    run_rank(main)

@@ -1,6 +1,6 @@
 """What the trainers cost beside the least that one could write by hand, as ratios within one run:
 
-    python -m allstep.benchmarks.proofs.overhead [--frameworks pytorch tensorflow] [--output FILE] [--quick]
+    python -m allstep.benchmarks.proofs.overhead [--frameworks pytorch,tensorflow] [--output FILE] [--quick]
 
 For each framework, on 2 ranks of one thread each (the network: cnn, 28x28x1, 64 images a rank and step):
 
@@ -16,7 +16,6 @@ Throughputs and start-ups are medians over interleaved rounds. The exit status i
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -25,23 +24,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.harness.measure import (
-    Figure,
-    events,
     interleaved,
     job,
     largest_relative_difference,
     median_difference,
     median_ratio,
+    new_output,
     print_table,
     printed_rates,
     run,
+    run_handwritten,
     save,
     seconds_until,
 )
 from allstep.benchmarks.proofs.handwritten.data import trainer_flags
-from allstep.common.config.flags import Parser
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.figures import Figure, Handwritten
+from allstep.benchmarks.records.runs import FILE, read_events
+from allstep.common.config.flags import Parser, listed, one_of
 from allstep.common.process.exit import run_rank
 from allstep.common.registry import FRAMEWORKS
 
@@ -82,7 +83,7 @@ class TrainerBench:
 
     def handwritten_throughput(self) -> float:
         """Images per second of the hand-written loop, the median of its epochs."""
-        return statistics.median(self._handwritten(self.effort.num_epochs)["images_per_second"][1:])
+        return statistics.median(self._handwritten(self.effort.num_epochs).images_per_second[1:])
 
     def independent_throughput(self) -> float:
         """Images per second of two single processes at the same time, together."""
@@ -91,10 +92,10 @@ class TrainerBench:
 
     def loss_difference(self) -> Figure:
         """Whether the trainer and the hand-written loop train the same thing."""
-        output = self._new_output()
+        output = new_output(self._directory)
         run(job(f"allstep.{self.framework}.train", *self._flags(epochs=1), "--output-dir", output, "--log-every", 1))
-        ours = [event["loss"] for event in events(output, "step")]
-        reference = self._handwritten(1)["losses"]
+        ours = [event.loss for event in read_events(output / FILE).steps]
+        reference = self._handwritten(1).losses
         return Figure(
             f"{self.framework}: largest difference of losses",
             ours[-1],
@@ -105,26 +106,26 @@ class TrainerBench:
 
     def startup(self) -> float:
         """Seconds from the launch of the trainer to the end of its first step."""
-        output = self._new_output()
-        metrics = output / "metrics.jsonl"
+        output = new_output(self._directory)
+        metrics = output / FILE
         command = job(
             f"allstep.{self.framework}.train",
-            *self._flags(epochs=1, num_samples=NUM_RANKS),
+            *self._flags(epochs=1, num_samples=NUM_RANKS, batch_size=1),
             *("--output-dir", output, "--log-every", 1),
         )
         return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())
 
     def bare_startup(self) -> float:
         """Seconds from a bare launch to its first all-reduce."""
-        done = self._new_output()
+        done = new_output(self._directory)
         return seconds_until(job("allstep.benchmarks.proofs.handwritten.bare", self.framework, done), done.exists)
 
     def check_cost(self) -> Figure:
         """The replica check after an epoch, beside 100 steps of the same run."""
-        checks = self._new_output()
+        checks = new_output(self._directory)
         [printed] = run(job("allstep.benchmarks.proofs.timed_check", self.framework, checks, *self._flags()))
         step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
-        after_epochs = json.loads(checks.read_text())[2:]
+        after_epochs = files.read_json(tuple[float, ...], checks)[2:]
         check_seconds = statistics.median(after_epochs[1:])
         return Figure(
             f"{self.framework}: replica check / 100 steps",
@@ -134,28 +135,16 @@ class TrainerBench:
             "<= 0.01",
         )
 
-    def _handwritten(self, num_epochs: int) -> dict[str, list[float]]:
-        output = self._new_output()
-        run(
-            job(
-                f"allstep.benchmarks.proofs.handwritten.{self.framework}_horovod",
-                output,
-                "--epochs",
-                num_epochs,
-                "--num-samples",
-                self.effort.num_samples,
-                "--batch-size",
-                BATCH_SIZE,
-            )
-        )
-        return json.loads(output.read_text())
+    def _handwritten(self, num_epochs: int) -> Handwritten:
+        module = f"allstep.benchmarks.proofs.handwritten.{self.framework}_horovod"
+        flags = ("--epochs", num_epochs, "--num-samples", self.effort.num_samples, "--batch-size", BATCH_SIZE)
+        return run_handwritten(self._directory, lambda output: [job(module, output, *flags)])
 
-    def _flags(self, *, epochs: int | None = None, num_samples: int | None = None) -> Sequence[object]:
+    def _flags(
+        self, *, epochs: int | None = None, num_samples: int | None = None, batch_size: int = BATCH_SIZE
+    ) -> Sequence[object]:
         flags = trainer_flags(num_samples or self.effort.num_samples, epochs or self.effort.num_epochs)
-        return *flags, "--batch-size", BATCH_SIZE
-
-    def _new_output(self) -> Path:
-        return Path(tempfile.mkdtemp(dir=self._directory)) / "output"
+        return *flags, "--batch-size", batch_size
 
 
 def figures(bench: TrainerBench) -> tuple[list[Figure], dict[str, dict[str, list[float]]]]:
@@ -199,10 +188,11 @@ def figures(bench: TrainerBench) -> tuple[list[Figure], dict[str, dict[str, list
     return rows, {"images_per_second": rates, "startup_seconds": startups}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print the table; end with status 1 where a target is missed."""
     parser = Parser("python -m allstep.benchmarks.proofs.overhead", __doc__)
-    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
-    parser.add_argument("--output", type=output_file, default="runs/overhead.json", help="where raw samples are kept")
+    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
+    parser.add_argument("--output", type=files.output_file, default="runs/overhead.json", help="for raw samples")
     parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
     flags = parser.parse_args(argv)
     effort = QUICK if flags.quick else FULL
@@ -213,12 +203,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     samples = {}
     with tempfile.TemporaryDirectory(prefix="allstep-overhead-") as directory:
         for framework in flags.frameworks:
-            of_framework, samples[framework] = figures(TrainerBench(framework, effort, Path(directory)))
-            rows += of_framework
+            found, samples[framework] = figures(TrainerBench(framework, effort, Path(directory)))
+            rows += found
     print_table(rows)
     save(flags.output, rows, samples)
-    return 0 if all(row.reached for row in rows) else 1
+    if not all(row.reached for row in rows):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    run_rank(lambda: sys.exit(main()))
+    run_rank(main)

@@ -29,7 +29,6 @@ formulas are, tests of the optimizers must say. Adam with another seed may excee
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tempfile
@@ -41,6 +40,7 @@ import numpy as np
 
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.harness.measure import BenchmarkFailed, run
+from allstep.benchmarks.records.runs import FILE, read_events
 from allstep.common.checkpoint import TrainState, load
 from allstep.common.config.flags import EVER, Parser, listed, local_ranks, one_of, whole
 from allstep.common.process.errors import Fault
@@ -108,7 +108,7 @@ class Difference:
     weights: float
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the tables and end with status 1 where a bound is exceeded."""
     parser = Parser("allstep parity", __doc__)
     parser.add_argument("--optimizers", type=listed(one_of(*SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
         "--every", type=whole(1, EVER), default=5, metavar="N", help="compare weights at every N-th step"
     )
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(argv)
     names = SYNCHRONOUS if "all" in flags.strategies else flags.strategies
     places = [(framework, place) for framework in flags.frameworks for place in runs(framework, names, flags.ranks)]
     if len(places) < 2:
@@ -180,13 +180,15 @@ def train(optimizer: str, framework: str, place: ParityRun, *, num_steps: int, e
 
 def read_curve(output_dir: Path, num_steps: int) -> Curve:
     """The first `num_steps` steps of a run from its metrics.jsonl and its checkpoints."""
-    events = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
-    losses = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+    losses = {event.step: event.loss for event in read_events(output_dir / FILE).steps}
     weights = {}
     for path in sorted((output_dir / "checkpoints").glob("step-*")):
         state = load(path, output_dir, warn=print)
         weights[state.progress.step] = weights_of(state)
-    return Curve(*({step: of[step] for step in of if step <= num_steps} for of in (losses, weights)))
+    return Curve(
+        {step: loss for step, loss in losses.items() if step <= num_steps},
+        {step: arrays for step, arrays in weights.items() if step <= num_steps},
+    )
 
 
 def weights_of(state: TrainState) -> dict[str, np.ndarray]:
@@ -196,16 +198,16 @@ def weights_of(state: TrainState) -> dict[str, np.ndarray]:
 
 def compare(curves: Mapping[tuple[str, ParityRun], Curve]) -> dict[str, dict[int, Difference]]:
     """Columns of the table: of each framework how far its runs differ from its first one, and between frameworks."""
-    of_framework: dict[str, dict[ParityRun, Curve]] = {}
+    by_framework: dict[str, dict[ParityRun, Curve]] = {}
     for (framework, place), curve in curves.items():
-        of_framework.setdefault(framework, {})[place] = curve
+        by_framework.setdefault(framework, {})[place] = curve
     columns = {}
-    for framework, runs in of_framework.items():
+    for framework, runs in by_framework.items():
         reference, *others = runs.values()
         if others:
             columns[f"{framework} runs"] = largest([apart(reference, other) for other in others])
-    if len(of_framework) == 2:
-        one, other = of_framework.values()
+    if len(by_framework) == 2:
+        one, other = by_framework.values()
         if common := [place for place in one if place in other]:
             columns["frameworks"] = largest([apart(one[place], other[place]) for place in common])
     return columns

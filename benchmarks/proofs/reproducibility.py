@@ -1,4 +1,4 @@
-"""Whether two runs of `allstep compare` tell the same:
+"""Whether two runs of `allstep compare` agree:
 
     allstep compare --output-dir runs/first
     allstep compare --output-dir runs/second
@@ -6,9 +6,9 @@
 
 For every cell that both have: its share of the machine's limit (images/s over that of independent processes in the same
 round, the median over rounds) in both runs; and for every place in the table, the strategies' rankings (`>` is faster,
-`~` not told apart), and whether a strategy is faster than another in one and slower in the other. Images/s themselves
-follow the machine, which may be slower today. How well each run knew its shares stands below. The exit status is 0
-where no share differs by more than 5 % and no ranking contradicts the other, 1 else.
+`~` not distinguished), and whether a strategy is faster than another in one and slower in the other. Images/s
+themselves follow the machine, which may be slower today. How well each run knew its shares stands below. The exit
+status is 0 where no share differs by more than 5 % and no ranking contradicts the other, 1 else.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from allstep.benchmarks.comparison import results
-from allstep.benchmarks.comparison.ranking import is_faster, place_of, rankings
-from allstep.benchmarks.comparison.samples import resolution, share_of_limit
-from allstep.benchmarks.comparison.shapes import shares_cell
+from allstep.benchmarks.comparison.ranking import is_faster, rankings
+from allstep.benchmarks.comparison.samples import resolution
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.comparison import SUMMARY, CellResult, ComparisonResult
 from allstep.common.config.flags import Parser, nonempty_path
-from allstep.common.files.schema import list_of, record
 from allstep.common.process.errors import UserError
 from allstep.common.process.exit import run_rank
 
@@ -47,36 +45,29 @@ class Repetition:
         return abs(self.change) <= BOUND
 
 
-def repetitions(first: Sequence[dict], second: Sequence[dict]) -> list[Repetition]:
+def repetitions(first: Sequence[CellResult], second: Sequence[CellResult]) -> list[Repetition]:
     """The cells of two runs that are compared with independent processes in both."""
-    shares = [{cell["id"]: share for cell in cells if (share := _share(cell))} for cells in (first, second)]
-    return [Repetition(name, share, shares[1][name]) for name, share in shares[0].items() if name in shares[1]]
+    shares = {cell.id: cell.share_of_limit for cell in first}
+    again = {cell.id: cell.share_of_limit for cell in second}
+    pairs = [(name, share, again.get(name)) for name, share in shares.items()]
+    return [Repetition(name, one.median, two.median) for name, one, two in pairs if one and two]
 
 
-def contradicted(first: Sequence[dict], second: Sequence[dict]) -> set[tuple]:
+def contradicted(first: Sequence[CellResult], second: Sequence[CellResult]) -> set[tuple]:
     """The places where a strategy is faster than another in one run, and slower in the other."""
-    told, again = (
-        {
-            (place_of(cell), cell["strategy"], rival)
-            for cell in cells
-            for rival in cell["against"]
-            if is_faster(cell, rival)
-        }
+    found, again = (
+        {(cell.place, cell.strategy, rival) for cell in cells for rival in cell.against if is_faster(cell, rival)}
         for cells in (first, second)
     )
-    return {place for place, faster, slower in told if (place, slower, faster) in again}
+    return {place for place, faster, slower in found if (place, slower, faster) in again}
 
 
-def _share(cell: dict) -> float | None:
-    share = share_of_limit(cell)
-    return share["median"] if share else None
-
-
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, and end with status 1 where the runs do not agree."""
     parser = Parser("python -m allstep.benchmarks.proofs.reproducibility", __doc__)
     parser.add_argument("directories", nargs=2, type=nonempty_path, metavar="DIR")
-    flags = parser.parse_args()
-    first, second = map(_cells, flags.directories)
+    flags = parser.parse_args(argv)
+    first, second = (files.read_input(ComparisonResult, path / SUMMARY).cells for path in flags.directories)
     found, before, after = repetitions(first, second), rankings(first), rankings(second)
     if not found:
         raise UserError("expected two comparisons with cells in common, received none; repeat the same command")
@@ -88,11 +79,6 @@ def main() -> None:
     for directory, cells in zip(flags.directories, (first, second), strict=True):
         print(f"{directory}: {resolution(cells)}")
     sys.exit(0 if not changed and all(one.holds for one in found) else 1)
-
-
-def _cells(directory: Path) -> list[dict]:
-    shape = record(cells=list_of(shares_cell))
-    return results.read_input(directory / results.SUMMARY, results.FORMAT, shape)["cells"]
 
 
 def _verdict(holds: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from allstep.benchmarks.proofs import training as trainings
 from allstep.benchmarks.proofs.faults import STALL_SECONDS, Violation
 from allstep.benchmarks.proofs.parity import Curve, weights_apart
 from allstep.benchmarks.proofs.training import Training
+from allstep.benchmarks.records.runs import FILE, read_events
 from allstep.common.checkpoint import load
 from allstep.common.process.errors import UserError
 
@@ -87,18 +87,18 @@ def check_end(case: Case, output_dir: Path, undisturbed: Curve) -> None:
     state = load("latest", output_dir / "checkpoints", warn=_refuse)
     bound = BOUND_ON_THE_WAY if len(case.ranks) > 1 else FINAL_BOUND
     _check_weights(case, parity.weights_of(state), undisturbed, NUM_STEPS, bound)
-    events = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
-    told = {name: [event for event in events if event["event"] == name] for name in ("step", "epoch", "end")}
-    for name, number in (("step", NUM_STEPS), ("epoch", NUM_EPOCHS)):
-        if [event[name] for event in told[name]] != list(range(1, number + 1)):
-            raise Violation(f"metrics.jsonl tells the {name}s {[event[name] for event in told[name]]}")
-    if len(told["end"]) != 1:
-        raise Violation(f"metrics.jsonl tells the end {len(told['end'])} times")
+    events = read_events(output_dir / FILE)
+    steps, epochs = [event.step for event in events.steps], [event.epoch for event in events.epochs]
+    for name, found, number in (("step", steps, NUM_STEPS), ("epoch", epochs, NUM_EPOCHS)):
+        if found != list(range(1, number + 1)):
+            raise Violation(f"{FILE} has the {name}s {found}")
+    if len(events.ends) != 1:
+        raise Violation(f"{FILE} has {len(events.ends)} end events")
     bound = 0.0 if case.exact else BOUND_ON_THE_WAY
-    for event in told["step"]:
-        expected = undisturbed.losses[event["step"]]
-        if not math.isclose(event["loss"], expected, rel_tol=bound):
-            raise Violation(f"expected a loss of {expected} at step {event['step']}, received {event['loss']}")
+    for event in events.steps:
+        expected = undisturbed.losses[event.step]
+        if not math.isclose(event.loss, expected, rel_tol=bound):
+            raise Violation(f"expected a loss of {expected} at step {event.step}, received {event.loss}")
 
 
 def _check_weights(case: Case, weights: dict, undisturbed: Curve, step: int, bound: float) -> None:

@@ -13,7 +13,7 @@ and at the end:
 
     the weights are those of the undisturbed run: bit by bit in PyTorch where the number of ranks stayed the same,
     else by a relative difference (see `allstep parity --help`) of at most 1e-6, or 1e-5 where it changed
-    metrics.jsonl tells every step and every epoch once, with the losses of the undisturbed run
+    metrics.jsonl has every step and every epoch once, with the losses of the undisturbed run
 
 Horovod fuses gradients that are ready at the same time into one all-reduce. From three ranks on, where a gradient
 lies in that decides in which order the ranks' values are added, so equal runs differ in last bits. Here every gradient
@@ -53,7 +53,7 @@ STEP_SECONDS = 0.05
 """The longest wait from the step at which a kill is due to the kill: a few steps, with their checkpoints."""
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Disturb and resume until kills and faults are used up; end with status 1 where anything was violated."""
     parser = Parser("allstep soak", __doc__)
     parser.add_argument("--kills", type=whole(0, EVER), default=50, metavar="N")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(argv)
 
     soak = Soak()
     chance = random.Random(flags.seed)
@@ -90,11 +90,11 @@ def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.R
 
 def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Case]:
     """Two ranks, by Horovod under its launchers and, for every fourth run in PyTorch, by DDP under torchrun."""
-    of_horovod = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
+    horovod_launchers = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
     while True:
         for framework in frameworks:
             by_ddp = framework == "pytorch" and chance.random() < 0.25
-            yield Case(framework, (2,), ("torchrun",) if by_ddp else of_horovod)
+            yield Case(framework, (2,), ("torchrun",) if by_ddp else horovod_launchers)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Struck:
     seconds: float
     """From the fault to the end of the job."""
     last_step: int
-    """Told in metrics.jsonl."""
+    """That metrics.jsonl has."""
     saved_step: int
     """Of the latest checkpoint; 0 without any."""
     in_writing: bool

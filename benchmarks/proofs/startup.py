@@ -24,14 +24,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.comparison.results import output_file
-from allstep.benchmarks.harness.measure import Figure, interleaved, median_ratio, print_table, save, seconds_until
+from allstep.benchmarks.harness.measure import interleaved, median_ratio, print_table, save, seconds_until
 from allstep.benchmarks.proofs.handwritten import bare
-from allstep.common.config.flags import MOST_ROUNDS, Parser, nonempty_path, whole
+from allstep.benchmarks.records.figures import Figure
+from allstep.benchmarks.records.files import output_file
+from allstep.benchmarks.records.runs import FILE
+from allstep.common.config.flags import MOST_ROUNDS, Parser, listed, nonempty_path, one_of, whole
 from allstep.common.launch.hosts import Host, parse_list, to_list
 from allstep.common.process.exit import run_rank
+from allstep.common.registry import FRAMEWORKS
 
-FRAMEWORKS = ("pytorch", "tensorflow")
 BOUND_OF_THE_TRAINER = "<= 1.2"
 BOUND_OF_HOROVOD = "<= 0.6"
 
@@ -54,7 +56,7 @@ class ClusterLaunch:
 
 
 def environment_of(python: Path) -> list[str]:
-    """What tells Open MPI from a wheel where it lies; `make setup` tells ours."""
+    """The variables by which Open MPI from a wheel finds itself; `make setup` sets ours."""
     prefix = python.parent.parent
     path = f"PATH={prefix}/bin:/usr/local/bin:/usr/bin:/bin"
     return ["env", path, f"OPAL_PREFIX={prefix}", f"OMPI_MCA_orte_launch_agent={prefix}/bin/orted"]
@@ -68,7 +70,7 @@ def measurements(launch: ClusterLaunch, framework: str, directory: Path) -> dict
 
     def trainer() -> float:
         output = new_path()
-        metrics = output / "metrics.jsonl"
+        metrics = output / FILE
         one_step = (
             "--dataset",
             "synthetic",
@@ -110,9 +112,10 @@ def figures(framework: str, seconds: dict[str, list[float]]) -> list[Figure]:
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print the table; end with status 1 where a target is missed."""
     parser = Parser("python -m allstep.benchmarks.proofs.startup", __doc__)
-    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
+    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument(
         "-H", dest="hosts", type=parse_list, default="server1:4,server2:4", help="hosts and their ranks"
     )
@@ -132,8 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += figures(framework, samples[framework])
     print_table(rows)
     save(flags.output, rows, samples)
-    return 0 if all(row.reached for row in rows) else 1
+    if not all(row.reached for row in rows):
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    run_rank(lambda: sys.exit(main()))
+    run_rank(main)

@@ -8,13 +8,13 @@ The first check comes after the broadcast, the second after step 1, the others a
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from allstep.benchmarks.comparison.rank import open_session
+from allstep.benchmarks.records.files import write_json
 
 
 def timed(check: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
@@ -28,13 +28,14 @@ def timed(check: Callable[..., None], seconds: list[float]) -> Callable[..., Non
     return timed_check
 
 
-def main() -> None:
-    framework, output, *arguments = sys.argv[1:]
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train and write the seconds."""
+    framework, output, *arguments = sys.argv[1:] if argv is None else argv
     seconds: list[float] = []
     if session := open_session(framework, arguments):
         dataclasses.replace(session, check_replicas=timed(session.check_replicas, seconds)).train()
         if session.place.rank == 0:
-            Path(output).write_text(json.dumps(seconds))
+            write_json(Path(output), seconds)
 
 
 if __name__ == "__main__":

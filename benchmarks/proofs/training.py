@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,10 +13,11 @@ from pathlib import Path
 from typing import IO
 
 from allstep.benchmarks.harness.jobs import Job
+from allstep.benchmarks.records.runs import FILE, read_events
 
 POLL_SECONDS = 0.002
 PATIENCE_SECONDS = 300
-# What a launcher tells a rank of its number; torchrun first, the others keep to one name each.
+# How a launcher gives a rank its number; torchrun first, the others keep to one name each.
 _RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0")
 
 
@@ -27,7 +27,7 @@ class Training(Job):
     def __init__(self, command: Sequence[str | float | Path], output_dir: Path, num_ranks: int, log: IO[bytes]) -> None:
         """`command` has its launcher in front, where it has one; `output_dir` is the trainer's."""
         self._num_ranks = num_ranks
-        self._metrics = output_dir / "metrics.jsonl"
+        self._metrics = output_dir / FILE
         self._before = _inode(self._metrics)
         # Equal runs are equal, bit by bit, only where each gradient travels alone.
         super().__init__([command], log, {"HOROVOD_FUSION_THRESHOLD": "0"})
@@ -38,7 +38,7 @@ class Training(Job):
         return self.processes[0]
 
     def wait_for_step(self, step: int, delay: float = 0.0) -> None:
-        """Wait until it has told of `step`, for step 0 until all ranks are there, and then `delay` seconds.
+        """Wait until it has reported `step`, for step 0 until all ranks are there, and then `delay` seconds.
 
         Raises:
             TimeoutError: it does not come so far.
@@ -75,7 +75,7 @@ class Training(Job):
 
     def reported_its_end(self) -> bool:
         """Whether it came to the end of its training."""
-        return self._is_own() and '"event": "end"' in self._metrics.read_text()
+        return self._is_own() and bool(read_events(self._metrics).ends)
 
     def _reached(self, step: int) -> bool:
         if step == 0:
@@ -99,10 +99,9 @@ def training(command: Sequence[str | float | Path], output_dir: Path, num_ranks:
 
 
 def last_step(output_dir: Path) -> int:
-    """The last step that metrics.jsonl tells; its last line may be half written."""
-    path = output_dir / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return max((event["step"] for event in map(json.loads, lines) if event["event"] == "step"), default=0)
+    """The last step that metrics.jsonl has; 0 without any."""
+    path = output_dir / FILE
+    return max((event.step for event in read_events(path).steps), default=0) if path.exists() else 0
 
 
 def rank_processes(launcher: int) -> dict[int, int]:

@@ -3,113 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any
 
-from allstep.benchmarks.comparison.cells import OF_TABLE
+from allstep.benchmarks.comparison.cells import INDEPENDENT
 from allstep.benchmarks.comparison.ranking import groups, sentence
 from allstep.benchmarks.comparison.samples import resolution
+from allstep.benchmarks.records.comparison import CellResult, ComparisonResult
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, median, share
 from allstep.benchmarks.reporting.figures import Drawing, Line, bars, lines
+from allstep.common.files.records import to_json
 
-INDEPENDENT = "independent"
 _WORKLOADS = {
     "synthetic-weak": "Computing and communication alone (synthetic input, weak scaling)",
     "synthetic-strong": "A fixed global batch (synthetic input, strong scaling)",
     "real-weak": "With the input pipeline (real data, weak scaling)",
     "real-strong": "With the input pipeline and a fixed global batch (real data, strong scaling)",
 }
-Cell = dict[str, Any]
-_table_of = itemgetter(*OF_TABLE)
 
 
-def sections(content: dict[str, Any]) -> list[Section]:
+def sections(result: ComparisonResult) -> list[Section]:
     """Overview, one section for each of compare's tables, what failed, rules and environment."""
-    cells: list[Cell] = content["cells"]
-    found = [_overview(content)]
-    measured: dict[tuple, list[Cell]] = {}
+    cells = result.cells
+    found = [_overview(result)]
+    measured: dict[tuple, list[CellResult]] = {}
     for cell in cells:
-        if cell["images_per_second"]:
-            measured.setdefault(_table_of(cell), []).append(cell)
-    for (workload, model, batch_size, precision), of_table in measured.items():
-        found.append(_measured(f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {precision}", of_table))
-    missed = [cell for cell in cells if cell["status"] not in ("ok", "pending")]
-    apart = [cell for cell in cells if cell["images_per_second"] and not cell["comparable"]]
+        if cell.images_per_second:
+            measured.setdefault(cell.table, []).append(cell)
+    for (workload, model, batch_size, precision), rows in measured.items():
+        found.append(_measured(f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {precision}", rows))
+    missed = [cell for cell in cells if cell.status not in ("ok", "pending")]
+    apart = [cell for cell in cells if cell.images_per_second and not cell.comparable]
     if missed or apart:
-        rows = [[cell["id"], cell["status"], cell["reason"] or NOTHING] for cell in missed]
-        rows += [[cell["id"], "not comparable", cell["gate"]["reason"] or NOTHING] for cell in apart]
+        rows = [[cell.id, cell.status, cell.reason or NOTHING] for cell in missed]
+        rows += [[cell.id, "not comparable", cell.gate.reason or NOTHING] for cell in apart]
         found.append(Section("What failed or may not be compared", tables=[Table("", ["cell", "status", "why"], rows)]))
-    found.append(Section("Rules of the comparison", items=list(content["rules"])))
-    pairs = [list(pair) for pair in facts(content["environment"])]
+    found.append(Section("Rules of the comparison", items=list(result.rules)))
+    pairs = [list(pair) for pair in facts(to_json(result.environment))]
     found.append(Section("Environment", tables=[Table("", ["", ""], pairs)]))
     return found
 
 
-def _overview(content: dict[str, Any]) -> Section:
-    cells = content["cells"]
-    counts = {status: sum(cell["status"] == status for cell in cells) for status in ("ok", "partial", "pending")}
-    text = [
-        f"{counts['ok']} of {len(cells)} cells measured in full, {counts['partial']} in part. {content['updated']}."
-    ]
-    if not content["finished"]:
+def _overview(result: ComparisonResult) -> Section:
+    cells = result.cells
+    counts = {status: sum(cell.status == status for cell in cells) for status in ("ok", "partial", "pending")}
+    text = [f"{counts['ok']} of {len(cells)} cells measured in full, {counts['partial']} in part. {result.updated}."]
+    if not result.finished:
         text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
-    for group in _fastest([cell for cell in cells if cell["comparable"]]):
+    for group in _fastest([cell for cell in cells if cell.comparable]):
         cell = group[0]
-        place = f"{cell['workload']}, {cell['model']}, batch {cell['batch_size']}, {cell['precision']}, {_ranks(cell)}"
-        rates = (f"{one['strategy']} ({amount(median(one['images_per_second']))} images/s)" for one in group)
-        not_told_apart = ", not told apart" if len(group) > 1 else ""
-        text.append(f"Fastest of {place} in {cell['framework']}: {' ~ '.join(rates)}{not_told_apart}.")
-    return Section("Overview", text=text, commands=[content["command"]])
+        place = f"{cell.workload}, {cell.model}, batch {cell.batch_size}, {cell.precision}, {_ranks(cell)}"
+        rates = (f"{one.strategy} ({amount(median(one.images_per_second))} images/s)" for one in group)
+        suffix = ", not distinguished" if len(group) > 1 else ""
+        text.append(f"Fastest of {place} in {cell.framework}: {' ~ '.join(rates)}{suffix}.")
+    return Section("Overview", text=text, commands=[result.command])
 
 
-def _fastest(cells: Sequence[Cell]) -> list[list[Cell]]:
+def _fastest(cells: Sequence[CellResult]) -> list[list[CellResult]]:
     """The fastest group of each framework in each table, on the largest number of ranks that has a ranking there."""
-    found: dict[tuple, list[Cell]] = {}
-    for fastest, *_ in sorted(groups(cells).values(), key=lambda ranked: ranked[0][0]["ranks"]):
-        found[(*_table_of(fastest[0]), fastest[0]["framework"])] = fastest
+    found: dict[tuple, list[CellResult]] = {}
+    for fastest, *_ in sorted(groups(cells).values(), key=lambda ranked: ranked[0][0].ranks):
+        found[(*fastest[0].table, fastest[0].framework)] = fastest
     return list(found.values())
 
 
-def _measured(title: str, cells: Sequence[Cell]) -> Section:
+def _measured(title: str, cells: Sequence[CellResult]) -> Section:
     """A table of compare's; its figures show side by side what may be compared alone."""
     section = Section(title)
-    alike = [cell for cell in cells if cell["comparable"]]
-    for framework in dict.fromkeys(cell["framework"] for cell in alike):
-        section.figures += _scaling(framework, [cell for cell in alike if cell["framework"] == framework])
+    alike = [cell for cell in cells if cell.comparable]
+    for framework in dict.fromkeys(cell.framework for cell in alike):
+        section.figures += _scaling(framework, [cell for cell in alike if cell.framework == framework])
     section.figures += _curves(cells)
     shown = (
-        ("Seconds of training to the target accuracy", lambda cell: median(cell["seconds_to_target"]), "s"),
+        ("Seconds of training to the target accuracy", lambda cell: median(cell.seconds_to_target), "s"),
         ("Peak memory of the rank that took most", _memory, "MiB"),
         ("Lost to communication, of the rate of as many independent processes", _lost, "%"),
-        ("From the launch to the end of the first step", lambda cell: median(cell["startup_seconds"]), "s"),
+        ("From the launch to the end of the first step", lambda cell: median(cell.startup_seconds), "s"),
     )
     section.figures += [figure for caption, value, unit in shown if (figure := _bars(caption, alike, value, unit))]
     section.tables.append(_table(cells))
     section.text += filter(None, (sentence(cells), resolution(cells)))
-    section.commands = [cell["command"] for cell in cells]
+    section.commands = [cell.command for cell in cells]
     return section
 
 
-def _scaling(framework: str, cells: Sequence[Cell]) -> list[Drawing]:
+def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
     """Throughput and efficiency against ranks, with the ideal and the machine's limit."""
-    strategies = list(dict.fromkeys(cell["strategy"] for cell in cells))
-    ranks = sorted({cell["ranks"] for cell in cells})
+    strategies = list(dict.fromkeys(cell.strategy for cell in cells))
+    ranks = sorted({cell.ranks for cell in cells})
     rates, efficiencies = [], []
     for strategy in strategies:
-        own = sorted((cell for cell in cells if cell["strategy"] == strategy), key=lambda cell: cell["ranks"])
-        statistics = [cell["images_per_second"] for cell in own]
+        own = sorted((cell for cell in cells if cell.strategy == strategy), key=lambda cell: cell.ranks)
+        points = [(cell.ranks, cell.images_per_second) for cell in own if cell.images_per_second]
         is_limit = strategy == INDEPENDENT
         label = "limit: independent processes" if is_limit else strategy
-        x, y = [cell["ranks"] for cell in own], [one["median"] for one in statistics]
-        low, high = ([] if is_limit else [one[end] for one in statistics] for end in ("low", "high"))
-        rates.append(Line(label, x, y, low, high, reference=is_limit))
-        shown = [(cell["ranks"], _efficiency(cell, "single_process")) for cell in own]
+        x, y = [num_ranks for num_ranks, _ in points], [rate.median for _, rate in points]
+        whiskers = () if is_limit else ([rate.low for _, rate in points], [rate.high for _, rate in points])
+        rates.append(Line(label, x, y, *whiskers, reference=is_limit))
+        shown = [(cell.ranks, _efficiency(cell, "single_process")) for cell in own]
         shown = [(num_ranks, value) for num_ranks, value in shown if value is not None]
         if shown:
             efficiencies.append(Line(label, *map(list, zip(*shown, strict=True)), reference=is_limit))
-    alone = next((cell for cell in cells if cell["strategy"] == INDEPENDENT and cell["ranks"] == 1), None)
-    if alone and len(ranks) > 1:
-        one = alone["images_per_second"]["median"]
+    alone = next((cell for cell in cells if cell.strategy == INDEPENDENT and cell.ranks == 1), None)
+    if alone and alone.images_per_second and len(ranks) > 1:
+        one = alone.images_per_second.median
         rates.append(Line("ideal", ranks, [one * num_ranks for num_ranks in ranks], reference=True))
     figures = [
         lines(
@@ -123,52 +118,49 @@ def _scaling(framework: str, cells: Sequence[Cell]) -> list[Drawing]:
     return figures
 
 
-def _curves(cells: Sequence[Cell]) -> list[Drawing]:
+def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
     """Curves of all cells over each other."""
-    trained = [cell for cell in cells if cell["curve"]]
-    if not trained:
+    losses, accuracies = [], []
+    for cell in cells:
+        if curve := cell.curve:
+            label = f"{_name(cell)}, {_ranks(cell)}"
+            losses.append(Line(label, [point.epoch for point in curve], [point.train_loss for point in curve]))
+            seconds, accuracy = [point.seconds for point in curve], [point.validation_accuracy for point in curve]
+            accuracies.append(Line(label, seconds, accuracy))
+    if not losses:
         return []
-
-    def of(x: str, y: str) -> list[Line]:
-        return [
-            Line(f"{_name(cell)}, {_ranks(cell)}", [e[x] for e in cell["curve"]], [e[y] for e in cell["curve"]])
-            for cell in trained
-        ]
-
+    caption = "Validation accuracy against training time"
     return [
-        lines("Training loss, curves over each other", of("epoch", "train_loss"), x_label="epoch", y_label="loss"),
-        lines(
-            "Validation accuracy against training time",
-            of("seconds", "validation_accuracy"),
-            x_label="seconds",
-            y_label="accuracy",
-        ),
+        lines("Training loss, curves over each other", losses, x_label="epoch", y_label="loss"),
+        lines(caption, accuracies, x_label="seconds", y_label="accuracy"),
     ]
 
 
-def _bars(caption: str, cells: Sequence[Cell], value: Callable[[Cell], float | None], unit: str) -> Drawing | None:
+def _bars(
+    caption: str, cells: Sequence[CellResult], value: Callable[[CellResult], float | None], unit: str
+) -> Drawing | None:
     shown = [(f"{_name(cell)}, {_ranks(cell)}", value(cell)) for cell in cells]
     shown = [(label, number) for label, number in shown if number is not None]
     return bars(caption, *zip(*shown, strict=True), x_label=unit) if shown else None
 
 
-def _memory(cell: Cell) -> float | None:
-    return max(cell["peak_memory_bytes_by_rank"]) / 2**20 if cell["peak_memory_bytes_by_rank"] else None
+def _memory(cell: CellResult) -> float | None:
+    return max(cell.peak_memory_bytes_by_rank) / 2**20 if cell.peak_memory_bytes_by_rank else None
 
 
-def _lost(cell: Cell) -> float | None:
+def _lost(cell: CellResult) -> float | None:
     """Percent of the limit that communication takes, waiting for each other included."""
     kept = _efficiency(cell, "independent")
-    return None if kept is None or cell["ranks"] == 1 or cell["strategy"] == INDEPENDENT else 100 * max(0.0, 1 - kept)
+    return None if kept is None or cell.ranks == 1 or cell.strategy == INDEPENDENT else 100 * max(0.0, 1 - kept)
 
 
-def _table(cells: Sequence[Cell]) -> Table:
+def _table(cells: Sequence[CellResult]) -> Table:
     header = ["", "ranks", "images/s", "mean, 95%", "spread", "of the same on 1", "of plain", "of the limit"]
-    header += [f"of {cells[0]['framework']}", "MiB", "start-up s", "to target s", "accuracy", "same curve"]
+    header += [f"of {cells[0].framework}", "MiB", "start-up s", "to target s", "accuracy", "same curve"]
     rows = []
-    for cell in cells:
-        rate = cell["images_per_second"]
-        half = (rate["high"] - rate["low"]) / 2
+    measured = [(cell, cell.images_per_second) for cell in cells if cell.images_per_second]
+    for cell, rate in measured:
+        half = (rate.high - rate.low) / 2
         efficiencies = [
             share(_efficiency(cell, name))
             for name in ("same_strategy_one_rank", "single_process", "independent", "first_framework")
@@ -176,28 +168,28 @@ def _table(cells: Sequence[Cell]) -> Table:
         rows.append(
             [
                 _name(cell),
-                str(cell["ranks"]),
-                amount(rate["median"]),
-                f"{amount(rate['mean'])} ± {amount(half)}",
-                amount(rate["stdev"]),
+                str(cell.ranks),
+                amount(rate.median),
+                f"{amount(rate.mean)} ± {amount(half)}",
+                amount(rate.stdev),
                 *efficiencies,
-                mebibytes(max(cell["peak_memory_bytes_by_rank"] or [0]) or None),
-                amount(median(cell["startup_seconds"])),
-                amount(median(cell["seconds_to_target"])),
-                share(cell["final_accuracy"]),
-                cell["gate"]["status"],
+                mebibytes(max(cell.peak_memory_bytes_by_rank or [0]) or None),
+                amount(median(cell.startup_seconds)),
+                amount(median(cell.seconds_to_target)),
+                share(cell.final_accuracy),
+                cell.gate.status,
             ]
         )
     return Table("Medians over repetitions; spread is the standard deviation of single ones.", header, rows)
 
 
-def _efficiency(cell: Cell, name: str) -> float | None:
-    return median((cell["efficiency"] or {}).get(name))
+def _efficiency(cell: CellResult, name: str) -> float | None:
+    return median((cell.efficiency or {}).get(name))
 
 
-def _name(cell: Cell) -> str:
-    return f"{cell['framework']} {cell['strategy']}"
+def _name(cell: CellResult) -> str:
+    return f"{cell.framework} {cell.strategy}"
 
 
-def _ranks(cell: Cell) -> str:
-    return f"{cell['ranks']} rank{'s' if cell['ranks'] > 1 else ''}"
+def _ranks(cell: CellResult) -> str:
+    return f"{cell.ranks} rank{'s' if cell.ranks > 1 else ''}"

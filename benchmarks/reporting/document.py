@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from allstep.benchmarks.comparison.estimate import Estimate
 from allstep.benchmarks.reporting.figures import Drawing
 
 NOTHING = "–"
@@ -58,9 +59,9 @@ def mebibytes(value: float | None) -> str:
     return NOTHING if value is None else f"{value / 2**20:,.0f}"
 
 
-def median(statistics: Mapping[str, Any] | None) -> float | None:
-    """The median of what compare calls STATISTICS; None for none."""
-    return statistics["median"] if statistics else None
+def median(estimate: Estimate | None) -> float | None:
+    """The median of an estimate; None for none."""
+    return estimate.median if estimate else None
 
 
 def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Okabe and Ito 2008, told apart by people with any colour vision; report.html has a lighter set for dark pages.
+# Okabe and Ito 2008, distinguished by people with any colour vision; report.html has a lighter set for dark pages.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _INK, _FAINT = "#010203", "#040506"
 _MARKERS = "osD^vP"
@@ -105,8 +105,8 @@ def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_labe
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     for place, value in zip(places, values, strict=True):
-        told = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        axes.annotate(told, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        label = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        axes.annotate(label, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
     return Drawing(caption, _svg(figure, axes))

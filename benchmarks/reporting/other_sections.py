@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 from allstep.benchmarks.harness.launchers import LAUNCHERS, start
+from allstep.benchmarks.records.collectives import CollectivesResult
+from allstep.benchmarks.records.figures import BenchmarkResult
+from allstep.benchmarks.records.forecasts import ForecastsResult, ValidationResult
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, share
 from allstep.benchmarks.reporting.figures import Line, bars, lines
 from allstep.benchmarks.reporting.sources import RecordedRun
 
 
-def collectives(content: dict[str, Any]) -> Section:
+def collectives(result: CollectivesResult) -> Section:
     """A result of `allstep collectives`."""
-    section = Section(f"Collectives on {content['ranks']} ranks", commands=[content["command"]])
-    rows = content["rows"]
-    for collective in dict.fromkeys(row["collective"] for row in rows if row["collective"] != "copy"):
-        shown = [row for row in rows if row["collective"] in (collective, "copy")]
+    section = Section(f"Collectives on {result.ranks} ranks", commands=[result.command])
+    rows = result.rows
+    for collective in dict.fromkeys(row.collective for row in rows if row.collective != "copy"):
+        shown = [row for row in rows if row.collective in (collective, "copy")]
         curves = []
-        for backend in dict.fromkeys(row["backend"] for row in shown):
-            own = [row for row in shown if row["backend"] == backend]
-            values = [row["bus_bandwidth"] / 1e9 for row in own]
-            curves.append(Line(backend, [row["bytes"] for row in own], values, reference=backend == "memcpy"))
+        for backend in dict.fromkeys(row.backend for row in shown):
+            own = [row for row in shown if row.backend == backend]
+            values = [row.bus_bandwidth / 1e9 for row in own]
+            curves.append(Line(backend, [row.bytes for row in own], values, reference=backend == "memcpy"))
         section.figures.append(
             lines(
                 f"Bus bandwidth of {collective}",
@@ -42,84 +45,82 @@ def collectives(content: dict[str, Any]) -> Section:
             header,
             [
                 [
-                    row["backend"],
-                    row["collective"],
-                    f"{row['bytes']:,}",
-                    *(amount(1e6 * row["seconds"][name]) for name in ("minimum", "average", "maximum")),
-                    amount(1e6 * row["median_seconds"]),
-                    *(amount(row[name] / 1e9) for name in ("algorithm_bandwidth", "bus_bandwidth")),
-                    "right" if row["right"] else "WRONG",
+                    row.backend,
+                    row.collective,
+                    f"{row.bytes:,}",
+                    *(amount(1e6 * seconds) for seconds in (*astuple(row.seconds), row.median_seconds)),
+                    *(amount(bandwidth / 1e9) for bandwidth in (row.algorithm_bandwidth, row.bus_bandwidth)),
+                    "right" if row.right else "WRONG",
                 ]
                 for row in rows
             ],
         )
     )
-    if ratios := content.get("horovod_over_mpi"):
-        kinds = ("ratio", "ratio_of_medians")
-        shown = [[row["backend"], f"{row['bytes']:,}", *(f"{row[kind]:.2f}" for kind in kinds)] for row in ratios]
+    if ratios := result.horovod_over_mpi:
+        shown = [[one.backend, f"{one.bytes:,}", f"{one.ratio:.2f}", f"{one.ratio_of_medians:.2f}"] for one in ratios]
         header = ["", "bytes", "fastest passes", "medians"]
         section.tables.append(Table("Horovod's all-reduce bandwidth over MPI's", header, shown))
-    if found := content.get("recommendation"):
+    if found := result.recommendation:
         section.text.append(
-            f"Recommended for {found['network']} at {found['step_ms']:g} ms a step: fusion threshold "
-            f"{found['threshold']:,.0f} bytes, cycle time {found['cycle_ms']:g} ms."
+            f"Recommended for {found.network} at {found.step_ms:g} ms a step: fusion threshold "
+            f"{found.threshold:,.0f} bytes, cycle time {found.cycle_ms:g} ms."
         )
-    for what, ratio in content.get("tuning", {}).get("ratios", {}).items():
+    for what, ratio in result.tuning.ratios.items() if result.tuning else ():
         section.text.append(f"Training, images/s, {what}: {ratio:.3f}.")
-    section.items = [f"{name} failed: {why}" for name, why in content["failures"].items()]
-    section.items += [f"{name} has no {', '.join(lacks)}" for name, lacks in content["missing"].items() if lacks]
-    section.tables.append(Table("Environment", ["", ""], [list(pair) for pair in facts(content["variables"])]))
+    section.items = [f"{name} failed: {why}" for name, why in result.failures.items()]
+    section.items += [f"{name} has no {', '.join(lacks)}" for name, lacks in result.missing.items() if lacks]
+    section.tables.append(Table("Environment", ["", ""], [list(pair) for pair in facts(result.variables)]))
     return section
 
 
-def forecast(content: dict[str, Any]) -> Section:
+def forecast(result: ForecastsResult) -> Section:
     """A result of `allstep predict --output`."""
-    rows = content["forecasts"]
-    ranks = [row["num_ranks"] for row in rows]
+    rows = result.forecasts
+    ranks = [row.num_ranks for row in rows]
     curves = [
-        Line("forecast", ranks, [row["efficiency"] for row in rows]),
+        Line("forecast", ranks, [row.efficiency for row in rows]),
         Line("ideal", ranks, [1.0] * len(ranks), reference=True),
     ]
     table = [
         [
-            f"{row['num_ranks']:,}",
-            amount(1000 * row["total"]),
-            share(row["efficiency"]),
-            amount(row["images_per_second"]),
-            f"{row['bottleneck']} {share(row['bottleneck_share'])}",
-            f"{row['helps'][0]}: {share(row['helps'][1])}" if row["helps"] else NOTHING,
+            f"{row.num_ranks:,}",
+            amount(1000 * row.total),
+            share(row.efficiency),
+            amount(row.images_per_second),
+            f"{row.bottleneck} {share(row.bottleneck_share)}",
+            f"{row.helps[0]}: {share(row.helps[1])}" if row.helps else NOTHING,
         ]
         for row in rows
     ]
     header = ["ranks", "step ms", "efficiency", "samples/s", "costs most", "helps most"]
     figure = lines("Forecast efficiency", curves, x_label="ranks", y_label="", x_scale="log10", percent=True)
-    return Section("Forecast", figures=[figure], tables=[Table("", header, table)], commands=[content["command"]])
+    return Section("Forecast", figures=[figure], tables=[Table("", header, table)], commands=[result.command])
 
 
-def validation(content: dict[str, Any]) -> Section:
+def validation(result: ValidationResult) -> Section:
     """A result of `allstep predict --validate --output`: every row, and plainly what misses."""
-    rows, bound = content["rows"], 100 * content["largest_error"]
-    missed = [row for row in rows if abs(row["error"]) > content["largest_error"]]
-    told = (
+    rows, bound = result.rows, 100 * result.largest_error
+    missed = [row for row in rows if abs(row.error) > result.largest_error]
+    verdict = (
         f"{len(rows) - len(missed)} of {len(rows)} efficiencies are forecast within {bound:g} points. A row from which "
         "a parameter was estimated says little about the error."
     )
-    section = Section("Forecasts beside measurements", text=[told, *content["notes"]], commands=[content["command"]])
+    section = Section("Forecasts beside measurements", text=[verdict, *result.notes], commands=[result.command])
     section.items = [
-        f"MISSED by {100 * abs(row['error']):.1f} points: {row['title']}, {row['system']}, {row['network']} on "
-        f"{row['num_ranks']} ranks"
+        f"MISSED by {100 * abs(row.error):.1f} points: {row.title}, {row.system}, {row.network} on "
+        f"{row.num_ranks} ranks"
         for row in missed
     ]
     table = [
         [
-            row["title"],
-            row["system"],
-            row["network"],
-            f"{row['num_ranks']}" + (f" over {row['baseline_ranks']}" if row["baseline_ranks"] > 1 else ""),
-            *(share(row[name]) for name in ("measured", "forecast")),
-            f"{100 * row['error']:+.1f}",
+            row.title,
+            row.system,
+            row.network,
+            f"{row.num_ranks}" + (f" over {row.baseline_ranks}" if row.baseline_ranks > 1 else ""),
+            *map(share, (row.measured, row.forecast)),
+            f"{100 * row.error:+.1f}",
             "NO" if row in missed else "yes",
-            row["estimated"] or NOTHING,
+            row.estimated or NOTHING,
         ]
         for row in rows
     ]
@@ -128,22 +129,22 @@ def validation(content: dict[str, Any]) -> Section:
     return section
 
 
-def benchmark(path: Path, content: dict[str, Any]) -> Section:
+def benchmark(path: Path, result: BenchmarkResult) -> Section:
     """What a benchmark kept by `measure.save`."""
     rows = [
         [
-            figure["what"],
-            amount(figure["ours"]),
-            amount(figure["reference"]),
-            amount(figure["ratio"]),
-            figure["target"],
-            ("yes" if figure["reached"] else "NO") if figure["target"] else "",
+            figure.what,
+            amount(figure.ours),
+            amount(figure.reference),
+            amount(figure.ratio),
+            figure.target,
+            ("yes" if figure.reached else "NO") if figure.target else "",
         ]
-        for figure in content["figures"]
+        for figure in result.figures
     ]
     table = Table("", ["", "ours", "reference", "ratio", "target", "reached"], rows)
     name = path.stem.replace("_", " ").capitalize()
-    text = [f"Measured {content['time']}."] if "time" in content else []
+    text = [f"Measured {result.time}."] if result.time else []
     return Section(f"{name}: ours beside a reference", text=text, tables=[table])
 
 
@@ -152,27 +153,28 @@ def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
     section = Section("Training runs")
     losses, accuracies, memory, rows = [], [], [], []
     for path, run in found:
-        label = f"{path.name}: {run.start['framework']} {run.start['strategy']}, {run.start['world_size']} ranks"
-        epochs = [epoch["epoch"] for epoch in run.epochs]
-        if epochs:
-            losses.append(Line(label, epochs, [epoch["train_loss"] for epoch in run.epochs]))
-            seconds = [epoch["cumulative_seconds"] for epoch in run.epochs]
-            accuracies.append(Line(label, seconds, [epoch["validation_accuracy"] for epoch in run.epochs]))
-        if run.end and run.end.get("peak_memory_bytes"):
-            memory.append((path.name, run.end["peak_memory_bytes"] / 2**20))
-        last = run.epochs[-1] if run.epochs else {}
+        start = run.start
+        label = f"{path.name}: {start.framework} {start.strategy}, {start.world_size} ranks"
+        if run.epochs:
+            numbers, epoch_losses = [epoch.epoch for epoch in run.epochs], [epoch.train_loss for epoch in run.epochs]
+            losses.append(Line(label, numbers, epoch_losses))
+            seconds = [epoch.cumulative_seconds for epoch in run.epochs]
+            accuracies.append(Line(label, seconds, [epoch.validation_accuracy for epoch in run.epochs]))
+        if run.end and run.end.peak_memory_bytes:
+            memory.append((path.name, run.end.peak_memory_bytes / 2**20))
+        last = run.epochs[-1] if run.epochs else None
         rows.append(
             [
                 path.name,
-                f"{run.start['framework']} {run.start['strategy']}",
-                str(run.start["world_size"]),
-                str(run.start["global_batch_size"]),
+                f"{start.framework} {start.strategy}",
+                str(start.world_size),
+                str(start.global_batch_size),
                 str(len(run.epochs)),
-                amount(last.get("train_loss")),
-                share(last.get("validation_accuracy")),
-                amount(last.get("cumulative_seconds")),
-                amount(last.get("images_per_second")),
-                mebibytes(run.end.get("peak_memory_bytes")) if run.end else "did not end",
+                amount(last and last.train_loss),
+                share(last and last.validation_accuracy),
+                amount(last and last.cumulative_seconds),
+                amount(last and last.images_per_second),
+                mebibytes(run.end.peak_memory_bytes) if run.end else "did not end",
             ]
         )
         if run.config:
@@ -190,8 +192,7 @@ def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
 
 def _command(config: Path, run: RecordedRun) -> str:
     """The command that trains as the run did, on as many ranks by the same launcher."""
-    name = str(run.start.get("launcher"))
-    name = "mpiexec" if name == "PMI" else name
+    launcher = "mpiexec" if run.start.launcher == "PMI" else run.start.launcher
     # A run that was started alone starts its ranks by itself.
-    program = start(name if name in LAUNCHERS else None, run.start["world_size"])
-    return shlex.join([*program, f"{run.start['framework']}/train.py", "--config", str(config)])
+    program = start(launcher if launcher in LAUNCHERS else None, run.start.world_size)
+    return shlex.join([*program, f"{run.start.framework}/train.py", "--config", str(config)])

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allstep.benchmarks.comparison import results
-from allstep.benchmarks.comparison.shapes import END, EPOCH, REPORTED, START
-from allstep.common.files import strict_json
-from allstep.common.files.regular_file import read_regular
-from allstep.common.files.schema import Mismatch, list_of, one_of, record, text
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.collectives import CollectivesResult
+from allstep.benchmarks.records.comparison import ComparisonResult
+from allstep.benchmarks.records.figures import BenchmarkResult
+from allstep.benchmarks.records.forecasts import ForecastsResult, ValidationResult
+from allstep.benchmarks.records.runs import FILE, End, Epoch, Start, read_events
+from allstep.common.files.records import from_json
+from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
 
-_LARGEST_LOG = 64 * 2**20  # bytes of metrics.jsonl: a line for each of half a million steps
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _SECRETS = (
     (re.compile(r"(//)[^/\s@]+@"), r"\1(hidden)@"),
@@ -30,28 +32,27 @@ _SECRETS = (
 class Sources:
     """What was found, each with the path where it was, relative to the directory that was named."""
 
-    compares: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    collectives: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    forecasts: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    validations: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    benchmarks: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
-    """What `benchmarks.measure.save` wrote."""
+    compares: list[tuple[Path, ComparisonResult]] = field(default_factory=list)
+    collectives: list[tuple[Path, CollectivesResult]] = field(default_factory=list)
+    forecasts: list[tuple[Path, ForecastsResult]] = field(default_factory=list)
+    validations: list[tuple[Path, ValidationResult]] = field(default_factory=list)
+    benchmarks: list[tuple[Path, BenchmarkResult]] = field(default_factory=list)
     runs: list[tuple[Path, RecordedRun]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """One line each."""
 
     def __len__(self) -> int:
-        of_commands = (self.compares, self.collectives, self.forecasts, self.validations)
-        return sum(map(len, (*of_commands, self.benchmarks, self.runs)))
+        results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks)
+        return sum(map(len, (*results, self.runs)))
 
 
 @dataclass(frozen=True)
 class RecordedRun:
     """A training run's metrics.jsonl."""
 
-    start: dict[str, Any]
-    epochs: list[dict[str, Any]]
-    end: dict[str, Any] | None
+    start: Start
+    epochs: tuple[Epoch, ...]
+    end: End | None
     """None for a run that has not ended, or was killed."""
     config: Path | None
     """Its config.yaml; None where that is gone."""
@@ -68,7 +69,7 @@ def read(directories: Iterable[Path]) -> Sources:
         for path in sorted(directory.rglob("*.json")):
             if not {"samples", "gates", "checkpoints"} & set(path.relative_to(directory).parts[:-1]):
                 _guarded(found, path, _read_json)
-        for path in sorted(directory.rglob("metrics.jsonl")):
+        for path in sorted(directory.rglob(FILE)):
             _guarded(found, path, _read_run)
         if len(found) + len(found.problems) == before:
             found.problems.append(f"{directory}: no results of allstep in it")
@@ -80,46 +81,33 @@ def _guarded(found: Sources, path: Path, reader: Callable[[Sources, Path], None]
         reader(found, path)
     except OSError as error:
         found.problems.append(f"{path}: not readable as a result: {error.strerror}")
-    except (NotJson, Mismatch) as error:
+    except (NotJson, files.OtherFormat, Mismatch) as error:
         found.problems.append(f"{path}: not readable as a result: {error}")
 
 
 def _read_json(found: Sources, path: Path) -> None:
-    content = redact(results.load(path))
-    if not isinstance(content, dict):
-        return
-    kind = content.get("format")
-    if isinstance(kind, str) and kind in results.VERSIONS:
-        one_of(results.VERSIONS[kind])(content.get("version"), f"the version of {kind}")
-        REPORTED[kind](content, "result")
-        lists = {
-            "allstep-compare": found.compares,
-            "allstep-collectives": found.collectives,
-            "allstep-predict": found.forecasts,
-            "allstep-validation": found.validations,
-            results.BENCHMARK: found.benchmarks,
-        }
-        lists[kind].append((path, content))
+    content = redact(files.load(path))
+    lists: dict[type[files.Result], list] = {
+        ComparisonResult: found.compares,
+        CollectivesResult: found.collectives,
+        ForecastsResult: found.forecasts,
+        ValidationResult: found.validations,
+        BenchmarkResult: found.benchmarks,
+    }
+    for kind, results in lists.items():
+        if isinstance(content, dict) and content.get("format") == kind.FORMAT:
+            files.check_version(kind, content)
+            results.append((path, from_json(kind, content, "result")))
 
 
 def _read_run(found: Sources, path: Path) -> None:
-    events = []
-    for line in read_regular(path, most=_LARGEST_LOG).splitlines():
-        try:
-            events.append(redact(strict_json.loads(line)))
-        except NotJson:
-            found.problems.append(f"{path}: a line is half-written and was left out")
-    list_of(record(event=text))(events, "events")
-    starts, epochs, ends = ([event for event in events if event["event"] == name] for name in ("start", "epoch", "end"))
-    if not starts:
+    events = read_events(path, redact)
+    found.problems += [f"{path}: a line is half-written and was left out"] * events.num_broken
+    if not events.starts:
         raise Mismatch("expected a start event, received none")
-    START(starts[-1], "start")
-    for epoch in epochs:
-        EPOCH(epoch, "epoch")
-    for end in ends:
-        END(end, "end")
     config = path.with_name("config.yaml")
-    run = RecordedRun(starts[-1], epochs, ends[-1] if ends else None, config if config.exists() else None)
+    end = events.ends[-1] if events.ends else None
+    run = RecordedRun(events.starts[-1], events.epochs, end, config if config.exists() else None)
     found.runs.append((path.parent, run))
 
 

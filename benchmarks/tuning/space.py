@@ -98,4 +98,4 @@ def _distribution(what: Any, where: str) -> BaseDistribution:
 
 def _ends(distribution: BaseDistribution) -> list[Value]:
     choices = getattr(distribution, "choices", None)
-    return list(choices) if choices else [distribution.low, distribution.high]
+    return list(choices) if choices else [getattr(distribution, end) for end in ("low", "high")]

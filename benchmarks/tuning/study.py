@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from allstep.benchmarks.tuning.space import Space
 from allstep.common.process.errors import UserError, shown
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
 """Ends of names of SQLite files; every other name is that of a journal, which also serves on network file systems."""
-DIRECTIONS = {"accuracy": "maximize", "loss": "minimize"}
+DIRECTIONS: dict[str, Literal["minimize", "maximize"]] = {"accuracy": "maximize", "loss": "minimize"}
 _NAME = "allstep"
 _METRIC = "metric"
 
@@ -121,8 +121,9 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def _storage(path: Path):
-    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
 
     if path.suffix in DATABASES:
         return f"sqlite:///{path.absolute()}"
-    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    return JournalStorage(JournalFileBackend(str(path)))

@@ -138,6 +138,10 @@ class StrategyConfig:
     timeline: Path | None = None
     """horovod: file for Horovod's timeline of every gradient's way; `allstep timeline FILE` sums it up."""
 
+    compile: bool = False
+    """Have steps compiled when they first run: by torch.compile in PyTorch, by XLA in TensorFlow. The curve is the same
+    within rounding. There is a program for each size of a global batch, and validation is not compiled."""
+
     accumulate_steps: Annotated[int, whole(1, 2**20)] = 1
     """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
 

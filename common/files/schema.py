@@ -10,6 +10,7 @@ It raises `Mismatch` for the first thing that is not as expected. What a record 
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable
 from typing import Any
@@ -54,10 +55,24 @@ def number(least: float = -LARGEST, most: float = LARGEST) -> Shape:
     return check
 
 
+def anything(value: Any, where: str) -> None:
+    """Any value at all."""
+
+
 def text(value: Any, where: str) -> None:
     """A string."""
     if not isinstance(value, str):
         raise Mismatch(f"expected {where} to be a text, received {brief(value)}")
+
+
+def matching(pattern: str, form: str) -> Shape:
+    """A string that a regular expression matches as a whole; `form` says what that means."""
+
+    def check(value: Any, where: str) -> None:
+        if not (isinstance(value, str) and re.fullmatch(pattern, value)):
+            raise Mismatch(f"expected {where} to be {form}, received {brief(value)}")
+
+    return check
 
 
 def flag(value: Any, where: str) -> None:

@@ -220,7 +220,7 @@ def launch_lines(hosts: Sequence[Host]) -> dict[str, str]:
     return {launcher: shlex.join(words) for launcher, words in lines.items()}
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """The command `allstep hosts`.
 
     Raises:
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("-H", dest="hosts", metavar="LIST", help="hosts as in server1:4,server2:4")
     parser.add_argument("--to", choices=tuple(FORMS), metavar="FORM", help=f"print in one of {', '.join(FORMS)}")
     parser.add_argument("--no-resolve", action="store_true", help="do not ask whether this machine knows the names")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(argv)
     if flags.hostfile and flags.hosts is not None:
         raise UserError("expected a hostfile or -H, received both; give one of them")
     if flags.hosts is not None:

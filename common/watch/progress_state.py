@@ -12,6 +12,7 @@ import time
 PHASES = {
     "start": "starting up",
     "input": "reading the input of step {}",
+    "compile": "compiling step {}",
     "step": "step {}",
     "check": "the replica check after step {}",
     "sums": "adding up after step {}",

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from allstep.common.watch.progress_state import PHASES
 
 # What may have to be compiled before, or reads what was never read before.
-_COMPILES = ("start", "step", "validation")
+_COMPILES = ("start", "compile", "step", "validation")
 # In these a rank gets ahead by a collective in which the others took part, and so have compiled as well.
-_MET_IN = ("start", "step")
+_MET_IN = ("start", "compile", "step")
 _PATIENCE_WHEN_NEW = 12
 # What a rank has taken before may come again, and more, before it counts as stuck.
 _SLOWER = 3
 # Where all ranks are at the same point, nobody is known to wait: it may be a slow step.
 _PATIENCE_WITH_ALL = 12
 _SLOWER_THAN_ALL = 10
-# And where they all do something for the first time: rank 0 may be reading a checkpoint that is large and far away. The
-# training step alone is without limit, for nobody knows how long it compiles.
+# And where they all do something for the first time: rank 0 may be reading a checkpoint that is large and far away.
 _PATIENCE_WITH_ALL_NEW = 60
+# The training step alone is then without limit, for nobody knows how long it compiles.
+_UNLIMITED_WHEN_NEW = ("compile", "step")
 # Disks and terminals take what they take, and a run must not die of it.
 _UNLIMITED = ("writing", "reporting")
 # Where ranks wait for each other, and for what.
@@ -100,8 +101,8 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
     ahead = tuple(seen for seen in ranks if seen.moves > fewest)
     phase = behind[0].phase
     seconds = now - max(seen.moved_at for seen in behind)
-    is_new = phase in _COMPILES and any(seen.is_new for seen in behind)
-    if len(ranks) == 1 or phase in _UNLIMITED or (is_new and not ahead and phase == "step"):
+    is_new = phase == "compile" or (phase in _COMPILES and any(seen.is_new for seen in behind))
+    if len(ranks) == 1 or phase in _UNLIMITED or (is_new and not ahead and phase in _UNLIMITED_WHEN_NEW):
         return None
     patience = max(timeout, _SLOWER * max(seen.longest for seen in behind))
     # A step may take long on all ranks. Nobody waits before the others are done with it; but one that went on without

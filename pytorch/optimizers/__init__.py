@@ -16,11 +16,17 @@ from allstep.common.config.train_config import OptimizerConfig
 from allstep.pytorch.compat import without_compiler
 
 
-def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def build_optimizer(
+    config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter], *, fused: bool = False
+) -> torch.optim.Optimizer:
     """The configured optimizer; the engine sets its learning rate before every step.
 
     It has two groups of parameters: weights with two axes or more, which decay and have trust ratios, and biases and
     the scales of norms, which do not.
+
+    Args:
+        fused: whether one kernel updates many parameters; else it is as PyTorch chooses for their device. LARS, LAMB and
+            NovoGrad choose themselves, Adagrad and RMSprop have no such kernel on every device.
     """
     parameters, decay, name = list(parameters), config.weight_decay, config.optimizer
     groups = [
@@ -28,7 +34,8 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
         {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
     if name in ("sgd", "nesterov"):
-        return without_compiler(torch.optim.SGD)(groups, lr=0.0, momentum=config.momentum, nesterov=name == "nesterov")
+        options = {"momentum": config.momentum, "nesterov": name == "nesterov", "fused": fused or None}
+        return without_compiler(torch.optim.SGD)(groups, lr=0.0, **options)
     if name in ("lars", "lamb"):
         groups[0]["layerwise"], groups[1]["layerwise"] = True, False
     if name == "lars":
@@ -43,10 +50,8 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
         from allstep.pytorch.optimizers.novograd import NovoGrad
 
         return without_compiler(NovoGrad)(groups, grad_averaging=config.grad_averaging)
-    kinds = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "adagrad": torch.optim.Adagrad,
-        "rmsprop": torch.optim.RMSprop,
-    }
-    return without_compiler(kinds[name])(groups, lr=0.0)
+    if name in ("adam", "adamw"):
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+        return without_compiler(kind)(groups, lr=0.0, fused=fused or None)
+    kind = {"adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}[name]
+    return without_compiler(kind)(groups, lr=0.0)

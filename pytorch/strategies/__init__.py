@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 from allstep.common import registry
@@ -37,6 +38,11 @@ def check(config: TrainConfig, place: Placement) -> None:
         check_one_process(name, place, instead="horovod or ddp")
     if name == "horovod":
         check_launcher_of_horovod(place, instead="ddp")
+    if flags.compile and shutil.which(compiler := os.environ.get("CXX") or "g++") is None:
+        raise UserError(
+            f"expected a C++ compiler, by which PyTorch builds its programs, with --compile, received no {compiler}; "
+            "install one, name it in CXX, or leave --compile out"
+        )
     most_stages = MODELS[config.model].most_stages
     if name == "model-parallel" and most_stages == 1:
         raise UserError(

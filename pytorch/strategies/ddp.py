@@ -29,6 +29,7 @@ class DDP(ProcessGroup):
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, sum_over_ranks)
+        self.compiled(network)
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")

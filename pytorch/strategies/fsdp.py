@@ -25,6 +25,11 @@ from allstep.pytorch.strategies.strategy import CompiledTrainStep, TrainStep, op
 class FSDP(ProcessGroup):
     """The five steps in FSDP; `ProcessGroup` has the first, `Strategy` the second."""
 
+    def pin_device(self) -> torch.device:
+        device = super().pin_device()
+        self.fused = False  # PyTorch has no fused SGD for parameters that are cut into shards
+        return device
+
     def scope(self) -> contextlib.AbstractContextManager:
         """In the host's memory: no device need hold the whole network."""
         return contextlib.nullcontext()
@@ -40,6 +45,7 @@ class FSDP(ProcessGroup):
         mesh = init_device_mesh(self.device.type, (self.place.world_size,))
         for layer in network.children():
             if any(True for _ in layer.parameters()):
+                self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
                 fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
         fully_shard(network, mesh=mesh)
         # The shards are new parameters.
@@ -62,8 +68,8 @@ class FSDP(ProcessGroup):
         # FSDP does not say which of them is under way.
         return (f"an all-gather of weights or the reduce-scatter of {self._gradients}",)
 
-    def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
-        return super().replicas(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+    def copies(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor]
 
     def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
         tensor = super().shard(array, like)

@@ -17,7 +17,7 @@ class Single(Strategy):
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        return network, optimizer
+        return self.compiled(network), optimizer
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. There is nobody else."""

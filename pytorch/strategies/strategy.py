@@ -15,6 +15,11 @@ from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import Placement, gpu_of_rank, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
+from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
+
+# Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
+# PyTorch warns, and runs it as without --compile.
+_MOST_PROGRAMS = 64
 
 
 class Strategy(ABC):
@@ -24,6 +29,8 @@ class Strategy(ABC):
     """What the engine says to the other ranks; there from `init` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
+    fused = False
+    """Whether one kernel updates many parameters; there from `pin_device` on."""
     cuts_network = False
     """Whether each rank of the default process group has other parameters than the others."""
 
@@ -43,6 +50,7 @@ class Strategy(ABC):
             number = gpu_of_rank(self.place, torch.cuda.device_count())
             torch.cuda.set_device(number)
             self.device = torch.device("cuda", number)
+            self.fused = True
         return self.device
 
     def serve(self) -> bool:
@@ -66,6 +74,23 @@ class Strategy(ABC):
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Give every rank the weights and the optimizer state of rank 0."""
 
+    def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
+        """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.
+
+        They are inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
+        those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its
+        own, which is faster than one for all.
+        """
+        if self.flags.compile:
+            import torch._dynamo  # it takes seconds
+
+            torch._dynamo.config.recompile_limit = _MOST_PROGRAMS
+            for layer in module.modules():
+                if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
+                    layer.forward = torch.compiler.disable(layer.forward)  # pyright: ignore[reportAttributeAccessIssue]
+            module.forward = torch.compile(module.forward, dynamic=False)
+        return module
+
     # What the worker calls in place of its own steps.
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
@@ -78,9 +103,13 @@ class Strategy(ABC):
 
     # What each rank holds of the state.
 
-    def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
+    def copies(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """The whole of a weight on each device of this process; all ranks call it."""
-        return [tensor.detach().cpu().numpy()]
+        return [tensor]
+
+    def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
+        """The same as arrays."""
+        return [copy.detach().cpu().numpy() for copy in self.copies(tensor)]
 
     def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
         """What this rank holds of `array`, as it holds `like`."""

@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from allstep.common.collectives import OneRank
@@ -35,8 +34,8 @@ class DistributedStrategy(Strategy):
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. TensorFlow has done it when the variables were made."""
 
-    def replicas(self, variable: keras.Variable) -> Sequence[np.ndarray]:
-        return [copy.numpy() for copy in self.strategy.experimental_local_results(variable.value)]
+    def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
+        return self.strategy.experimental_local_results(variable.value)
 
     def _on_devices(self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
         def on_device() -> tf.Tensor:

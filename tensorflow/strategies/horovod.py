@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
+from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.strategy import Strategy
 
@@ -29,7 +30,10 @@ class Horovod(Strategy):
         self._names = trainable_names(model)
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
-        return model, hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
+        optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
+        if self.flags.compile:
+            optimizer.apply = compiled_updates()(optimizer.apply)
+        return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)

@@ -76,6 +76,10 @@ class Strategy(ABC):
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. Give every rank the weights and the optimizer state of rank 0."""
 
+    def compiled(self, function: Callable) -> Callable:
+        """`function` of tensors, of which XLA makes a program for each of their shapes; as it is without --compile."""
+        return tf.function(function, jit_compile=True, autograph=False) if self.flags.compile else function
+
     # What the worker calls in place of its own steps.
 
     def compile_train_step(
@@ -119,9 +123,13 @@ class Strategy(ABC):
 
     # What each rank holds of the state.
 
-    def replicas(self, variable: keras.Variable) -> Sequence[np.ndarray]:
+    def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         """The whole of a variable on each device of this process."""
-        return [variable.value.numpy()]
+        return [variable.value]
+
+    def replicas(self, variable: keras.Variable) -> Sequence[np.ndarray]:
+        """The same as arrays."""
+        return [copy.numpy() for copy in self.copies(variable)]
 
     def shard(self, array: np.ndarray, like: keras.Variable) -> np.ndarray:
         """What this rank holds of `array`, as it holds `like`."""

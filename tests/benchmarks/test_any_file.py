@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from reported import EPOCHS, START, collectives_result, compare_result, validation_result
 
 from allstep.benchmarks import report, timeline
-from allstep.benchmarks.comparison import results
 from allstep.benchmarks.prediction import own_runs
 from allstep.benchmarks.proofs import reproducibility
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.comparison import SUMMARY, ComparisonResult
 from allstep.benchmarks.reporting import sources
 from allstep.common.process.errors import UserError
 
@@ -82,9 +83,9 @@ def test_any_timeline(tmp_path_factory, data):
 @given(written(compare_result()))
 def test_any_comparison(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("any")
-    (directory / results.SUMMARY).write_bytes(data)
+    (directory / SUMMARY).write_bytes(data)
     with contextlib.suppress(UserError):
-        cells = reproducibility._cells(directory)
+        cells = files.read_input(ComparisonResult, directory / SUMMARY).cells
         reproducibility.rankings(cells)
         reproducibility.resolution(cells)
         reproducibility.contradicted(cells, cells)

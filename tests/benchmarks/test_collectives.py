@@ -14,6 +14,8 @@ from allstep.benchmarks import collectives, timeline
 from allstep.benchmarks.collective_backends import COLLECTIVES, Library, horovod_settings, worker
 from allstep.benchmarks.collective_backends.horovod_settings import Costs
 from allstep.benchmarks.harness.launchers import LAUNCHERS
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.collectives import OverMpi, OverRanks, RankResult, RankRow
 from allstep.common.process.errors import Fault, UserError
 
 
@@ -94,9 +96,9 @@ def test_a_wrong_result_is_noticed(tmp_path):
     script.write_text(WRONG)
     result = launch("mpirun", 2, script, tmp_path)
     assert result.returncode == 0, result.output
-    rounds = [[json.loads((tmp_path / f"rank-{rank}.json").read_text())["rows"] for rank in range(2)]]
-    rows = collectives.summed_up("mpi4py", rounds)
-    assert [(row["collective"], row["right"]) for row in rows] == [("all-reduce", False), ("broadcast", True)]
+    ranks = [files.read_json(RankResult, tmp_path / f"rank-{rank}.json") for rank in range(2)]
+    rows = collectives.summed_up("mpi4py", [[rank.rows for rank in ranks]])
+    assert [(row.collective, row.right) for row in rows] == [("all-reduce", False), ("broadcast", True)]
 
 
 def test_a_library_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
@@ -149,24 +151,24 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(tm
 def test_times_over_ranks_and_passes():
     """The fastest pass of all rounds, whole: not the fastest of each rank."""
 
-    def rows(*seconds: float) -> list[dict]:
-        return [{"collective": "all-reduce", "bytes": 1000, "right": True, "seconds": seconds}]
+    def rows(*seconds: float) -> tuple[RankRow, ...]:
+        return (RankRow("all-reduce", 1000, True, seconds),)
 
     rounds = [[rows(1.0, 10.0), rows(9.0, 30.0)], [rows(20.0, 2.0), rows(30.0, 4.0)]]
     [row] = collectives.summed_up("mpi4py", rounds)
-    assert row["seconds"] == {"minimum": 2.0, "average": 3.0, "maximum": 4.0} and row["bus_bandwidth"] == 1000 / 3
-    assert row["median_seconds"] == (5.0 + 20.0) / 2 and row["passes"] == [(1, 9), (10, 30), (20, 30), (2, 4)]
+    assert row.seconds == OverRanks(2.0, 3.0, 4.0) and row.bus_bandwidth == 1000 / 3
+    assert row.median_seconds == (5.0 + 20.0) / 2 and row.passes == ((1, 9), (10, 30), (20, 30), (2, 4))
     [of_horovod] = collectives.summed_up("horovod-torch", [[rows(8.0, 6.0), rows(8.0, 6.0)]])
     [ratio] = collectives.horovod_over_mpi([row, of_horovod])
-    assert ratio == {"backend": "horovod-torch", "bytes": 1000, "ratio": 0.5, "ratio_of_medians": 12.5 / 7.0}
+    assert ratio == OverMpi("horovod-torch", 1000, 0.5, 12.5 / 7.0)
 
 
 def test_recommendations_follow_the_costs():
     """Dear messages and cheap copies call for fusion, cheap messages and dear copies for none."""
-    fused = horovod_settings.recommend(Costs(latency=1e-2, bandwidth=1e12, copy_bandwidth=1e12, num_ranks=2), "cnn", 40)
-    assert fused["threshold"] >= 2**20 and fused["simulated_seconds"] < fused["simulated_seconds_without_fusion"]
-    slow_copies = Costs(latency=0.0, bandwidth=1e12, copy_bandwidth=1e6, num_ranks=2)
-    assert horovod_settings.recommend(slow_copies, "resnet50", 40)["threshold"] == 0
+    fused = horovod_settings.recommend(Costs(latency=1e-2, bandwidth=1e12, copy_bandwidth=1e12), "cnn", 40)
+    assert fused.threshold >= 2**20 and fused.simulated_seconds < fused.simulated_seconds_without_fusion
+    slow_copies = Costs(latency=0.0, bandwidth=1e12, copy_bandwidth=1e6)
+    assert horovod_settings.recommend(slow_copies, "resnet50", 40).threshold == 0
     with pytest.raises(UserError, match="resnet50"):
         horovod_settings.recommend(slow_copies, "nosuch", 40)
 

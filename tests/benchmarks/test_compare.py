@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,9 +17,10 @@ import pytest
 from compared import SETTINGS, TEST, cell, launched_processes, made, output
 from ranks import BIN, environment, run
 
-from allstep.benchmarks.comparison import measuring, results
+from allstep.benchmarks.comparison import measuring
 from allstep.benchmarks.comparison.cells import Settings
-from allstep.benchmarks.comparison.measuring import Comparison
+from allstep.benchmarks.comparison.measuring import Comparison, gate_path, sample_path
+from allstep.benchmarks.records import files
 from allstep.common.cli import call
 from allstep.common.process.errors import UserError
 
@@ -29,7 +31,7 @@ CELL = "synthetic-weak.pytorch.independent.{}.cnn.64.float32"
 def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
     directory = tmp_path / "results"
     command = [BIN / "allstep", "compare", *FLAGS, "--no-turns", "--ranks", "1,2,999", "--output-dir", directory]
-    first, second = (results.sample_path(directory, CELL.format(ranks), 0) for ranks in (1, 2))
+    first, second = (sample_path(directory, CELL.format(ranks), 0) for ranks in (1, 2))
     started_with = environment(**{TEST: str(tmp_path)})
     process = subprocess.Popen(command, env=started_with, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 240
@@ -39,7 +41,7 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
     told, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in told, told
     assert not launched_processes(str(tmp_path))
-    content, gate = first.read_text(), results.gate_path(directory, "pytorch.independent.1.cnn.float32").read_text()
+    content, gate = first.read_text(), gate_path(directory, "pytorch.independent.1.cnn.float32").read_text()
     assert json.loads((directory / "compare.json").read_text())["finished"] is False
     second.parent.mkdir(exist_ok=True)
     second.write_text(content[:100])  # as a full disk would leave it
@@ -49,7 +51,7 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
     [warning] = [line for line in result.stderr.splitlines() if "cannot be read" in line]
     assert str(second) in warning
     assert first.read_text() == content  # it was not measured again
-    assert results.gate_path(directory, "pytorch.independent.1.cnn.float32").read_text() == gate
+    assert gate_path(directory, "pytorch.independent.1.cnn.float32").read_text() == gate
     assert re.findall(r"^round \d+: (\S+):", result.stderr, re.MULTILINE) == [CELL.format(2)]
 
     summary = json.loads((directory / "compare.json").read_text())
@@ -92,7 +94,7 @@ def test_ctrl_c_ends_jobs_that_take_turns(tmp_path):
     assert [cell["status"] for cell in summary["cells"]] == ["ok"] * 4
     share = summary["cells"][-1]["efficiency"]["independent"]
     horovod, limit = (
-        blocks_rates(results.sample_path(tmp_path / "results", cell["id"], 0))
+        blocks_rates(sample_path(tmp_path / "results", cell["id"], 0))
         for cell in (summary["cells"][-1], summary["cells"][1])
     )
     assert share["median"] == pytest.approx(statistics.geometric_mean(horovod) / statistics.geometric_mean(limit))
@@ -104,7 +106,12 @@ def blocks_rates(sample: Path) -> list[float]:
 
 def stopped(pids: set[int]) -> set[int]:
     """Those of the processes that are stopped (proc(5): state T)."""
-    return {pid for pid in pids if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"}
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                found.add(pid)
+    return found
 
 
 def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monkeypatch, capsys):
@@ -114,15 +121,16 @@ def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monk
 
     def status() -> str:
         comparison = Comparison(tmp_path, [of], SETTINGS, num_rounds=1, time_limit=1, command="allstep compare")
-        return comparison.write(finished=False)["cells"][0]["status"]
+        return comparison.write(finished=False).cells[0].status
 
     assert status() == "pending"
     begun = json.loads((tmp_path / "compare.json").read_text())["created"]
-    sample = {"created": begun, **made(of, 0, output([1.0]))}
-    results.write(results.sample_path(tmp_path, of.id, 0), sample)
+    sample = dataclasses.replace(made(of, 0, output([1.0])), created=begun)
+    files.write(sample_path(tmp_path, of.id, 0), sample)
     assert status() == "ok"
     whole = (tmp_path / "compare.json").read_text()
-    for broken, expected in ((whole[:100], "cannot be read"), ('{"format": "allstep-compare", "version": 2}', "lacks")):
+    hollow = '{"format": "allstep-compare", "version": 2}'
+    for broken, expected in ((whole[:100], "cannot be read"), (hollow, "to have created")):
         (tmp_path / "compare.json").write_text(broken)
         monkeypatch.setattr(measuring, "_now", lambda: "a later time")
         assert status() == "pending"
@@ -136,7 +144,7 @@ def test_a_cell_that_hangs_is_ended_and_marked(tmp_path):
     result = run(*command, timeout=300, **{TEST: str(tmp_path)})
     assert result.returncode == 1 and "no cell could be measured" in result.stderr
     assert "took longer than 1 s and was ended" in result.stdout
-    sample = json.loads(results.sample_path(tmp_path, CELL.format(1), 0).read_text())
+    sample = json.loads(sample_path(tmp_path, CELL.format(1), 0).read_text())
     assert sample["status"] == "timeout"
     assert not launched_processes(str(tmp_path))
 

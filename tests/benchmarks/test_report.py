@@ -157,7 +157,7 @@ def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(
             statistics(1.0),
             [
                 "synthetic-weak, cnn, batch 64, float32, 2 ranks in pytorch: "
-                "horovod (1,560 images/s) ~ ddp (1,600 images/s), not told apart."
+                "horovod (1,560 images/s) ~ ddp (1,600 images/s), not distinguished."
             ],
         ),
     ],

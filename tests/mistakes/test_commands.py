@@ -122,22 +122,26 @@ COMMANDS = {
 }
 
 BENCHMARKS = {
-    "input_pipeline --rounds 0": ("--rounds to be at least 1", "0"),
-    f"strategies --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
-    "strategies --strategies dpp": ("--strategies to be one of", "dpp"),
-    "startup --rounds many": ("--rounds to be a whole number", "many"),
-    "startup --controller nccl": ("--controller to be one of", "nccl"),
-    "startup --unmodified ''": ("--unmodified to be a path", "''"),
-    "overhead --quik": ("a flag of", "--quik; did you mean --quick?"),
-    "sharding --num-samples 0": ("--num-samples to be at least 1", "0"),
-    f"sharding --world-size {HUGE}": ("--world-size to be at most", HUGE),
-    "repeated one": ("DIR", "nothing"),
+    "proofs.input_pipeline --rounds 0": ("--rounds to be at least 1", "0"),
+    f"proofs.strategies --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
+    "proofs.strategies --strategies dpp": ("--strategies to be one of", "dpp"),
+    "proofs.startup --rounds many": ("--rounds to be a whole number", "many"),
+    "proofs.startup --controller nccl": ("--controller to be one of", "nccl"),
+    "proofs.startup --unmodified ''": ("--unmodified to be a path", "''"),
+    "proofs.overhead --quik": ("a flag of", "--quik; did you mean --quick?"),
+    "proofs.overhead --frameworks pytorch,jax": ("--frameworks to be one of pytorch, tensorflow", "jax"),
+    "proofs.overhead --frameworks pytorch tensorflow": ("flags and their values", "tensorflow"),
+    "proofs.startup --frameworks pytorch,,tensorflow": ("--frameworks to be one of", "''"),
+    "proofs.sharding --num-samples 1,two": ("--num-samples to be a whole number", "two"),
+    "proofs.sharding --num-samples 0": ("--num-samples to be at least 1", "0"),
+    f"proofs.sharding --world-size {HUGE}": ("--world-size to be at most", HUGE),
+    "proofs.reproducibility one": ("DIR", "nothing"),
     "synthetic --num-iters 0": ("--num-iters to be at least 1", "0"),
     "synthetic --framework jax": ("--framework to be one of", "jax"),
     "synthetic --epoch 3": ("a flag of", "--epoch; did you mean --epochs?"),
     "comparison.real --framework jax": ("--framework to be one of", "jax"),
-    "checkpoint --size 3": ("a flag of", "--size"),
-    "checkpoint {here}/none": ("a directory to write to", "{here}/none"),
+    "proofs.checkpoint --size 3": ("a flag of", "--size"),
+    "proofs.checkpoint {here}/none": ("a directory to write to", "{here}/none"),
 }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hostile_files import a_socket, endless, sparse
 from mistake import Mistake, check
-from reported import START, collectives_result, compare_result
+from reported import EPOCHS, START, collectives_result, compare_result, statistics
 
 TIMELINE = "allstep timeline {here}/timeline.json"
 RUN = "allstep predict --run {here}"
@@ -55,7 +55,7 @@ def compared(expected: str, received: str, **changes: object) -> Mistake:
 BEGIN = {"ph": "B", "pid": 1, "name": "ALLREDUCE", "ts": 1}
 ONE_RANK = {**START, "world_size": 1, "parameter_count": 10}
 A_TIMELINE, METRICS = "a Horovod timeline", "a training run's metrics.jsonl"
-ROW = collectives_result()["rows"][0]
+ROW, COMPARED = collectives_result()["rows"][0], compare_result()
 MISTAKES = {
     "timeline a FIFO": timeline("a readable timeline", "a FIFO", os.mkfifo),
     "timeline a socket": timeline("a readable timeline", "a socket", a_socket),
@@ -80,11 +80,11 @@ MISTAKES = {
     "phase a list": timeline(A_TIMELINE, "event 0.ph", [{"ph": []}]),
     "run a FIFO": Mistake(RUN, METRICS, "a FIFO", prepare=a_file("metrics.jsonl", os.mkfifo)),
     "run of 40 GB": Mistake(RUN, METRICS, "40000000000", prepare=a_file("metrics.jsonl", sparse)),
-    "run of nothing": run(METRICS, "to have 1 to"),
+    "run of nothing": run(METRICS, "0 start events"),
     "run without ranks": run(METRICS, "to have world_size", {"event": "start"}),
     "run of half a rank": run(METRICS, "world_size", {**ONE_RANK, "world_size": 0.5}),
-    "run without speed": run(METRICS, "images_per_second", ONE_RANK, {"event": "epoch"}),
-    "run at a standstill": run(METRICS, "from 1e-30", ONE_RANK, {"event": "epoch", "images_per_second": 0}),
+    "run without speed": run("an epoch at least", "0 epochs", ONE_RANK, EPOCHS[0]),
+    "run at a standstill": run(METRICS, "from 1e-30", ONE_RANK, {**EPOCHS[0], "images_per_second": 0}),
     "run of numbers": run(METRICS, "events[0]", 1, 2),
     "link a FIFO": Mistake(LINK, "a readable", "a FIFO", prepare=a_file("collectives.json", os.mkfifo)),
     "link endless": Mistake(LINK, "a readable", "a character device", prepare=a_file("collectives.json", endless)),
@@ -97,24 +97,27 @@ MISTAKES = {
     "link of many ranks": link("result.ranks", "'2'", ranks="2"),
     "link of no rows": link("all-reduces of mpi4py", "none", rows=[]),
     "link of rows": link("result.rows to be a list", "{}", rows={}),
-    "link of no time": link("average", "0", rows=[{**ROW, "seconds": {"average": 0}}]),
+    "link of no time": link("average", "0", rows=[{**ROW, "seconds": {**ROW["seconds"], "average": 0}}]),
     "comparison a FIFO": Mistake(REPEATED, "a readable", "a FIFO", prepare=a_file("compare.json", os.mkfifo)),
     "comparison of no cells": Mistake(
         REPEATED,
         "result to have cells",
         "[",
-        prepare=a_file("compare.json", {"format": "allstep-compare", "version": 2}),
+        prepare=a_file("compare.json", {name: value for name, value in COMPARED.items() if name != "cells"}),
     ),
     "cell without a place": compared("cells[0].ranks", "None", ranks=None),
     "cell of no efficiency": compared("cells[0].efficiency", "7", efficiency=7),
     "cell of a share of text": compared(
-        "independent.median", "'a'", efficiency={"independent": {"num": 1, "median": "a"}}
+        "independent.median", "'a'", efficiency={"independent": {**statistics(1.0), "median": "a"}}
     ),
     "cell against a list": compared("cells[0].against", "[]", against=[]),
     "key twice": Mistake(REPEATED, "a readable", "'a' twice", prepare=a_file("compare.json", '{"a": 1, "a": 2}')),
     "forecasts of nothing": Mistake(VALIDATE, "a readable", "No such file", prepare=lambda here: (here / "x").touch()),
     "forecasts without settings": Mistake(
-        VALIDATE, "result to have settings", "[", prepare=a_file("compare.json", compare_result())
+        VALIDATE,
+        "result to have settings",
+        "[",
+        prepare=a_file("compare.json", {name: value for name, value in COMPARED.items() if name != "settings"}),
     ),
 }
 

@@ -56,6 +56,7 @@ CASES = [
     *("unused_layer", "unused_layer_accumulation", "eager", "custom_training_step"),
     *("sum", "fp16", "fp16_embedding", "bfloat16", "predivide", "devices"),
     *("two_groups", "more_groups_than_gradients"),
+    *("xla", "xla_accumulation", "xla_loss_scale", "xla_embedding"),
 ]
 
 
@@ -165,8 +166,7 @@ def test_adasum(behaviour):
         ("passes twice", "ValueError", "gradient_accumulation_steps"),
         ("passes after build", "ValueError", "before the optimizer is built"),
         ("unknown option", "TypeError", "compresion"),
-        ("xla", "NotImplementedError", "jit_compile=False"),
-        ("xla in fit", "NotImplementedError", "jit_compile=False"),
+        ("xla", "NotImplementedError", "apply them outside of it"),
         ("stateless", "ValueError", "stateless_apply"),
         ("legacy", "ValueError", "legacy_opts"),
         ("global variables", "RuntimeError", "broadcast_variables(model.weights, root_rank)"),
@@ -179,13 +179,33 @@ def test_refuses(behaviour, what, error, says):
     assert says in message
 
 
+def test_fit_by_xla(behaviour):
+    """With sample weights, a smaller last batch, a metric and two steps a call. Oracle: the same without XLA."""
+    result = same(behaviour, "fit_by_xla")
+    assert result["is_inside"] == {"without": [False], "with": [True], "loaded": [True], "eagerly": []}
+    for name in ("with", "loaded", "eagerly"):
+        np.testing.assert_allclose(result["history"][name], result["history"]["without"], rtol=1e-5)
+        for array, oracle in zip(result["weights"][name], result["weights"]["without"], strict=True):
+            np.testing.assert_allclose(array, oracle, rtol=0, atol=1e-6)
+
+
+def test_a_step_of_the_users_own_is_told_what_to_do(behaviour):
+    message = same(behaviour, "xla_of_a_whole_step")
+    assert message.startswith("NotImplementedError: expected Horovod's operations outside of what XLA compiles")
+    assert "with a `train_step` of your own with jit_compile=False" in message and "\n" not in message.strip()
+
+
+def test_where_keras_would_choose_xla(behaviour):
+    """As it does on a GPU: a step of the user's own, which would be compiled whole, goes without."""
+    assert same(behaviour, "xla_where_keras_chooses") == [True, False]
+
+
 def test_a_refused_optimizer_stays_plain(behaviour):
     assert same(behaviour, "refusals")["still plain"]
 
 
 def test_compile_takes_what_horovods_examples_pass(behaviour):
     result = same(behaviour, "compile_options")
-    assert result["jit_compile"] is False
     assert result["legacy"] == [True, True]
     assert "experimental_run_tf_function" in result["other"], "plain optimizers are none of our business"
 

@@ -66,6 +66,7 @@ def test_strategies_of_both_frameworks_have_the_same_methods():
 # Whose parts may be replaced, and why.
 ASSIGNED = {
     "common/launch/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
+    "pytorch/strategies/strategy.py": "torch.compile is configured by the attributes of torch._dynamo.config",
     "tensorflow/compat.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
     "tests/tools/test_layout.py": "what the search must find",
 }

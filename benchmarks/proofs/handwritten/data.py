@@ -1,14 +1,15 @@
-"""What the hand-written loops start from: the trainer's samples in the trainer's order, and a place for results."""
+"""What the hand-written loops share: the trainer's samples in the trainer's order, their flags and their result."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from allstep.benchmarks.records.figures import Handwritten
+from allstep.benchmarks.records.files import write_json
 from allstep.common.data import datasets
 from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.sharding import sample_order
@@ -17,7 +18,7 @@ LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 
 
-def arguments(strategies: Iterable[str] = ()) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None, strategies: Iterable[str] = ()) -> argparse.Namespace:
     """The flags that the loops share; the strategy comes first where there is a choice."""
     parser = argparse.ArgumentParser()
     if strategies:
@@ -27,7 +28,8 @@ def arguments(strategies: Iterable[str] = ()) -> argparse.Namespace:
     parser.add_argument("--num-samples", type=int, required=True, help="of the synthetic data set; an epoch's length")
     parser.add_argument("--batch-size", type=int, required=True, help="samples per rank and step")
     parser.add_argument("--epochs", type=int, required=True)
-    return parser.parse_args()
+    parser.add_argument("--compile", action="store_true", help="by torch.compile or XLA")
+    return parser.parse_args(argv)
 
 
 def trainer_flags(num_samples: int, epochs: int) -> tuple[object, ...]:
@@ -50,6 +52,6 @@ def epoch_in_memory(
     return (images.astype(np.float32) / 255 - mean) / std, labels
 
 
-def write(output: Path, *, images_per_second: list[float], losses: list[float]) -> None:
-    """The result: a rate for each epoch, and the mean loss of each global batch."""
-    output.write_text(json.dumps({"images_per_second": images_per_second, "losses": losses}))
+def write(output: Path, *, images_per_second: Sequence[float], losses: Sequence[float] = ()) -> None:
+    """Write the result: a rate for each epoch, and the mean loss of each global batch."""
+    write_json(output, Handwritten(tuple(images_per_second), tuple(losses)))

@@ -9,6 +9,7 @@ The network is the trainer's and starts from the same weights; the loop is what 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import horovod.torch as hvd
 import torch
@@ -19,13 +20,16 @@ from allstep.common.weights import initial_weights
 from allstep.pytorch.models import build_model, export_weights, import_weights
 
 
-def main() -> None:
-    flags = arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv)
     hvd.init()
     torch.set_num_threads(1)
 
     model = build_model("cnn", (28, 28, 1), 10)
     import_weights(model, initial_weights({name: w.shape for name, w in export_weights(model).items()}, 0))
+    if flags.compile:
+        model.compile(dynamic=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -87,8 +88,9 @@ STEPS = {
 }
 
 
-def main() -> None:
-    flags = arguments(strategies=STEPS)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv, strategies=STEPS)
     keep_freed_memory()  # as in the trainers: it is not the C library's allocator that is compared
     torch.set_num_threads(1)
     rank, world_size = 0, 1
@@ -100,6 +102,10 @@ def main() -> None:
 
     model = build_model("cnn", (28, 28, 1), 10)
     import_weights(model, initial_weights({name: w.shape for name, w in export_weights(model).items()}, 0))
+    if flags.compile:
+        layers = [layer for layer in model.children() if list(layer.parameters())]
+        for part in layers if flags.strategy == "fsdp" else [model]:
+            part.forward = torch.compile(part.forward, dynamic=False)  # within the hooks of FSDP
     step = STEPS[flags.strategy](
         model, lambda parameters: torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
     )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -23,8 +25,9 @@ from allstep.common.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 
 
-def main() -> None:
-    flags = arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv)
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -35,16 +38,25 @@ def main() -> None:
     velocities = [tf.Variable(tf.zeros_like(variable)) for variable in variables]
     hvd.broadcast_variables(variables, root_rank=0)
 
-    @tf.function
-    def train_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def compute(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, Any]:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
-        gradients = hvd.grouped_allreduce(tape.gradient(loss, variables))
+        return loss, tape.gradient(loss, variables)
+
+    def apply(gradients: Any) -> None:
         for variable, velocity, gradient in zip(variables, velocities, gradients, strict=True):
             tf.raw_ops.ResourceApplyMomentum(
                 var=variable.handle, accum=velocity.handle, lr=LEARNING_RATE, grad=gradient, momentum=MOMENTUM
             )
+
+    if flags.compile:
+        compute, apply = (tf.function(function, jit_compile=True) for function in (compute, apply))
+
+    @tf.function
+    def train_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        loss, gradients = compute(images, labels)
+        apply(hvd.grouped_allreduce(gradients))
         return loss
 
     rates, losses = [], []

@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -62,8 +64,9 @@ def serve_until(done: Path, index: int) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    flags = arguments(strategies=STRATEGIES)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
+    flags = arguments(argv, strategies=STRATEGIES)
     keep_freed_memory()  # as in the trainers: it is not the C library's allocator that is compared
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
     is_asynchronous = flags.strategy == "parameter-server"
@@ -81,13 +84,19 @@ def main() -> None:
     import_weights(model, initial_weights({name: w.shape for name, w in export_weights(model).items()}, 0))
     global_batch_size = flags.batch_size * world_size
 
-    def replica_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    def compute(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, Any]:
         with tf.GradientTape() as tape:
             logits = model(images, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
             loss = tf.nn.compute_average_loss(losses, global_batch_size=global_batch_size)
-        variables = [variable.value for variable in model.trainable_variables]
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), model.trainable_variables, strict=True))
+        return loss, tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+
+    if flags.compile:
+        compute = tf.function(compute, jit_compile=True)
+
+    def replica_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        loss, gradients = compute(images, labels)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
     @tf.function
@@ -114,13 +123,14 @@ def main() -> None:
         )
         iterator = distributed(images, labels)
         started = time.perf_counter()
-        of_epoch = []
+        epoch_losses = []
         for _ in range(0, len(labels), flags.batch_size):
-            of_epoch.append(coordinator.schedule(train_step, args=(iterator,)) if coordinator else train_step(iterator))
+            scheduled = coordinator.schedule(train_step, args=(iterator,)) if coordinator else train_step(iterator)
+            epoch_losses.append(scheduled)
         if coordinator:
             coordinator.join()
-            of_epoch = [value.fetch() for value in of_epoch]
-        losses += [float(loss) for loss in of_epoch]
+            epoch_losses = [value.fetch() for value in epoch_losses]
+        losses += [float(loss) for loss in epoch_losses]
         rates.append(flags.num_samples / (time.perf_counter() - started))
     if rank == 0:
         write(flags.output, images_per_second=rates, losses=losses)

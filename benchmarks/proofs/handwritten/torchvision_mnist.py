@@ -10,8 +10,8 @@ trainer's.
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -20,16 +20,18 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import datasets, transforms
 
+from allstep.benchmarks.proofs.handwritten.data import write
 from allstep.pytorch.models import build_model
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, and let rank 0 write the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path, help="JSON file that rank 0 writes")
     parser.add_argument("--data-dir", type=Path, required=True, help="holds MNIST/raw")
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch-size", type=int, required=True, help="samples per rank and step")
-    flags = parser.parse_args()
+    flags = parser.parse_args(argv)
     hvd.init()
     torch.set_num_threads(1)
 
@@ -54,7 +56,7 @@ def main() -> None:
     seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
     rate = len(dataset) / float(hvd.allreduce(seconds, op=hvd.Max))
     if hvd.rank() == 0:
-        flags.output.write_text(json.dumps({"images_per_second": rate}))
+        write(flags.output, images_per_second=[rate])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from compared import OK, cell
 
 from allstep.benchmarks.comparison.gate import Gate, GateRun, gate_run
 from allstep.benchmarks.proofs import parity
+from allstep.common.files.records import to_json
 
 
 class MadeUp(Gate):
@@ -46,18 +47,18 @@ class MadeUp(Gate):
 def test_gate_lets_pass_what_trains_the_same_curve(changes, framework, status):
     reference = GateRun("pytorch", "independent", 1, "cnn", "float32")
     gate = MadeUp(**changes)
-    assert gate.judge(reference, reference)["status"] == "passed"
+    assert gate.judge(reference, reference).status == "passed"
     verdict = gate.judge(GateRun(framework, "horovod", 2, "cnn", "float32"), reference)
-    assert (verdict["status"], verdict["reference"]) == (status, reference.id)
-    assert (verdict["reason"] is None) == (status == "passed")
-    json.dumps(verdict, allow_nan=False)
+    assert (verdict.status, verdict.reference) == (status, reference.id)
+    assert (verdict.reason is None) == (status == "passed")
+    json.dumps(to_json(verdict), allow_nan=False)
 
 
 @pytest.mark.parametrize(("num_kinks", "num_seeds", "status"), [(0, 1, "passed"), (2, 3, "passed"), (3, 3, "failed")])
 def test_weights_that_alone_are_apart_are_tried_with_other_seeds(num_kinks, num_seeds, status):
     reference, other = (GateRun("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod"))
     gate = MadeUp(num_kinks=num_kinks)
-    assert gate.judge(other, reference)["status"] == status
+    assert gate.judge(other, reference).status == status
     assert len(gate.trained) == len(set(gate.trained)) == 2 * num_seeds
     another = GateRun("pytorch", "ddp", 1, "cnn", "float32")
     gate.judge(another, reference)
@@ -68,14 +69,14 @@ def test_places_that_were_trained_together_are_not_trained_again():
     places = [GateRun("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod", "ddp")]
     gate = MadeUp(ddp=5e-5)
     gate.train(places)
-    assert [gate.judge(place, places[0])["status"] for place in places] == ["passed", "passed", "failed"]
+    assert [gate.judge(place, places[0]).status for place in places] == ["passed", "passed", "failed"]
     assert len(gate.trained) == len(places)
 
 
 def test_losses_that_are_apart_are_not_tried_again():
     reference, other = (GateRun("pytorch", name, 1, "cnn", "float32") for name in ("independent", "horovod"))
     gate = MadeUp(horovod=5e-5)
-    assert gate.judge(other, reference)["status"] == "failed"
+    assert gate.judge(other, reference).status == "failed"
     assert len(gate.trained) == 2
 
 
@@ -83,7 +84,7 @@ def test_resnets_are_judged_by_losses_alone():
     reference, other = (GateRun("pytorch", name, 1, "resnet18", "float32") for name in ("independent", "horovod"))
     for change, status in ((5e-4, "passed"), (5e-3, "failed")):
         verdict = MadeUp(horovod=change).judge(other, reference)
-        assert (verdict["status"], verdict["num_steps"]) == (status, 2)
+        assert (verdict.status, verdict.num_steps) == (status, 2)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_bf16_is_judged_by_losses_alone(framework, bound, changes):
     other = GateRun(framework, "horovod", 1, "cnn", "bf16")
     for change, status in changes.items():
         verdict = MadeUp(horovod=change).judge(other, reference)
-        assert (verdict["status"], verdict["bound"]) == (status, bound)
+        assert (verdict.status, verdict.bound) == (status, bound)
 
 
 def test_what_has_no_one_curve_is_not_judged():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-from compared import cell, made, output
+from compared import cell, made, output, result
 
 from allstep.benchmarks.comparison import ranking, samples
+from allstep.benchmarks.records.comparison import CellResult
 
 RATES = {
     "independent": [100.0, 101.0, 99.0, 100.0, 100.0],
@@ -17,8 +16,7 @@ RATES = {
 }
 
 
-def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple(RATES)) -> list[dict]:
-    """Cells as the file format has them."""
+def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple(RATES)) -> list[CellResult]:
     cells = [cell(strategy=name) for name in ("independent", *names)]
     elsewhere = cell(strategy="fsdp", ranks=1)
     of_all = {
@@ -27,11 +25,11 @@ def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple
     }
     ids = {of.id for of in (*cells, elsewhere) if of.strategy in comparable}
     return [
-        {
-            **dataclasses.asdict(of),
-            "efficiency": samples.efficiency(of, of_all, ids),
-            "against": ranking.against(of, [*cells, elsewhere], of_all, ids),
-        }
+        result(
+            of,
+            efficiency=samples.efficiency(of, of_all, ids, first_framework="pytorch"),
+            against=ranking.against(of, [*cells, elsewhere], of_all, ids),
+        )
         for of in cells
     ]
 
@@ -46,7 +44,7 @@ def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple
     ],
     ids=str,
 )
-def test_strategies_are_ranked_as_far_as_they_are_told_apart(names, expected):
+def test_strategies_are_ranked_as_far_as_they_are_known_to_differ(names, expected):
     found = ranking.rankings(ranked(*names))
     assert found == ({("synthetic-weak", "pytorch", "cnn", 64, "float32", 2): expected} if expected else {})
 
@@ -57,14 +55,14 @@ def test_a_single_round_tells_nothing_apart():
 
 def test_rivals_are_those_of_the_same_place_that_may_be_compared():
     _, horovod, fsdp = ranked("horovod", "fsdp")
-    assert horovod["against"]["fsdp"]["median"] == pytest.approx(9 / 7)
-    assert (list(horovod["against"]), list(fsdp["against"])) == (["fsdp"], ["horovod"])
+    assert horovod.against["fsdp"].median == pytest.approx(9 / 7)
+    assert (list(horovod.against), list(fsdp.against)) == (["fsdp"], ["horovod"])
     limit, horovod, _ = ranked("horovod", "fsdp", comparable=("independent", "horovod"))
-    assert (limit["against"], horovod["against"]) == ({}, {})
+    assert (limit.against, horovod.against) == ({}, {})
 
 
 def test_a_table_tells_its_rankings_in_a_sentence():
     assert ranking.sentence(ranked("horovod", "fsdp")) == (
-        "pytorch on 2: horovod > fsdp (> is faster, ~ not told apart)."
+        "pytorch on 2: horovod > fsdp (> is faster, ~ not distinguished)."
     )
     assert ranking.sentence(ranked("horovod")) == ""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import numpy as np
 import pytest
 import scipy.stats
-from compared import cell, made, output
+from compared import cell, made, output, result
+from compared import estimate as estimated
 
 from allstep.benchmarks.comparison import samples
 from allstep.benchmarks.comparison.estimate import Estimate, estimate
 from allstep.benchmarks.comparison.table import note
 from allstep.benchmarks.harness.jobs import Outcome
+from allstep.benchmarks.records.comparison import CellResult, Verdict
+
+efficiency = functools.partial(samples.efficiency, first_framework="pytorch")
 
 
 @pytest.mark.parametrize("values", [[3.0, 1.0, 4.0, 1.0, 5.0], [2.0, 9.0], [7.0, 7.0, 7.0]])
@@ -30,29 +37,29 @@ def test_a_single_sample_has_no_spread():
 
 def test_the_slowest_rank_counts_and_the_median_block():
     sample = made(cell(), 0, output([1.0, 2.0], [4.0, 1.0], [1.0, 1.0]))
-    assert [block["images_per_second"] for block in sample["blocks"]] == [50, 25, 100]
-    assert (sample["images_per_second"], sample["startup_seconds"]) == (50, 4.0)
+    assert [block.images_per_second for block in sample.blocks] == [50, 25, 100]
+    assert (sample.images_per_second, sample.startup_seconds) == (50, 4.0)
 
 
 def test_independent_processes_add_up_and_the_slowest_of_them_counts():
     sample = made(cell(strategy="independent"), 0, output([1.0]), output([2.0], first_step_at=1007.0))
-    assert (sample["images_per_second"], sample["startup_seconds"]) == (100, 7.0)
-    assert sample["peak_memory_bytes_by_rank"] == [10, 10]
+    assert (sample.images_per_second, sample.startup_seconds) == (100, 7.0)
+    assert sample.peak_memory_bytes_by_rank == (10, 10)
 
 
 @pytest.mark.parametrize(("accuracies", "seconds"), [((0.8, 0.91, 0.95), 4.0), ((0.8, 0.89), None)])
 def test_time_to_accuracy_is_that_of_the_first_epoch_with_it(accuracies, seconds):
     sample = made(cell("real-strong"), 0, output([1.0], accuracies=accuracies))
-    assert sample["seconds_to_target"] == seconds
+    assert sample.seconds_to_target == seconds
 
 
 def test_failed_launches_stay_visible():
     good = made(cell(), 0, output([1.0]))
     bad = samples.make(cell(), 1, Outcome("timeout", "took longer", 0.0, 9.0, "log"), (), target=1, commands=[["true"]])
-    statuses = [samples.summarise(of_cell)["status"] for of_cell in ([good], [good, None], [good, bad], [bad])]
+    statuses = [samples.summarise(of_cell).status for of_cell in ([good], [good, None], [good, bad], [bad])]
     assert statuses == ["ok", "pending", "partial", "failed"]
-    assert samples.summarise([good, bad])["reason"] == "took longer"
-    assert samples.summarise([bad, None])["images_per_second"] is None
+    assert samples.summarise([good, bad]).reason == "took longer"
+    assert samples.summarise([bad, None]).images_per_second is None
 
 
 def test_efficiency_is_the_ratio_within_a_round():
@@ -67,14 +74,14 @@ def test_efficiency_is_the_ratio_within_a_round():
         of.id: [rate and made(of, number, output([100 / rate])) for number, rate in enumerate(of_cell)]
         for of, of_cell in rates.items()
     }
-    found = samples.efficiency(cell(), of_all, set(of_all))
-    medians = {name: ratio["median"] for name, ratio in found.items()}
+    found = efficiency(cell(), of_all, set(of_all))
+    medians = {name: ratio.median for name, ratio in found.items()}
     expected = {"same_strategy_one_rank": 0.75, "single_process": 0.6, "independent": 0.75, "first_framework": 1}
     assert medians == pytest.approx(expected)
-    assert samples.efficiency(cell(framework="tensorflow"), of_all, set(of_all))["first_framework"]["num"] == 1
+    assert efficiency(cell(framework="tensorflow"), of_all, set(of_all))["first_framework"].num == 1
     # What is not to be compared has no ratios, and nobody has one to it.
-    assert samples.efficiency(cell(), of_all, set(of_all) - {cell().id}) == {}
-    assert "single_process" not in samples.efficiency(cell(), of_all, {cell().id, cell(ranks=1).id})
+    assert efficiency(cell(), of_all, set(of_all) - {cell().id}) == {}
+    assert "single_process" not in efficiency(cell(), of_all, {cell().id, cell(ranks=1).id})
 
 
 def test_a_ratio_pairs_blocks_and_drops_what_disturbed_some():
@@ -85,27 +92,26 @@ def test_a_ratio_pairs_blocks_and_drops_what_disturbed_some():
         of.id: [made(of, 0, output(*([mood * own] for mood, own in zip(moods, seconds, strict=True))))]
         for of, seconds in blocks.items()
     }
-    assert samples.efficiency(cell(), of_all, set(of_all))["independent"]["median"] == pytest.approx(0.5)
+    assert efficiency(cell(), of_all, set(of_all))["independent"].median == pytest.approx(0.5)
     # The medians of both, a ratio of which would be 1, were taken at different speeds of the machine.
-    assert [sample["images_per_second"] for [sample] in of_all.values()] == [100, 100]
+    assert [sample.images_per_second for [sample] in of_all.values()] == [100, 100]
 
 
 def test_how_well_shares_of_the_limit_are_known():
     """Of three cells with 5, 10 and 20 %, 10 %; the limit itself and what was measured once have no say."""
 
-    def share(half: float, num: int = 5) -> dict:
-        return {"independent": {"num": num, "mean": 0.5, "high": 0.5 * (1 + half)}}
+    def share(half: float, strategy: str = "horovod", num: int = 5) -> CellResult:
+        return result(cell(strategy=strategy), efficiency={"independent": estimated(0.5, 0.5 * half, num)})
 
-    cells = [{"strategy": "horovod", "efficiency": share(half)} for half in (0.05, 0.2, 0.1)]
-    others = [{"strategy": "independent", "efficiency": share(0.9)}, {"strategy": "ddp", "efficiency": None}]
-    once = {"strategy": "ddp", "efficiency": share(0.0, num=1)}
-    assert "known to +-10.0% here" in samples.resolution([*cells, *others, once])
+    others = [share(0.9, "independent"), result(cell(strategy="ddp"))]
+    once = share(0.0, "ddp", num=1)
+    assert "known to +-10.0% here" in samples.resolution([share(0.05), share(0.2), share(0.1), *others, once])
     assert samples.resolution([*others, once]) == ""
 
 
-def test_a_note_tells_all_that_stands_against_a_cell():
-    of = {"status": "partial", "reason": "it hung", "images_per_second": {"median": 1}, "comparable": False}
-    of |= {"gate": {"reason": "its curve differs"}}
+def test_a_note_has_all_that_stands_against_a_cell():
+    verdict = Verdict("failed", "its curve differs")
+    of = result(cell(), status="partial", reason="it hung", comparable=False, gate=verdict)
     assert note(of) == "partial: it hung; not compared: its curve differs"
-    assert note({**of, "status": "failed", "images_per_second": None}) == "failed: it hung"
-    assert note({**of, "status": "ok", "comparable": True}) == ""
+    assert note(dataclasses.replace(of, status="failed", images_per_second=None)) == "failed: it hung"
+    assert note(dataclasses.replace(of, status="ok", comparable=True)) == ""

@@ -6,10 +6,10 @@ import json
 import sys
 
 import pytest
+from reported import EPOCHS, START
 
 from allstep.benchmarks.harness.measure import (
     BenchmarkFailed,
-    Figure,
     epoch_rates,
     interleaved,
     largest_relative_difference,
@@ -20,6 +20,7 @@ from allstep.benchmarks.harness.measure import (
     save,
     seconds_until,
 )
+from allstep.benchmarks.records.figures import Figure
 
 
 def test_interleaved_takes_turns():
@@ -92,7 +93,7 @@ def test_table_and_file_say_the_same(tmp_path, capsys):
 
 
 def test_rates_leave_warmup_out(tmp_path):
-    events = [{"event": "start"}, *({"event": "epoch", "images_per_second": rate} for rate in (5.0, 7.0, 8.0))]
+    events = [START, *({**EPOCHS[0], "images_per_second": rate} for rate in (5.0, 7.0, 8.0))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     assert epoch_rates(tmp_path) == [7.0, 8.0]
 

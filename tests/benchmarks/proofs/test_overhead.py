@@ -17,8 +17,8 @@ from allstep.common.data.datasets.config import DataConfig
 
 
 def quick(benchmark: str, output, *flags: str) -> dict:
-    """Run `python -m allstep.benchmarks.BENCHMARK --quick`, whose status only says whether targets were met."""
-    command = [sys.executable, "-m", f"allstep.benchmarks.{benchmark}", "--quick", "--output", output, *flags]
+    """Run `python -m allstep.benchmarks.proofs.BENCHMARK --quick`, whose status only says whether targets were met."""
+    command = [sys.executable, "-m", f"allstep.benchmarks.proofs.{benchmark}", "--quick", "--output", output, *flags]
     result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert result.returncode in (0, 1) and "Traceback" not in result.stderr, result.stdout + result.stderr
     content = json.loads(output.read_text())

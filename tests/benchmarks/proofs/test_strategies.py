@@ -18,11 +18,15 @@ def test_figures_are_ratios_within_rounds():
         "horovod by hand": [100.0, 100.0, 100.0],
         "ddp ours": [80.0, 50.0, 100.0],
         "ddp by hand": [80.0, 40.0, 125.0],
+        "ddp ours compiled": [160.0, 90.0, 200.0],
+        "ddp by hand compiled": [200.0, 100.0, 200.0],
     }
     rows = strategies.figures("pytorch", ["horovod", "ddp"], rates)
     assert [(row.what, row.ratio, row.reached) for row in rows] == [
         ("pytorch: horovod / by hand", 0.9, False),
         ("pytorch: ddp / by hand", 1.0, True),
+        ("pytorch: ddp --compile / by hand", 0.9, False),
+        ("pytorch: ddp --compile / without", 2.0, True),
         ("pytorch: horovod / ddp", 1.0, True),
     ]
 

@@ -9,6 +9,7 @@ import pytest
 from reported import EPOCHS, START
 
 from allstep.benchmarks import report
+from allstep.benchmarks.records.runs import Start
 from allstep.benchmarks.reporting import other_sections
 from allstep.benchmarks.reporting.sources import RecordedRun, redact
 from allstep.common.process.errors import UserError
@@ -29,7 +30,7 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     assert len(told) == 6
     for words in (
         r"words.json: .*expected result.figures\[0\].ours to be a number .*, received 'many'",
-        "compare.json: .*expected the version of allstep-compare to be 2, received 99",
+        "compare.json: .*expected allstep-compare 2, received allstep-compare 99",
         "hollow.json: .*expected result to have ranks, received",
         "half.json",
         "empty: no results",
@@ -53,8 +54,8 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     ],
 )
 def test_a_run_is_repeated_by_its_own_launcher(tmp_path, launcher, num_ranks, expected):
-    start = {**START, "launcher": launcher, "world_size": num_ranks}
-    run = RecordedRun(start, EPOCHS, None, tmp_path / "a b" / "config.yaml")
+    start = Start(num_ranks, 64, "pytorch", "horovod", launcher)
+    run = RecordedRun(start, (), None, tmp_path / "a b" / "config.yaml")
     [command] = other_sections.runs([(tmp_path, run)]).commands
     assert command == f"{expected} pytorch/train.py --config '{tmp_path}/a b/config.yaml'"
 

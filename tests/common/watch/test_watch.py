@@ -91,10 +91,10 @@ def test_who_is_missing(name):
     assert stall.went_on == went_on
 
 
-@pytest.mark.parametrize("phase", ["start", "step"])
+@pytest.mark.parametrize("phase", ["start", "compile", "step"])
 def test_a_first_step_may_take_as_long_again_as_that_of_the_others(phase):
     """Oracle: by hand; the other one has taken 3 s, or 20 s, and waits since, which proves that all have compiled."""
-    after = {"start": "input", "step": "check"}[phase]
+    after = {"start": "input", "compile": "step", "step": "check"}[phase]
 
     def is_stalled(took: float, waited: float) -> bool:
         ranks = [seen(0, after, 3, waited), seen(1, phase, 2, took + waited, is_new=True)]
@@ -127,6 +127,7 @@ def test_who_hangs_after_a_collective_is_missing_and_who_waits_in_one_is_not():
 HEALTHY = {
     "the last one has just moved": [seen(0, "step", 9, 30), seen(1, "input", 8, 1)],
     "a step that compiles": [seen(rank, "step", 2, 3000, is_new=True) for rank in range(2)],
+    "a step of another size that --compile compiles": [seen(rank, "compile", 2, 3000) for rank in range(2)],
     "all start, and rank 0 may read a checkpoint": [seen(rank, "start", 0, 599, is_new=True) for rank in range(2)],
     "a validation that compiles on all": [seen(rank, "validation", 9, 599, is_new=True) for rank in range(2)],
     "a validation that compiles": [seen(0, "sums", 9, 100), seen(1, "validation", 8, 110, is_new=True)],

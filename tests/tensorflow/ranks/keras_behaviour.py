@@ -16,6 +16,7 @@ import keras_callbacks  # noqa: F401
 import keras_gradients  # noqa: F401
 import keras_replicas  # noqa: F401
 import keras_saving  # noqa: F401
+import keras_xla  # noqa: F401
 from keras_cases import CASES, DIRECTORY
 
 import allstep.tensorflow.horovod_keras as hvd

@@ -265,7 +265,6 @@ def refusals():
         "passes after build": error(wrap, built, backward_passes_per_step=2),
         "unknown option": error(wrap, optimizer, compresion=hvd.Compression.fp16),
         "xla": error(jitted),
-        "xla in fit": error(fit, compiled(wrap(optimizers.SGD()), jit_compile=True, run_eagerly=False)),
         "stateless": error(stateless.stateless_apply, stateless.variables, grads, model.trainable_variables),
         "legacy": error(hvd.load_model, "nowhere.keras", legacy_opts=True),
         "global variables": error(hvd.broadcast_global_variables, 0),
@@ -276,8 +275,8 @@ def refusals():
 
 @case
 def compile_options():
-    """What Horovod's examples pass to compile, and what "auto" becomes."""
-    model = compiled(hvd.DistributedOptimizer(optimizers.SGD()), run_eagerly=False, experimental_run_tf_function=False)
+    """What Horovod's examples pass to compile."""
+    compiled(hvd.DistributedOptimizer(optimizers.SGD()), run_eagerly=False, experimental_run_tf_function=False)
     other = error(compiled, optimizers.SGD(), experimental_run_tf_function=False)
     legacy = [keras.optimizers.legacy.Adam is optimizers.Adam, tf.keras.optimizers.legacy.SGD is optimizers.SGD]
-    return {"jit_compile": model.jit_compile, "other": other, "legacy": legacy}
+    return {"other": other, "legacy": legacy}

@@ -29,6 +29,7 @@ class Case:
     oracle: Callable[[], Any] | None = None  # the plain optimizer of the oracle where it is another one
     network: str = "dense"
     run_eagerly: bool = False
+    jit_compile: bool = False
     wrap: Callable[[Any], Any] = lambda optimizer: optimizer  # what goes around the DistributedOptimizer
 
 
@@ -101,6 +102,10 @@ CASES = {
     "muon": Case(lambda: optimizers.Muon(learning_rate=0.01)),
     "custom_training_step": Case(adam(clipnorm=0.05), network="custom_step"),
     "bfloat16": Case(sgd(), network="bfloat16"),
+    "xla": Case(adam(clipnorm=0.05), jit_compile=True),
+    "xla_accumulation": Case(adam(gradient_accumulation_steps=2, clipnorm=0.05), jit_compile=True),
+    "xla_loss_scale": Case(loss_scaled(adam(clipnorm=0.05)), jit_compile=True),
+    "xla_embedding": Case(adam(), network="embedding", jit_compile=True),
 }
 
 
@@ -153,10 +158,10 @@ def samples(kind: str) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(0, NUM_CLASSES, size=len(x))
 
 
-def train(case: Case, optimizer: Any, *, seed: int, rank: int, size: int, callbacks: list, run_eagerly: bool) -> list:
+def train(case: Case, optimizer: Any, *, seed: int, rank: int, size: int, callbacks: list, **options: bool) -> list:
     """Fit on this rank's contiguous slice of each global batch; the weights, and the optimizer's state, after it."""
     model = network(case.network, seed)
-    model.compile(optimizer, losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=run_eagerly)
+    model.compile(optimizer, losses.SparseCategoricalCrossentropy(from_logits=True), **options)
     x, y = (a.reshape(NUM_STEPS, size, GLOBAL_BATCH // size, *a.shape[1:])[:, rank] for a in samples(case.network))
     x, y = x.reshape(-1, *x.shape[2:]), y.reshape(-1)
     model.fit(x, y, GLOBAL_BATCH // size, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
@@ -178,11 +183,12 @@ def main() -> None:
             size=hvd.size(),
             callbacks=[broadcast],
             run_eagerly=case.run_eagerly,
+            jit_compile=case.jit_compile,
         )
         results |= {f"{name}/{i}": array for i, array in enumerate(trained)}
         if hvd.rank() == number % hvd.size():  # they take turns
             plain = (case.oracle or case.optimizer)()
-            expected = train(case, plain, seed=0, rank=0, size=1, callbacks=[], run_eagerly=True)
+            expected = train(case, plain, seed=0, rank=0, size=1, callbacks=[], run_eagerly=True, jit_compile=False)
             results |= {f"{name}/oracle/{i}": array for i, array in enumerate(expected)}
     np.savez(Path(sys.argv[1]) / f"rank{hvd.rank()}.npz", **results)
 

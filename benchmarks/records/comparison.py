@@ -1,0 +1,176 @@
+"""What `allstep compare` keeps: compare.json, a file for each sample, and one for each verdict of the parity gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings
+from allstep.benchmarks.comparison.estimate import Estimate
+from allstep.benchmarks.comparison.machine import Environment
+from allstep.benchmarks.harness.jobs import Status
+from allstep.common.files.records import Count, NonNegative, Positive
+from allstep.common.files.schema import Mismatch, list_of, number
+
+SUMMARY = "compare.json"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A number of steps, or an epoch, that was timed on all ranks."""
+
+    DERIVED: ClassVar[tuple[str, ...]] = ("images_per_second",)
+
+    num_images: Count
+    """Of all ranks."""
+    seconds_by_rank: Annotated[tuple[Positive, ...], list_of(number(1e-30), least=1)]
+
+    @property
+    def images_per_second(self) -> float:
+        """The slowest rank counts."""
+        return self.num_images / max(self.seconds_by_rank)
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """A point of the curve that a cell trained."""
+
+    epoch: int
+    train_loss: float
+    validation_loss: float
+    validation_accuracy: float
+    seconds: float
+    """Of training from its start to the end of this epoch."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a measured process writes for `allstep compare`; of a launcher's job, rank 0 for all."""
+
+    blocks: tuple[Block, ...]
+    peak_memory_bytes_by_rank: tuple[int, ...]
+    first_step_at: float | None
+    """Unix time of the end of the first step; None with real input."""
+    epochs: tuple[EpochResult, ...] | None
+    """None with synthetic input."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A launch of a cell."""
+
+    FORMAT: ClassVar[str] = "allstep-compare"
+    VERSION: ClassVar[int] = 2
+
+    cell_id: str
+    round: int
+    status: Status
+    reason: str | None
+    """One line where the status is not ok."""
+    started: str
+    load_average: tuple[float, ...]
+    command: tuple[str, ...]
+    """Of the first of its processes."""
+    seconds: float
+    log: str | None
+    created: str | None = None
+    """When the comparison was begun to which a file with this sample belongs."""
+    # What a launch has that went well.
+    blocks: tuple[Block, ...] = ()
+    images_per_second: float | None = None
+    startup_seconds: float | None = None
+    peak_memory_bytes_by_rank: tuple[int, ...] = ()
+    epochs: tuple[EpochResult, ...] | None = None
+    seconds_to_target: float | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether it may be counted, and need not be measured again."""
+        return self.status == "ok"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of the parity gate, on a curve."""
+
+    FORMAT: ClassVar[str] = "allstep-compare"
+    VERSION: ClassVar[int] = 2
+
+    status: Literal["passed", "failed", "none"]
+    reason: str | None = None
+    """One line where it has not passed."""
+    num_steps: int | None = None
+    reference: str | None = None
+    """The id of the run whose curve this one was held against."""
+    loss_difference: float | None = None
+    weight_difference: float | None = None
+    bound: float | None = None
+    log: str | None = None
+    created: str | None = None
+    """When the comparison was begun to which a file with this verdict belongs."""
+
+    @property
+    def good(self) -> bool:
+        """Whether the curve need not be trained again."""
+        return self.status == "passed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Status and statistics of a cell, over its samples."""
+
+    status: Literal["ok", "partial", "failed", "pending", "unavailable"]
+    reason: str | None
+    images_per_second: Estimate | None
+    startup_seconds: Estimate | None
+    seconds_to_target: Estimate | None
+    final_accuracy: float | None
+    peak_memory_bytes_by_rank: tuple[NonNegative, ...] | None
+    curve: tuple[EpochResult, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult(Summary, Cell):
+    """A cell with all that is known of it."""
+
+    gate: Verdict
+    comparable: bool
+    """Whether it may be held against others."""
+    command: str
+    samples: tuple[str, ...]
+    """Files, relative to compare.json."""
+    target_accuracy: float | None
+    efficiency: dict[str, Estimate] | None
+    """Ratios of its speed to those of others, within rounds, by `samples.efficiency`'s names."""
+    against: dict[str, Estimate]
+    """By strategy, the same for its rivals in the ranking."""
+
+    def __post_init__(self) -> None:
+        if self.comparable and not self.images_per_second:
+            raise Mismatch(f"expected images_per_second where {self.id} is comparable, received none")
+
+    @property
+    def share_of_limit(self) -> Estimate | None:
+        """Its speed over that of as many independent processes, the machine's limit.
+
+        None for the limit itself, and where nothing was measured or may be compared.
+        """
+        return None if self.strategy == INDEPENDENT else (self.efficiency or {}).get("independent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonResult:
+    """compare.json."""
+
+    FORMAT: ClassVar[str] = "allstep-compare"
+    VERSION: ClassVar[int] = 2
+
+    created: str
+    updated: str
+    finished: bool
+    command: str
+    settings: Settings
+    num_rounds: int
+    rules: tuple[str, ...]
+    environment: Environment
+    cells: tuple[CellResult, ...]

@@ -1,0 +1,68 @@
+"""Result files as records. Oracles: files that an earlier allstep wrote, value by value, and the fields' types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.collectives import CollectivesResult
+from allstep.benchmarks.records.comparison import ComparisonResult, Sample, Verdict
+from allstep.benchmarks.records.figures import BenchmarkResult
+from allstep.benchmarks.records.forecasts import ForecastsResult, ValidationResult
+from allstep.common.process.errors import UserError
+
+WRITTEN_BEFORE = json.loads(Path(__file__).with_name("written_before.json").read_text())
+"""Each by its name; the longer lists were shortened, and what names a machine was replaced."""
+KINDS = {
+    "compare": ComparisonResult,
+    "sample": Sample,
+    "failed sample": Sample,
+    "verdict": Verdict,
+    "collectives": CollectivesResult,
+    "predict": ForecastsResult,
+    "validation": ValidationResult,
+    "benchmark": BenchmarkResult,
+}
+
+
+def lost(before: object, after: object, where: str = "result") -> list[str]:
+    """The places of a value of JSON that another one has not, or has differently."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            place for key, value in before.items() for place in lost(value, after.get(key, "nothing"), f"{where}.{key}")
+        ]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [place for index, pair in pairs for place in lost(*pair, f"{where}[{index}]")]
+    return [] if before == after else [where]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_was_written_before_is_read_and_written_again(name, tmp_path):
+    before = tmp_path / "before.json"
+    before.write_text(json.dumps(WRITTEN_BEFORE[name]))
+    record = files.read(KINDS[name], before)
+    files.write(tmp_path / "after.json", record)
+    assert lost(WRITTEN_BEFORE[name], json.loads((tmp_path / "after.json").read_text())) == []
+    assert files.read(KINDS[name], tmp_path / "after.json") == record
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_field_is_looked_at(name, tmp_path):
+    """A value of another type in any place that a record has is named; what no record has is left alone."""
+    content = WRITTEN_BEFORE[name]
+    record = files.read_input(KINDS[name], write(tmp_path, content))
+    for key in content:
+        changed = write(tmp_path, {**content, key: {"not": ["a", {"value": None}]}})
+        if key in ("format", "version") or (key in vars(record) and key != "samples"):
+            with pytest.raises(UserError, match=rf"result\.{key}[ .]|expected allstep-"):
+                files.read_input(KINDS[name], changed)
+    assert files.read_input(KINDS[name], write(tmp_path, {**content, "more": 1})) == record
+
+
+def write(folder: Path, content: object) -> Path:
+    (folder / "result.json").write_text(json.dumps(content))
+    return folder / "result.json"
