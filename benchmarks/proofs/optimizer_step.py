@@ -21,8 +21,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from allstep.benchmarks.comparison.results import output_file
 from allstep.benchmarks.harness.measure import Figure, interleaved, job, median_ratio, print_table, run, save
+from allstep.benchmarks.records.files import output_file
 from allstep.common.config.flags import MOST_ROUNDS, Parser, listed, one_of, whole
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.common.process.exit import run_rank

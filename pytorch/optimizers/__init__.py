@@ -25,8 +25,8 @@ def build_optimizer(
     the scales of norms, which do not.
 
     Args:
-        fused: whether one kernel updates many parameters; else it is as PyTorch chooses for their device. LARS, LAMB and
-            NovoGrad choose themselves, Adagrad and RMSprop have no such kernel on every device.
+        fused: whether one kernel updates many parameters; else it is as PyTorch chooses for their device. LARS, LAMB
+            and NovoGrad choose themselves; Adagrad and RMSprop have no such kernel on every device.
     """
     parameters, decay, name = list(parameters), config.weight_decay, config.optimizer
     groups = [
