@@ -253,6 +253,9 @@ FLAGS = {
     "momentum without any, TensorFlow": Mistake(
         f"{TENSORFLOW} --optimizer adagrad --momentum 0.5", "--momentum with --optimizer sgd or", "adagrad"
     ),
+    "noise in a compiled step": Mistake(
+        f"{TENSORFLOW} --compile --gradient-noise 0.1", "--gradient-noise without --compile in TensorFlow", "both"
+    ),
     "an average without common steps": Mistake(
         f"horovodrun -np 2 {TENSORFLOW} --strategy parameter-server --ema 0",
         "a synchronous strategy with --ema",
