@@ -200,9 +200,7 @@ def horovod_over_mpi(rows: Sequence[Row]) -> list[OverMpi]:
     mpis = {row.bytes: row for row in reduced if row.backend == "mpi4py"}
     pairs = [(row, mpis[row.bytes]) for row in reduced if is_horovod(row.backend) and row.bytes in mpis]
     return [
-        OverMpi(
-            row.backend, row.bytes, row.bus_bandwidth / mpi.bus_bandwidth, mpi.median_seconds / row.median_seconds
-        )
+        OverMpi(row.backend, row.bytes, row.bus_bandwidth / mpi.bus_bandwidth, mpi.median_seconds / row.median_seconds)
         for row, mpi in pairs
     ]
 

@@ -121,6 +121,11 @@ def _fit(run: Run) -> None:
                 f"{DIVERGED} validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
                 "or lengthen --warmup-epochs"
             )
+        averaged = {}
+        if session.config.optimizer.ema is not None:
+            with worker.averaged_weights():
+                ema = evaluate(worker, session.dataset.validation, run.schedule.global_batch_size, run.progress_state)
+            averaged = {"ema_validation_loss": ema.loss, "ema_validation_accuracy": ema.accuracy}
         epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
         _finish_epoch(progress, validation)
         metrics = session.metrics()
@@ -140,6 +145,7 @@ def _fit(run: Run) -> None:
             cumulative_seconds=progress.cumulative_seconds,
             images_per_second=num_trained / epoch_seconds,
             learning_rate=progress.learning_rate,
+            **averaged,
             **metrics,
         )
         run.saver.save(progress, validation.accuracy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsFloat, SupportsInt
 
@@ -53,6 +54,13 @@ class Worker(Protocol):
         """Sum of the losses of this rank's samples and the number of them classified rightly."""
         ...
 
+    def averaged_weights(self) -> AbstractContextManager:
+        """Within it, evaluation and export see the moving averages of the weights, where --ema keeps them.
+
+        All ranks call it.
+        """
+        ...
+
     def average_statistics(self) -> None:
         """Give all ranks the mean of the running statistics that batch norms keep of each rank's samples.
 
@@ -81,7 +89,8 @@ class Worker(Protocol):
         ...
 
     def export_state(self) -> dict[str, np.ndarray]:
-        """Weights as `model/NAME` and optimizer slots as `optimizer/NAME/SLOT`, all in canonical layout.
+        """Weights as `model/NAME`, optimizer slots as `optimizer/NAME/SLOT` and moving averages of weights as
+        `ema/NAME`, all in canonical layout; a slot that is one number a weight has no axes.
 
         All ranks call it, since each may hold a part; what rank 0 gets is valid.
         """

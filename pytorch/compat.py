@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,37 @@ def set_most_programs(number: int) -> None:
     import torch._dynamo  # it takes seconds
 
     torch._dynamo.config.recompile_limit = number
+def sgd_step(optimizer: torch.optim.SGD) -> None:
+    """A step of torch 2.14's SGD, without the wrapper of which `without_compiler` speaks; it needs torch.no_grad."""
+    inspect.unwrap(torch.optim.SGD.step)(optimizer)
+
+
+# Multi-tensor operations, of which torch 2.14's own optimizers are made: on a GPU a kernel serves many tensors.
+
+
+def scaled(tensors: Sequence[torch.Tensor], factor: float) -> list[torch.Tensor]:
+    """Each tensor times the factor."""
+    return list(torch._foreach_mul(list(tensors), factor))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def scale(tensors: Sequence[torch.Tensor], factors: Sequence[torch.Tensor] | torch.Tensor) -> None:
+    """Multiply the tensors by a factor each, or all by one, in place."""
+    torch._foreach_mul_(list(tensors), factors)  # pyright: ignore[reportPrivateImportUsage, reportCallIssue, reportArgumentType]
+
+
+def add(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], *, factor: float) -> None:
+    """Add the factor times each of `others` to the tensors, in place."""
+    torch._foreach_add_(list(tensors), list(others), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def move_towards(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], share: float) -> None:
+    """Have the tensors go that share of the way to `others`, in place."""
+    torch._foreach_lerp_(list(tensors), list(others), share)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The Euclidean norm of each tensor."""
+    return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:

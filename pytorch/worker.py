@@ -5,23 +5,26 @@ from __future__ import annotations
 import copy
 import resource
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.common.worker import StepResult
+from allstep.pytorch.averaging import WeightAverage
+from allstep.pytorch.gradients import GradientChanges
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
 _AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Canonical names of optimizer slots, and PyTorch's.
-_SLOT_NAMES = {"momentum": "momentum_buffer", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+# PyTorch's names of optimizer slots, where they are not the canonical ones.
+_SLOT_NAMES = {"momentum": "momentum_buffer", "sum_of_squares": "sum"}
 
 
 class Worker:
@@ -38,7 +41,8 @@ class Worker:
         strategy: Strategy,
         device: torch.device,
         dataset: Dataset,
-        slots: Sequence[str],
+        flags: OptimizerConfig,
+        seed: int = 0,
         accumulate_steps: int = 1,
         precision: str = "float32",
     ) -> None:
@@ -47,15 +51,19 @@ class Worker:
         Args:
             network: has the weights, by their canonical names; those that another rank keeps are on the device meta.
             model: what a training step calls: `network` as the strategy wrapped it.
-            slots: canonical names of what the optimizer remembers of each weight.
+            flags: of the optimizer, and of what is done to gradients and weights around its step.
+            seed: of gradient noise.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.
         """
         self.collectives, self._strategy = strategy.collectives, strategy
         self._network, self._model, self._optimizer = network, model, optimizer
-        self._train_step = strategy.compile_train_step(TrainStep(model, _loss_sum))
+        loss_sum = partial(_loss_sum, label_smoothing=flags.label_smoothing)
+        self._train_step = strategy.compile_train_step(TrainStep(model, loss_sum))
         self._eval_step = strategy.compile_eval_step(EvalStep(model, _score))
-        self.device, self._slots, self._num_passes = device, slots, accumulate_steps
+        self.device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
+        self._gradient_changes, self._num_steps = GradientChanges(flags, seed, strategy), 0
+        self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         autocast_type = _AUTOCAST_TYPES.get(precision)
         self._autocast = partial(torch.autocast, device.type, autocast_type, enabled=autocast_type is not None)
@@ -71,7 +79,12 @@ class Worker:
     def compile(self, batch: Batch) -> None:
         weights = [(tensor, tensor.clone()) for _, tensor in self._own_weights()]
         slots = {parameter: copy.deepcopy(of_one) for parameter, of_one in self._optimizer.state.items()}
+        num_steps = self._num_steps
+        averages = copy.deepcopy(self._average.averages) if self._average else {}
         float(self.train_step(batch, 0.0))
+        self._num_steps = num_steps
+        if self._average:
+            self._average.averages = averages
         for tensor, before in weights:
             tensor.copy_(before)
         self._optimizer.state.clear()
@@ -94,11 +107,19 @@ class Worker:
                 loss_sums.append(loss_sum)
         overflowed = False
         if self._scales_loss:
-            overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale)
+            overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale, self._apply)
         else:
-            self._optimizer.step()
+            self._apply()
         loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
         return StepResult(_OnItsWay(loss_sum) if loss_sum.is_cuda else loss_sum, overflowed)
+
+    def _apply(self) -> None:
+        """Take the optimizer's step by the averaged gradients."""
+        self._gradient_changes.apply(dict(self._own_parameters()), self._num_steps)
+        self._optimizer.step()
+        self._num_steps += 1
+        if self._average:
+            self._average.update()
 
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         images, labels = self._to_device(batch)
@@ -107,6 +128,9 @@ class Worker:
             score = self._eval_step(images, labels)
         self._model.train()
         return score
+
+    def averaged_weights(self) -> AbstractContextManager:
+        return self._average.in_use() if self._average else nullcontext()
 
     def average_statistics(self) -> None:
         statistics = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
@@ -128,7 +152,10 @@ class Worker:
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in self._network.state_dict().items()}
         for name, parameter in self._network.named_parameters():
-            shapes |= {f"optimizer/{name}/{slot}": tuple(parameter.shape) for slot in self._slots}
+            for slot in self._slots:
+                shapes[f"optimizer/{name}/{slot}"] = () if slot in LAYER_SLOTS else tuple(parameter.shape)
+            if self._average:
+                shapes[f"ema/{name}"] = tuple(parameter.shape)
         return shapes
 
     def export_state(self) -> dict[str, np.ndarray]:
@@ -137,23 +164,32 @@ class Worker:
             slots = self._optimizer.state[parameter]
             for slot in self._slots:
                 # There are none while all steps so far have been skipped.
-                value = slots[_SLOT_NAMES[slot]] if slots else torch.zeros_like(parameter.detach())
+                value = slots[_SLOT_NAMES.get(slot, slot)] if slots else torch.zeros_like(parameter.detach())
                 state[f"optimizer/{name}/{slot}"] = value
+        if self._average:
+            state |= {f"ema/{name}": average for name, average in self._average.averages.items()}
         return self._strategy.gather(state)
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        self._num_steps = step
         with torch.no_grad():
             for name, tensor in self._own_weights():
                 tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
         step_device = self.device if self._strategy.fused else None
         for name, parameter in self._own_parameters():
+            # One number is held by every rank that has a part of its weight.
+            whole = torch.empty((), device=parameter.device)
             slots = {
-                _SLOT_NAMES[slot]: self._strategy.shard(arrays[f"optimizer/{name}/{slot}"], parameter.detach())
+                _SLOT_NAMES.get(slot, slot): self._strategy.shard(
+                    arrays[f"optimizer/{name}/{slot}"], whole if slot in LAYER_SLOTS else parameter.detach()
+                )
                 for slot in self._slots
                 if f"optimizer/{name}/{slot}" in arrays
             }
             if slots:
                 self._optimizer.state[parameter] = {"step": torch.tensor(float(step), device=step_device), **slots}
+            if self._average and f"ema/{name}" in arrays:
+                self._average.averages[name] = self._strategy.shard(arrays[f"ema/{name}"], parameter.detach())
 
     def _own_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, tensor) for name, tensor in self._network.state_dict().items() if not tensor.is_meta)
@@ -204,8 +240,8 @@ class _OnItsWay:
         return float(self._number)
 
 
-def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(logits.float(), labels, reduction="sum")
+def _loss_sum(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    return cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=label_smoothing)
 
 
 def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:

@@ -2,7 +2,9 @@
 
 Nothing here is promised by its library. Looked up in TensorFlow 2.21, and Keras 3.12 and 3.15. Beside these,
 `horovod_optimizer.Distributed` overrides `_clip_gradients`, through which a Keras optimizer passes the mean of the
-gradients that it has accumulated.
+gradients that it has accumulated; and `optimizers.base.Optimizer` overrides `_apply_weight_decay`,
+`_backend_update_step`, `_all_reduce_sum_gradients` and `_update_model_variables_moving_average`, between which a step
+goes from its gradients to the weights.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class CanonicalWeight:
 
     def to_canonical(self, array: np.ndarray) -> np.ndarray:
         canonical = array.reshape(self.split).transpose(self.axes)
-        return np.ascontiguousarray(canonical.reshape(canonical.shape[0], -1) if self._was_flattened else canonical)
+        # np.ascontiguousarray would give one number an axis.
+        return np.asarray(canonical.reshape(canonical.shape[0], -1) if self._was_flattened else canonical, order="C")
 
     def from_canonical(self, array: np.ndarray) -> np.ndarray:
         canonical_split = tuple(self.split[axis] for axis in self.axes)

@@ -67,7 +67,8 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         strategy=strategy,
         device=device,
         dataset=dataset,
-        slots=config.optimizer.slots,
+        flags=config.optimizer,
+        seed=config.data.seed,
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
     )

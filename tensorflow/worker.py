@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
@@ -10,9 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.worker import StepResult
+from allstep.tensorflow.averaging import WeightAverage
+from allstep.tensorflow.gradients import GradientChanges
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.networks.resnet import counted
 from allstep.tensorflow.strategies.strategy import Strategy, cut
@@ -31,19 +35,27 @@ class Worker:
         strategy: Strategy,
         device: str,
         dataset: Dataset,
-        slots: Sequence[str],
+        flags: OptimizerConfig,
+        seed: int = 0,
         accumulate_steps: int = 1,
         precision: str = "float32",
     ) -> None:
-        """What is trained.
+        """What is trained, on which device.
 
         Args:
-            slots: canonical names of what the optimizer remembers of each weight.
+            flags: of the optimizer, and of what is done to gradients and weights around its step.
+            seed: of gradient noise.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in which the model was built to compute.
         """
         self.collectives, self._strategy = strategy.collectives, strategy
-        self._model, self._optimizer, self.device, self._slots = model, optimizer, device, slots
+        self._model, self._optimizer, self.device, self._slots = model, optimizer, device, flags.slots
+        if flags.clip_norm is not None or flags.gradient_noise:
+            optimizer.changes = GradientChanges(flags, seed, _in_order(model))
+        self._average = None
+        if flags.ema is not None:
+            self._average = WeightAverage(model.trainable_variables, optimizer.averages, strategy)
+        self._label_smoothing = flags.label_smoothing
         self._num_passes, self._scales_loss = accumulate_steps, precision == "fp16"
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
         self._scale, self._shift = 1 / (255 * std), -mean / std
@@ -68,6 +80,9 @@ class Worker:
     def eval_step(self, batch: Batch) -> tuple[float, int]:
         loss_sum, num_correct = self._eval_step(batch.images, batch.labels)
         return float(loss_sum), int(num_correct)
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager:
+        return self._average.in_use() if self._average else contextlib.nullcontext()
 
     def average_statistics(self) -> None:
         statistics = [weight.variable for weight in canonical_weights(self._model) if not weight.variable.trainable]
@@ -142,7 +157,8 @@ class Worker:
         """The sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0."""
         counts = tf.sign(loss_weight)
         with tf.GradientTape() as tape, counted(counts):
-            loss_sum = _loss_sum(self._model(self._normalise(images), training=True), labels) * counts
+            logits = self._model(self._normalise(images), training=True)
+            loss_sum = _loss_sum(logits, labels, self._label_smoothing) * counts
             loss = loss_sum * loss_weight
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
         gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
@@ -171,12 +187,26 @@ class Worker:
             if weight.variable.trainable:
                 index = trainable[weight.variable.path]
                 for slot in self._slots:
-                    yield f"optimizer/{weight.name}/{slot}", weight, self._optimizer.slots[slot][index]
+                    variable = self._optimizer.slots[slot][index]
+                    layout = CanonicalWeight(weight.name, variable, (), ()) if slot in LAYER_SLOTS else weight
+                    yield f"optimizer/{weight.name}/{slot}", layout, variable
+                if self._average:
+                    yield f"ema/{weight.name}", weight, self._average.averages[index]
 
     def _normalise(self, images: tf.Tensor) -> tf.Tensor:
         return tf.cast(images, tf.float32) * self._scale + self._shift
 
 
-def _loss_sum(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=tf.cast(logits, tf.float32))
+def _loss_sum(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
+    logits = tf.cast(logits, tf.float32)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if label_smoothing:
+        of_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
+        losses = (1 - label_smoothing) * losses + label_smoothing * of_all
     return tf.reduce_sum(losses)
+
+
+def _in_order(model: keras.Model) -> list[CanonicalWeight]:
+    """The weights that have gradients, in the model's order."""
+    by_path = {weight.variable.path: weight for weight in canonical_weights(model)}
+    return [by_path[variable.path] for variable in model.trainable_variables]

@@ -46,9 +46,7 @@ BACKENDS = {
     "memcpy": Library("memcpy", "Memcpy", "mpirun"),
     "mpi4py": Library("mpi", "Mpi", "mpirun"),
     "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi", is_horovod=True),
-    "horovod-tensorflow": Library(
-        "horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi", is_horovod=True
-    ),
+    "horovod-tensorflow": Library("horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi", is_horovod=True),
     "torch-gloo": Library("torch_gloo", "TorchGloo", "torchrun"),
     "tf-distribute": Library("tf_distribute", "TfDistribute", "horovodrun-mpi"),
 }

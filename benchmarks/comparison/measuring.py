@@ -69,9 +69,7 @@ class Comparison:
         self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe))
         self._gates = {place.id: self._read_good(Verdict, gate_path(directory, place.id)) for place in self._places()}
         self._samples = {
-            cell.id: [
-                self._read_good(Sample, sample_path(directory, cell.id, number)) for number in range(num_rounds)
-            ]
+            cell.id: [self._read_good(Sample, sample_path(directory, cell.id, number)) for number in range(num_rounds)]
             for cell in cells
         }
 

@@ -94,9 +94,7 @@ def _statistics(values: Iterable[float | None]) -> Estimate | None:
     return estimate(known) if known else None
 
 
-def efficiency(
-    cell: Cell, samples: Samples, comparable: set[str], *, first_framework: str
-) -> dict[str, Estimate]:
+def efficiency(cell: Cell, samples: Samples, comparable: set[str], *, first_framework: str) -> dict[str, Estimate]:
     """Ratios of a cell's speed to that of others, by their names.
 
     One ratio a round, made of the pairs of blocks with the same number, which follow each other where cells take turns.

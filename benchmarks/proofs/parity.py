@@ -81,6 +81,11 @@ SETTINGS = {
     "weight-decay": Setting((*SGD, "--momentum", 0.9, "--weight-decay", 0.01)),
     "adam": Setting(("--optimizer", "adam", "--base-lr", 0.001), ADAM_BOUNDS),
     "adamw": Setting(("--optimizer", "adamw", "--base-lr", 0.001, "--weight-decay", 0.01), ADAMW_BOUNDS),
+    "lars": Setting(("--optimizer", "lars", "--base-lr", 0.05, "--weight-decay", 0.001)),
+    "lamb": Setting(("--optimizer", "lamb", "--base-lr", 0.01, "--weight-decay", 0.01), ADAMW_BOUNDS),
+    "novograd": Setting(("--optimizer", "novograd", "--base-lr", 0.01, "--weight-decay", 0.001)),
+    "adagrad": Setting(("--optimizer", "adagrad", "--base-lr", 0.01), ADAMW_BOUNDS),
+    "rmsprop": Setting(("--optimizer", "rmsprop", "--base-lr", 0.001), ADAMW_BOUNDS),
 }
 
 

@@ -112,9 +112,7 @@ def line(name: str, num_samples: int, cost: Cost | None) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table; end with status 1 where a target is missed."""
     parser = Parser("python -m allstep.benchmarks.proofs.sharding", __doc__)
-    parser.add_argument(
-        "--num-samples", type=listed(whole(1, 2**40)), default=(10**7, 10**8, 10**9), metavar="N,..."
-    )
+    parser.add_argument("--num-samples", type=listed(whole(1, 2**40)), default=(10**7, 10**8, 10**9), metavar="N,...")
     parser.add_argument("--world-size", type=whole(1, EVER), default=1, metavar="N")
     flags = parser.parse_args(argv)
     print("      samples  order               first in ms  million indices/s  peak in MiB")

@@ -45,9 +45,7 @@ def sections(result: ComparisonResult) -> list[Section]:
 def _overview(result: ComparisonResult) -> Section:
     cells = result.cells
     counts = {status: sum(cell.status == status for cell in cells) for status in ("ok", "partial", "pending")}
-    text = [
-        f"{counts['ok']} of {len(cells)} cells measured in full, {counts['partial']} in part. {result.updated}."
-    ]
+    text = [f"{counts['ok']} of {len(cells)} cells measured in full, {counts['partial']} in part. {result.updated}."]
     if not result.finished:
         text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
     for group in _fastest([cell for cell in cells if cell.comparable]):

@@ -2,7 +2,8 @@
 
     step-00001234/model.safetensors       weights
     step-00001234/optimizer.safetensors   optimizer slots
-    step-00001234/manifest.json           everything else, and size and SHA-256 of the two files
+    step-00001234/ema.safetensors         moving averages of the weights, where the run keeps them
+    step-00001234/manifest.json           everything else, and size and SHA-256 of these files
 
 File names are fixed, so nothing in a manifest can point outside its directory; nothing is ever unpickled.
 """
@@ -21,7 +22,7 @@ import numpy as np
 
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
-from allstep.common.checkpoint.state import GROUPS, TrainState
+from allstep.common.checkpoint.state import GROUPS, OPTIONAL_GROUPS, TrainState
 from allstep.common.files import strict_json
 from allstep.common.files.disk import sha256_of
 from allstep.common.files.regular_file import check_memory, read_regular, regular
@@ -96,8 +97,10 @@ def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) ->
     try:
         records = {}
         for group in GROUPS:
-            path = temporary / file_name(group)
-            save_file(_members(group, arrays), path)
+            path, members = temporary / file_name(group), _members(group, arrays)
+            if group in OPTIONAL_GROUPS and not members:
+                continue
+            save_file(members, path)
             path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes it private to its owner
             records[path.name] = FileRecord(path.stat().st_size, sha256_of(path))
             _sync(path)
@@ -140,6 +143,8 @@ def read(directory: Path) -> TrainState:
     arrays = {}
     for group in GROUPS:
         path = directory / file_name(group)
+        if path.name not in manifest.files:
+            continue
         members = _read_arrays(path, manifest.files[path.name])
         arrays |= {f"{group}/{name}": array for name, array in members.items()}
     return TrainState(

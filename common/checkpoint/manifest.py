@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from allstep.common.checkpoint.state import FRAMEWORKS, GROUPS, Progress
+from allstep.common.checkpoint.state import FRAMEWORKS, GROUPS, OPTIONAL_GROUPS, Progress
 from allstep.common.files import strict_json
 from allstep.common.files.schema import (
     Mismatch,
@@ -137,7 +137,8 @@ def _check_running(value: Any, where: str) -> None:
 
 _COUNTS = {name: whole() for name in ("epoch", "offset", "step", "samples_seen")}
 _FILE = closed(record(size=whole(), sha256=_check_sha256), "size", "sha256")
-_FILES = {file_name(group): _FILE for group in GROUPS}
+_FILES = {file_name(group): _FILE for group in GROUPS if group not in OPTIONAL_GROUPS}
+_OPTIONAL_FILES = {file_name(group): _FILE for group in OPTIONAL_GROUPS}
 _check = closed(
     record(
         sequence=whole(),
@@ -150,7 +151,7 @@ _check = closed(
         schedule=mapping,
         config=mapping,
         versions=mapping_of(text),
-        files=closed(record(**_FILES), *_FILES),
+        files=closed(record(_OPTIONAL_FILES, **_FILES), *_FILES, *_OPTIONAL_FILES),
     ),
     *(item.name for item in fields(Manifest)),
 )

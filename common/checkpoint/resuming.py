@@ -123,6 +123,12 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
                 f"expected --{name} {_as_flag(saved.config[name])}, with which the checkpoint was written, received "
                 f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
             )
+    if (flags["ema"] is None) != (saved.config.get("ema") is None):
+        has, lacks = ("one", "none") if flags["ema"] is None else ("none", "one")
+        raise UserError(
+            f"expected --ema as in the run that wrote the checkpoint, which has {has}, received {lacks}; give the same "
+            "flags to --resume, or --init-from for the weights alone"
+        )
     completed = saved.progress.epoch + (saved.progress.offset > 0)
     if config.schedule.epochs < completed:
         raise UserError(

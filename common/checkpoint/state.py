@@ -12,7 +12,8 @@ from allstep.common.files.schema import brief
 from allstep.common.process.errors import UserError
 
 # Every array's name starts with one of these, and each has a file of its own in a checkpoint.
-GROUPS = ("model", "optimizer")
+GROUPS = ("model", "optimizer", "ema")
+OPTIONAL_GROUPS = ("ema",)  # whose file is there where they have arrays
 FRAMEWORKS = ("pytorch", "tensorflow")
 # What workers export, whatever they compute in. Anything else would be cast on its way into a network.
 DTYPE = np.dtype(np.float32)
@@ -38,7 +39,8 @@ class TrainState:
     framework: str  # who wrote it: "pytorch" or "tensorflow"
     arrays: dict[str, np.ndarray]
     # "model/NAME": weights in the canonical layout that both frameworks share;
-    # "optimizer/NAME/SLOT": optimizer slots in the layout of their weight
+    # "optimizer/NAME/SLOT": optimizer slots in the layout of their weight, or one number for it;
+    # "ema/NAME": moving averages of weights, in their layout
     progress: Progress
     rng: dict[str, Any] = field(default_factory=dict)  # states of the random number generators
     schedule: dict[str, Any] = field(default_factory=dict)  # settings and state of the learning rate
@@ -79,4 +81,4 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
 
 
 # Means of squares, whose root is taken.
-_NEVER_NEGATIVE = (".running_var", "/exp_avg_sq")
+_NEVER_NEGATIVE = (".running_var", "/exp_avg_sq", "/layer_exp_avg_sq", "/square_avg", "/sum_of_squares")

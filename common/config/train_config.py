@@ -76,21 +76,48 @@ class ScheduleConfig:
 class OptimizerConfig:
     """How gradients change weights; the same formulas in both frameworks."""
 
-    optimizer: Literal["sgd", "nesterov", "adam", "adamw"] = "sgd"
-    """sgd and nesterov take --momentum; weight decay is decoupled from the gradient in adamw alone."""
+    optimizer: Literal["sgd", "nesterov", "adam", "adamw", "lars", "lamb", "novograd", "adagrad", "rmsprop"] = "sgd"
+    """What is done with the averaged gradient; docs/flags.md says whose formulas they are."""
 
     momentum: Annotated[float, number(0, 1, below=True)] = 0.9
-    """Momentum of sgd and nesterov."""
+    """sgd, nesterov, lars: what is kept of the steps before."""
+
+    grad_averaging: bool = False
+    """novograd: the first moment is a mean of the normalised gradients, and not their sum."""
 
     weight_decay: Annotated[float, number(0, 1e6)] = 0.0
-    """Weight decay factor."""
+    """Weight decay factor, of weights with two axes or more: biases and the scales of norms do not decay. Decoupled
+    from the gradient in adamw; added to the update in lamb, to the normalised gradient in novograd, else to the
+    gradient."""
+
+    clip_norm: Annotated[float | None, number(0, 1e30, above=True)] = None
+    """Scale the averaged gradient of all weights down to this norm where it is larger."""
+
+    gradient_noise: Annotated[float, number(0, 1e30)] = 0.0
+    """Add Gaussian noise of variance ETA / (1 + step)^0.55 to the averaged gradient (Neelakantan et al. 2015)."""
+
+    label_smoothing: Annotated[float, number(0, 1, below=True)] = 0.0
+    """Share of each training label that is spread over all classes evenly (Szegedy et al. 2016)."""
+
+    ema: Annotated[float | None, number(0, 1, below=True)] = None
+    """Keep a moving average of the weights with this decay, validate it and save it beside them."""
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Canonical names of what the optimizer remembers of each weight."""
-        if self.optimizer in ("sgd", "nesterov"):
+        if self.optimizer in ("sgd", "nesterov", "lars"):
             return ("momentum",) if self.momentum else ()
-        return ("exp_avg", "exp_avg_sq")
+        return _SLOTS[self.optimizer]
+
+
+_SLOTS = {
+    **dict.fromkeys(("adam", "adamw", "lamb"), ("exp_avg", "exp_avg_sq")),
+    "novograd": ("momentum", "layer_exp_avg_sq"),
+    "adagrad": ("sum_of_squares",),
+    "rmsprop": ("square_avg",),
+}
+LAYER_SLOTS = ("layer_exp_avg_sq",)
+"""Slots that are one number a weight."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import difflib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 
 from allstep.common import registry
-from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, OutputConfig, TrainConfig
+from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, OptimizerConfig, OutputConfig, TrainConfig
 from allstep.common.data.datasets.config import DataConfig
 from allstep.common.files.writable import try_file, try_folder
 from allstep.common.launch.placement import Placement
@@ -48,6 +49,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
             "gradients are added; leave one of them out"
         )
     _check_output(config.output)
+    _check_optimizer(config)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
@@ -70,6 +72,35 @@ def _check_output(output: OutputConfig) -> None:
             )
     if output.resume and output.init_from:
         raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
+
+
+# The optimizers that look at a flag.
+_OPTIMIZERS = {"momentum": ("sgd", "nesterov", "lars"), "grad_averaging": ("novograd",)}
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    """Refuse a flag that the optimizer would not look at, and what needs a gradient that is not there."""
+    flags, strategy, op = config.optimizer, config.strategy, config.parallel.op
+    for item in fields(OptimizerConfig):
+        value = getattr(flags, item.name)
+        names = _OPTIMIZERS.get(item.name, (flags.optimizer,))
+        if value != item.default and flags.optimizer not in names:
+            raise UserError(
+                f"expected --{item.name.replace('_', '-')} with --optimizer {' or '.join(names)} alone, received "
+                f"{value} with --optimizer {flags.optimizer}; leave it out"
+            )
+    for name, value in (("--clip-norm", flags.clip_norm), ("--gradient-noise", flags.gradient_noise)):
+        if value and op != "average":
+            raise UserError(
+                f"expected --op average with {name}, which changes the average of the ranks' gradients, received {op}; "
+                "leave one of them out"
+            )
+    for name, given in (("--gradient-noise", flags.gradient_noise > 0), ("--ema", flags.ema is not None)):
+        if given and strategy == "parameter-server":
+            raise UserError(
+                f"expected a synchronous strategy with {name}, received --strategy {strategy}, whose updates have no "
+                "common step; use horovod or multi-worker-mirrored"
+            )
 
 
 def _check_paths(config: TrainConfig) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0, sum_over_ranks
-from allstep.pytorch.strategies.strategy import CompiledTrainStep, TrainStep
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, TrainStep, optimizer_of
 
 
 class FSDP(ProcessGroup):
@@ -41,6 +41,7 @@ class FSDP(ProcessGroup):
             synchronise_batch_norm(network, sum_over_ranks)
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         broadcast_from_rank_0(network)
+        whole = list(network.parameters())
         mesh = init_device_mesh(self.device.type, (self.place.world_size,))
         for layer in network.children():
             if any(True for _ in layer.parameters()):
@@ -48,9 +49,7 @@ class FSDP(ProcessGroup):
                 fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
         fully_shard(network, mesh=mesh)
         # The shards are new parameters.
-        [group] = optimizer.param_groups
-        group["params"] = list(network.parameters())
-        return network, optimizer
+        return network, optimizer_of(optimizer, dict(zip(whole, network.parameters(), strict=True)))
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before a rank had but a part."""

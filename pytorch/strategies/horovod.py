@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -15,7 +16,7 @@ from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.pytorch.compat import all_reduce_handles
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.strategy import Strategy
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, Strategy, TrainStep
 
 
 class Horovod(Strategy):
@@ -48,15 +49,23 @@ class Horovod(Strategy):
         )
         return network, self._optimizer
 
+    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        """The last pass waits for the averages, since they may be changed before the optimizer takes them."""
+        if self.flags.op == "adasum":  # it adds up what the optimizer makes of each rank's own gradients
+            return super().compile_train_step(step)
+        contextlib.ExitStack().enter_context(self._optimizer.skip_synchronize())  # from now on
+
+        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+            loss_sum = step(images, labels, loss_weight)
+            if is_last:
+                self._optimizer.synchronize()
+            return loss_sum
+
+        return compiled
+
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-    def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float) -> bool:
-        # The gradients are averaged before they are looked at.
-        self._optimizer.synchronize()
-        with self._optimizer.skip_synchronize():
-            return super().apply_unscaled(optimizer, loss_scale)
 
     def pending_tensors(self) -> Sequence[str]:
         return [name for name, handle in all_reduce_handles(self._optimizer).items() if _is_under_way(handle)]

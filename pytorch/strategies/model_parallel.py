@@ -29,7 +29,7 @@ from allstep.pytorch.strategies.process_group import (
     broadcast_from_rank_0,
     sum_over_ranks,
 )
-from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
+from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep, optimizer_of
 
 # torch 2.9 returns them in any case.
 _NO_OUTPUTS = known_arguments(Schedule1F1B.step, return_outputs=False)
@@ -40,6 +40,8 @@ class ModelParallel(ProcessGroup):
 
     All stages take the same samples. So for the engine there is one rank that reads them, and no weights to compare.
     """
+
+    cuts_network = True
 
     def init(self) -> None:
         super().init()
@@ -63,9 +65,7 @@ class ModelParallel(ProcessGroup):
         for index, layer in enumerate(network):
             if not begin <= index < end:
                 layer.to("meta")
-        [group] = optimizer.param_groups
-        group["params"] = list(stage.parameters())
-        return stage, optimizer
+        return stage, optimizer_of(optimizer, {parameter: parameter for parameter in stage.parameters()})
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before a rank had but a part."""

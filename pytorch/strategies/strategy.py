@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class Strategy(ABC):
     """Steps that may be under way before the engine looks at the loss of the first."""
     fused = False
     """Whether one kernel updates many parameters; there from `pin_device` on."""
+    cuts_network = False
+    """Whether each rank of the default process group has other parameters than the others."""
 
     def __init__(self, place: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
         """`device`: auto, cpu or cuda."""
@@ -107,8 +109,10 @@ class Strategy(ABC):
         """Have `step` use weights that this rank may not have as a whole."""
         return step
 
-    def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float) -> bool:
-        """Divide the gradients by `loss_scale`, and change the weights by them unless one is not finite.
+    def apply_unscaled(
+        self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]
+    ) -> bool:
+        """Divide the averaged gradients by `loss_scale`, and `apply` them unless one is not finite.
 
         Returns: whether it was so, on any rank: then no rank has changed anything.
         """
@@ -120,7 +124,7 @@ class Strategy(ABC):
         ]
         overflowed = self._overflowed_anywhere(unscale(gradients, loss_scale, self.device))
         if not overflowed:
-            optimizer.step()
+            apply()
         return overflowed
 
     def _own_part(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -167,6 +171,17 @@ class Strategy(ABC):
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that communicate."""
         return {}
+
+
+def optimizer_of(
+    optimizer: torch.optim.Optimizer, replacement: Mapping[torch.nn.Parameter, torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """An optimizer like `optimizer`, in the same groups, of the parameters that replace its own; of no others."""
+    groups = [
+        {**group, "params": [replacement[parameter] for parameter in group["params"] if parameter in replacement]}
+        for group in optimizer.param_groups
+    ]
+    return cast("Callable[..., torch.optim.Optimizer]", type(optimizer))(groups)
 
 
 @dataclasses.dataclass(frozen=True)

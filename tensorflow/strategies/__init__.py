@@ -43,6 +43,11 @@ def check(config: TrainConfig, place: Placement) -> None:
             f"expected --accumulate-steps 1 for batch norm with --strategy {name}, received "
             f"{config.parallel.accumulate_steps}; use mirrored"
         )
+    if config.parallel.compile and config.optimizer.gradient_noise:
+        raise UserError(
+            "expected --gradient-noise without --compile in TensorFlow, received both; XLA cannot ask the host for the "
+            "noise: leave one of them out"
+        )
     if name == "horovod":
         check_launcher_of_horovod(place)
     if name in tf_config.ROLES and given:

@@ -34,6 +34,8 @@ VALUES = {
     "--base-lr nan": "a number",
     "--momentum nan": "a number",
     "--weight-decay nan": "a number",
+    "--clip-norm nan": "a number",
+    "--ema often": "a number",
     "--warmup-epochs nan": "a number",
     "--lr-milestones nan": "a number",
     "--lr-power nan": "a number",
@@ -79,6 +81,10 @@ VALUES = {
     "--momentum -0.1": "at least 0",
     "--weight-decay -1": "at least 0",
     "--weight-decay 1e-40": "0 or at least",
+    "--clip-norm 0": "above 0",
+    "--gradient-noise -1": "at least 0",
+    "--label-smoothing -0.1": "at least 0",
+    "--ema -0.5": "at least 0",
     "--warmup-epochs -1": "at least 0",
     "--lr-milestones -1": "at least 0",
     "--lr-step-factor 0": "above 0",
@@ -111,6 +117,10 @@ VALUES = {
     "--momentum 1": "below 1",
     "--momentum inf": "below 1",
     "--weight-decay inf": "at most",
+    "--clip-norm inf": "at most",
+    "--gradient-noise inf": "at most",
+    "--label-smoothing 1": "below 1",
+    "--ema 1": "below 1",
     "--lr-milestones inf": "at most",
     "--lr-step-factor 1.5": "at most 1",
     "--lr-power inf": "at most",
@@ -161,6 +171,18 @@ FLAGS = {
     "a strategy of TensorFlow": alone("--strategy mirrored", "--strategy to be one of", "tensorflow/train.py"),
     "another strategy's flag": alone("--comm-hook fp16", "--comm-hook with --strategy ddp alone", "single"),
     "the other framework's flag": alone("--num-devices 2", "--num-devices with TensorFlow alone", "2"),
+    "momentum without any": alone(
+        "--optimizer lamb --momentum 0.5", "--momentum with --optimizer sgd or nesterov or lars alone", "0.5"
+    ),
+    "NovoGrad's flag": alone(
+        "--optimizer adam --grad-averaging", "--grad-averaging with --optimizer novograd alone", "adam"
+    ),
+    "a norm of no average": alone(
+        "--strategy horovod --op sum --clip-norm 1", "--op average with --clip-norm", "sum; leave one of them out"
+    ),
+    "noise on no average": alone(
+        "--strategy horovod --op adasum --gradient-noise 1", "--op average with --gradient-noise", "adasum"
+    ),
     "more stages than layers": alone("--strategy model-parallel --stages 5", "--stages to be at most 4", "5"),
     "both batch sizes": alone("--batch-size 1 --global-batch-size 2", "--batch-size (per rank) or", "both"),
     "resume and init-from": alone("--output-dir x --resume latest --init-from y", "--resume or --init-from", "both"),
@@ -227,6 +249,17 @@ FLAGS = {
     "PyTorch's strategy": Mistake(f"{TENSORFLOW} --strategy fsdp", "--strategy to be one of", "pytorch/train.py"),
     "a warm-up beyond the run, TensorFlow": Mistake(
         f"{TENSORFLOW} --warmup-epochs 11", "--warmup-epochs to be 0 to 10", "11"
+    ),
+    "momentum without any, TensorFlow": Mistake(
+        f"{TENSORFLOW} --optimizer adagrad --momentum 0.5", "--momentum with --optimizer sgd or", "adagrad"
+    ),
+    "noise in a compiled step": Mistake(
+        f"{TENSORFLOW} --compile --gradient-noise 0.1", "--gradient-noise without --compile in TensorFlow", "both"
+    ),
+    "an average without common steps": Mistake(
+        f"horovodrun -np 2 {TENSORFLOW} --strategy parameter-server --ema 0",
+        "a synchronous strategy with --ema",
+        "parameter-server",
     ),
     # Under launchers the ranks say it once.
     "two ranks": Mistake(f"horovodrun -np 2 {PYTORCH} --epochs 0", "--epochs to be at least 1", "0"),

@@ -10,7 +10,7 @@ import torch
 from ranks import REPOSITORY, last, launch, train
 
 from allstep.common.checkpoint import load
-from allstep.common.config.train_config import DataConfig, StrategyConfig
+from allstep.common.config.train_config import DataConfig, OptimizerConfig, StrategyConfig
 from allstep.common.data import datasets
 from allstep.common.engine import evaluate
 from allstep.common.launch.placement import ALONE
@@ -50,7 +50,9 @@ def test_validates_with_what_is_saved(undisturbed):
     import_weights(network, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
-    worker = Worker(network, network, None, strategy=strategy, device=torch.device("cpu"), dataset=dataset, slots=())
+    worker = Worker(
+        network, network, None, strategy=strategy, device=torch.device("cpu"), dataset=dataset, flags=OptimizerConfig()
+    )
     expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from ranks import REPOSITORY, launch, run
 
+from allstep.pytorch import compat
 from allstep.pytorch.compat import (
     BatchNorm,
     known_arguments,
@@ -16,8 +17,14 @@ from allstep.pytorch.compat import (
     unscale,
     without_compiler,
 )
+from allstep.pytorch.optimizers.lamb import Lamb
+from allstep.pytorch.optimizers.lars import Lars
+from allstep.pytorch.optimizers.novograd import NovoGrad
 
-OPTIMIZERS = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW]
+OPTIMIZERS = [
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop),
+    *(Lars, Lamb, NovoGrad),
+]
 
 
 @pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d])
@@ -71,9 +78,27 @@ def test_an_optimizer_without_compiler_does_what_torch_s_does(kind):
     assert weights[0].tolist() == weights[1].tolist() != [1, 1, 1]
 
 
+def test_multi_tensor_operations_do_what_those_of_one_tensor_do():
+    """Oracle: torch's operators."""
+    tensors, others = [torch.arange(6.0).view(2, 3), torch.ones(4)], [torch.full((2, 3), 3.0), torch.arange(4.0)]
+    assert compat.norms_of(tensors).tolist() == pytest.approx([55**0.5, 2.0])
+    made = compat.scaled(tensors, 2.0)
+    assert all(torch.equal(one, 2 * tensor) for one, tensor in zip(made, tensors, strict=True))
+    compat.scale(made, [torch.tensor(3.0), torch.tensor(0.5)])
+    assert torch.equal(made[0], 6 * tensors[0]) and torch.equal(made[1], tensors[1])
+    compat.scale(made, torch.tensor(2.0))
+    assert torch.equal(made[0], 12 * tensors[0]) and torch.equal(made[1], 2 * tensors[1])
+    compat.add(made, others, factor=-1.0)
+    assert torch.equal(made[1], 2 * tensors[1] - others[1])
+    compat.move_towards(made, others, 0.5)
+    assert torch.equal(made[1], (2 * tensors[1] - others[1] + others[1]) / 2)
+
+
 PROGRAM = """
 import sys, torch
 from allstep.pytorch.compat import without_compiler
+from allstep.pytorch.optimizers.lamb import Lamb
+from allstep.pytorch.optimizers.lars import Lars
 weight = torch.nn.Parameter(torch.ones(3))
 optimizer = {make}([weight], lr=0.1)
 weight.grad = torch.ones(3)
@@ -83,7 +108,11 @@ print("torch._dynamo" in sys.modules)
 
 
 @pytest.mark.parametrize(
-    ("make", "imports"), [("torch.optim.SGD", "True"), ("without_compiler(torch.optim.SGD)", "False")]
+    ("make", "imports"),
+    [
+        *(("torch.optim.SGD", "True"), ("without_compiler(torch.optim.SGD)", "False")),
+        *(("without_compiler(Lars)", "False"), ("without_compiler(Lamb)", "False")),
+    ],
 )
 def test_only_torch_s_own_imports_the_compiler(make, imports):
     """Should torch's own no longer do so, `without_compiler` can go."""

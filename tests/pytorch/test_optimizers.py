@@ -1,7 +1,9 @@
-"""The optimizers as one kernel, which GPUs have them be; a CPU has the same kernels. Oracle: the same unfused."""
+"""Each optimizer of PyTorch in float64. Oracle: its paper, transcribed in `paper_optimizers`."""
 
 from __future__ import annotations
 
+import numpy as np
+import paper_optimizers
 import pytest
 import torch
 
@@ -11,9 +13,60 @@ from allstep.pytorch.optimizers import build_optimizer
 NUM_STEPS = 50
 
 
+def trained(config: OptimizerConfig) -> dict[str, np.ndarray]:
+    weights = {name: torch.nn.Parameter(torch.tensor(w)) for name, w in paper_optimizers.initial_weights().items()}
+    optimizer = build_optimizer(config, weights.values())
+    for step in range(1, paper_optimizers.NUM_STEPS + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = paper_optimizers.learning_rate(config.optimizer, step)
+        for name, gradient in paper_optimizers.gradients(step).items():
+            weights[name].grad = torch.tensor(gradient)
+        optimizer.step()
+    return {name: weight.detach().numpy() for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", paper_optimizers.OPTIMIZERS)
+def test_is_that_of_its_paper(name, decay):
+    received = trained(OptimizerConfig(optimizer=name, weight_decay=decay))
+    for key, expected in paper_optimizers.trained(name, decay=decay).items():
+        np.testing.assert_allclose(received[key], expected, rtol=1e-6, atol=1e-12, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_without_momentum(name):
+    received = trained(OptimizerConfig(optimizer=name, momentum=0.0, weight_decay=0.1))
+    for key, expected in paper_optimizers.trained(name, decay=0.1, momentum=0.0).items():
+        np.testing.assert_allclose(received[key], expected, rtol=1e-6, atol=1e-12, err_msg=key)
+
+
+def test_novograd_with_averaged_gradients():
+    received = trained(OptimizerConfig(optimizer="novograd", grad_averaging=True, weight_decay=0.1))
+    for key, expected in paper_optimizers.trained("novograd", decay=0.1, averaging=True).items():
+        np.testing.assert_allclose(received[key], expected, rtol=1e-6, atol=1e-12, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb", "novograd"])
+def test_made_anew_of_its_groups_it_is_the_same(name):
+    """As Horovod does, and FSDP here."""
+    config = OptimizerConfig(optimizer=name, weight_decay=0.1, grad_averaging=name == "novograd")
+    weights = [torch.nn.Parameter(torch.ones(3, 2, dtype=torch.float64)) for _ in range(2)]
+    first = build_optimizer(config, weights[:1])
+    groups = build_optimizer(config, weights[1:]).param_groups
+    for optimizer in (first, type(first)(groups)):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5
+        for step in range(3):
+            for weight in weights:
+                weight.grad = torch.full((3, 2), 2.0 + step, dtype=torch.float64)
+            optimizer.step()
+    assert torch.equal(*weights) and not torch.equal(weights[0], torch.ones(3, 2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "adamw"])
 def test_fused_updates_are_the_same(name, weight_decay):
+    """Which GPUs have; a CPU has the same kernels. Oracle: the same unfused."""
     config = OptimizerConfig(optimizer=name, weight_decay=weight_decay)
     random = torch.Generator().manual_seed(0)
     start = torch.randn(7, 5, generator=random)

@@ -1,8 +1,9 @@
-"""The optimizers of both frameworks, fed the same gradients. Oracle: torch.optim."""
+"""The optimizers of Keras. Oracles: their papers, transcribed in `paper_optimizers`, and the optimizers of PyTorch."""
 
 from __future__ import annotations
 
 import numpy as np
+import paper_optimizers
 import pytest
 import torch
 
@@ -32,7 +33,7 @@ def test_momentum_needs_no_correction_when_the_learning_rate_changes():
         velocity = 0.9 * rate / previous_rate * velocity + rate * gradient
         plain_velocity = 0.9 * plain_velocity + rate * gradient
         corrected, uncorrected, previous_rate = corrected - velocity, uncorrected - plain_velocity, rate
-        of_torch.param_groups[0]["lr"] = of_keras.learning_rate = rate
+        set_rate(of_torch, of_keras, rate)
         weight.grad = torch.tensor([gradient])
         of_torch.step()
         of_keras.apply([tf.constant([gradient])], [variable])
@@ -41,17 +42,22 @@ def test_momentum_needs_no_correction_when_the_learning_rate_changes():
         assert received != pytest.approx(uncorrected, rel=1e-2)
 
 
+def set_rate(of_torch, of_keras, rate: float) -> None:
+    of_keras.learning_rate = rate
+    for group in of_torch.param_groups:
+        group["lr"] = rate
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize(
-    ("name", "momentum"), [("sgd", 0.0), ("sgd", 0.9), ("nesterov", 0.9), ("adam", 0.0), ("adamw", 0.0)]
-)
-def test_same_updates_as_torch(name, momentum, weight_decay):
+@pytest.mark.parametrize("name", [*paper_optimizers.OPTIMIZERS, "sgd without momentum"])
+def test_same_updates_as_torch(name, weight_decay):
     """Gradients of size 1 and a learning rate that changes: nothing here is made of rounding errors, as it is in
     training, where Adam blows up differences of gradients that should be 0."""
     import keras
     import tensorflow as tf
 
-    config = OptimizerConfig(optimizer=name, momentum=momentum, weight_decay=weight_decay)
+    momentum = 0.0 if "without" in name else 0.9
+    config = OptimizerConfig(optimizer=name.split()[0], momentum=momentum, weight_decay=weight_decay)
     random = np.random.default_rng(0)
     start = random.normal(size=(7, 5)).astype(np.float32)
     weight, variable = torch.nn.Parameter(torch.from_numpy(start.copy())), keras.Variable(start)
@@ -59,10 +65,100 @@ def test_same_updates_as_torch(name, momentum, weight_decay):
     of_keras.build([variable])
     for step in range(NUM_STEPS):
         gradient = random.normal(size=start.shape).astype(np.float32)
-        rate = 0.05 / (1 + step)
-        of_torch.param_groups[0]["lr"] = rate
-        of_keras.learning_rate = rate
-        weight.grad = torch.from_numpy(gradient)
+        set_rate(of_torch, of_keras, 0.05 / (1 + step))
+        weight.grad = torch.from_numpy(gradient.copy())
         of_torch.step()
         of_keras.apply([tf.constant(gradient)], [variable])
         np.testing.assert_allclose(variable.numpy(), weight.detach().numpy(), rtol=2e-6, atol=1e-6, err_msg=f"{step}")
+
+
+def trained(name: str, optimizer, *, jit_compile: bool = False) -> dict[str, np.ndarray]:
+    """What the optimizer makes of the weights of `paper_optimizers`, in float64."""
+    import keras
+    import tensorflow as tf
+
+    weights = {name: keras.Variable(w, dtype="float64") for name, w in paper_optimizers.initial_weights().items()}
+    optimizer.build(list(weights.values()))
+
+    @tf.function(autograph=False, jit_compile=jit_compile)
+    def apply(gradients: list[tf.Tensor]) -> None:
+        optimizer.apply(gradients, list(weights.values()))
+
+    for step in range(1, paper_optimizers.NUM_STEPS + 1):
+        optimizer.learning_rate = paper_optimizers.learning_rate(name, step)
+        apply([tf.constant(gradient) for gradient in paper_optimizers.gradients(step).values()])
+    return {name: weight.numpy() for name, weight in weights.items()}
+
+
+def assert_is_that_of_its_paper(received: dict[str, np.ndarray], name: str, **options) -> None:
+    for key, expected in paper_optimizers.trained(name, **options).items():
+        np.testing.assert_allclose(received[key], expected, rtol=1e-6, atol=1e-12, err_msg=key)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", paper_optimizers.OPTIMIZERS)
+def test_is_that_of_its_paper(name, decay):
+    received = trained(name, build_keras(OptimizerConfig(optimizer=name, weight_decay=decay)))
+    assert_is_that_of_its_paper(received, name, decay=decay)
+
+
+@pytest.mark.parametrize("name", paper_optimizers.OPTIMIZERS)
+def test_is_the_same_under_xla(name):
+    received = trained(name, build_keras(OptimizerConfig(optimizer=name, weight_decay=0.1)), jit_compile=True)
+    assert_is_that_of_its_paper(received, name, decay=0.1)
+
+
+@pytest.mark.parametrize("name", paper_optimizers.OPTIMIZERS)
+def test_is_the_same_when_made_of_its_configuration(name):
+    import keras
+
+    config = OptimizerConfig(optimizer=name, weight_decay=0.1, grad_averaging=name == "novograd")
+    optimizer = build_keras(config)
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(again) is type(optimizer) and again.get_config() == optimizer.get_config()
+    options = {"averaging": True} if name == "novograd" else {}
+    assert_is_that_of_its_paper(trained(name, again), name, decay=0.1, **options)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "adagrad", "rmsprop"])
+def test_goes_on_in_a_model_that_keras_has_saved(name, tmp_path):
+    """Oracle: the model that was not saved."""
+    import keras
+
+    images, labels = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32), np.arange(32) % 3
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    optimizer = build_keras(OptimizerConfig(optimizer=name, weight_decay=0.1))
+    optimizer.learning_rate = 0.01
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=True)
+    model.fit(images, labels, batch_size=8, shuffle=False, verbose=0)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, again):
+        one.fit(images, labels, batch_size=8, shuffle=False, verbose=0)
+    for expected, received in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_allclose(received, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "adagrad", "rmsprop"])
+def test_refuses_sparse_gradients(name):
+    import keras
+    import tensorflow as tf
+
+    table, optimizer = keras.Variable(np.ones((5, 2), np.float32)), build_keras(OptimizerConfig(optimizer=name))
+    optimizer.build([table])
+    with pytest.raises(TypeError, match="expected dense gradients for .*, received tf.IndexedSlices"):
+        optimizer.apply([tf.IndexedSlices(tf.ones((1, 2)), tf.constant([3]), (5, 2))], [table])
+
+
+def test_what_the_user_excludes_does_not_decay():
+    import keras
+    import tensorflow as tf
+
+    one, other = (keras.Variable(np.ones((2, 2)), dtype="float32", name=name) for name in ("one", "other"))
+    optimizer = build_keras(OptimizerConfig(optimizer="novograd", weight_decay=0.5))
+    optimizer.exclude_from_weight_decay([other])
+    optimizer.build([one, other])
+    optimizer.learning_rate = 1.0
+    optimizer.apply([tf.zeros((2, 2))] * 2, [one, other])
+    assert one.numpy()[0, 0] == 0.5 and other.numpy()[0, 0] == 1.0

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from allstep.common.config.train_config import StrategyConfig
+from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE, Placement, placement
@@ -50,7 +50,7 @@ def trained(
     model, optimizer = strategy.wrap(network, optimizer)
     strategy.broadcast(model, optimizer)
     worker = Worker(network, model, optimizer, strategy=strategy, device=torch.device("cpu"), dataset=DATASET,
-                    slots=("momentum",), accumulate_steps=num_passes)  # fmt: skip
+                    flags=OptimizerConfig(), accumulate_steps=num_passes)  # fmt: skip
     statistics = []
     for bounds in GLOBAL_BATCHES:
         worker.train_step(batch(*bounds, place.rank, place.world_size), 0.1)

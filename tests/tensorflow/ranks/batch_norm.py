@@ -42,7 +42,7 @@ def check(strategy: Horovod, num_passes: int) -> None:
     optimizer.build(model.trainable_variables)
     model, optimizer = strategy.wrap(model, optimizer)
     strategy.broadcast(model, optimizer)
-    worker = Worker(model, optimizer, strategy=strategy, device="/CPU:0", dataset=DATASET, slots=("momentum",),
+    worker = Worker(model, optimizer, strategy=strategy, device="/CPU:0", dataset=DATASET, flags=OptimizerConfig(),
                     accumulate_steps=num_passes)  # fmt: skip
 
     def statistics() -> np.ndarray:

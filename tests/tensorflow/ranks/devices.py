@@ -46,7 +46,7 @@ def make_worker(kind: type[Strategy], config: OptimizerConfig, accumulate_steps:
         optimizer = build_optimizer(config)
         optimizer.build(model.trainable_variables)
     import_weights(model, initial_weights({name: one.shape for name, one in export_weights(model).items()}, seed=3))
-    return Worker(model, optimizer, strategy=strategy, device=device, dataset=DATASET, slots=config.slots,
+    return Worker(model, optimizer, strategy=strategy, device=device, dataset=DATASET, flags=config,
                   accumulate_steps=accumulate_steps)  # fmt: skip
 
 

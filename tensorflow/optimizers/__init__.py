@@ -1,0 +1,44 @@
+"""The optimizers by the names of `--optimizer`, with the formulas of `pytorch/optimizers`.
+
+Keras' own have other ones: each says in which. These are Keras optimizers as any, for any Keras model: `get_config` and
+saving, `jit_compile`, tf.distribute.
+"""
+
+from __future__ import annotations
+
+import keras
+
+from allstep.common.config.train_config import OptimizerConfig
+from allstep.tensorflow.optimizers.adagrad import Adagrad
+from allstep.tensorflow.optimizers.adam import Adam
+from allstep.tensorflow.optimizers.lamb import LAMB
+from allstep.tensorflow.optimizers.lars import LARS
+from allstep.tensorflow.optimizers.novograd import NovoGrad
+from allstep.tensorflow.optimizers.rmsprop import RMSprop
+from allstep.tensorflow.optimizers.sgd import SGD
+
+__all__ = ["LAMB", "LARS", "SGD", "Adagrad", "Adam", "NovoGrad", "RMSprop", "build_optimizer"]
+
+_KINDS = {
+    **dict.fromkeys(("sgd", "nesterov"), SGD),
+    **dict.fromkeys(("adam", "adamw"), Adam),
+    "lars": LARS,
+    "lamb": LAMB,
+    "novograd": NovoGrad,
+    "adagrad": Adagrad,
+    "rmsprop": RMSprop,
+}
+
+
+def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:
+    """The configured optimizer; the engine sets its learning rate before every step."""
+    name = config.optimizer
+    flags = {
+        "sgd": {"momentum": config.momentum},
+        "nesterov": {"momentum": config.momentum, "nesterov": True},
+        "adamw": {"decoupled": True},
+        "lars": {"momentum": config.momentum},
+        "novograd": {"grad_averaging": config.grad_averaging},
+    }
+    ema = {} if config.ema is None else {"use_ema": True, "ema_momentum": config.ema}
+    return _KINDS[name](weight_decay=config.weight_decay or None, **ema, **flags.get(name, {}))

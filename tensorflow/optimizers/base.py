@@ -1,0 +1,118 @@
+"""What the optimizers here have in common, beside Keras' own: which weights decay, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import keras
+import tensorflow as tf
+
+from allstep.tensorflow.compat import variable_index
+
+
+class Optimizer(keras.Optimizer):
+    """A Keras optimizer whose own formula says where `weight_decay` enters.
+
+    Biases and the scales of norms, which have fewer than two axes, do not decay and have no trust ratio; nor does decay
+    what `exclude_from_weight_decay` names. Gradients are dense.
+    """
+
+    slots: dict[str, list[keras.Variable]]
+    """What it remembers of each weight, by canonical names; there when it is built."""
+    slot_names: Sequence[str] = ()
+    changes: Callable[[Sequence[tf.Tensor], tf.Tensor], Sequence[tf.Tensor]] | None = None
+    """What makes of all gradients, added up over the replicas of tf.distribute, and the number of steps before this one
+    the gradients that are applied. Keras clips each replica's own."""
+
+    def __init__(self, learning_rate: float = 0.0, **kwargs) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        if not self.built:
+            super().build(variables)
+            made = self.add_optimizer_variables(variables, list(self.slot_names))
+            self.slots = {name: list(of_name) for name, of_name in zip(self.slot_names, made, strict=True)}
+
+    @property
+    def num_steps(self) -> tf.Tensor:
+        """Steps taken before this one."""
+        return cast("keras.Variable", self.iterations).value
+
+    def correction(self, beta: float) -> tf.Tensor:
+        """1 - beta^t of the step t, from 1, in float64."""
+        return 1 - tf.pow(tf.constant(beta, tf.float64), tf.cast(self.num_steps + 1, tf.float64))
+
+    def slot(self, name: str, variable: tf.Variable) -> tf.Variable:
+        """What is remembered of a weight under that name."""
+        return self.slots[name][variable_index(self, variable)].value
+
+    def decay_of(self, variable: tf.Variable) -> float:
+        """Weight decay factor of a weight."""
+        decays = self.weight_decay and is_layer(variable) and self._use_weight_decay(variable)
+        return self.weight_decay if decays else 0.0
+
+    def with_decay(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+        """The gradient of a loss that has half the factor times the square of the weight added."""
+        decay = self.decay_of(variable)
+        return gradient + decay * variable if decay else gradient
+
+    def _apply_weight_decay(self, variables: Sequence[keras.Variable]) -> None:
+        """Keras' is decoupled in every optimizer; here the formulas have it."""
+
+    def _backend_update_step(
+        self, grads: Sequence[tf.Tensor], trainable_variables: Sequence[keras.Variable], learning_rate: tf.Tensor
+    ) -> None:
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            if isinstance(gradient, tf.IndexedSlices):
+                raise TypeError(
+                    f"expected dense gradients for {type(self).__name__}, received tf.IndexedSlices for "
+                    f"{variable.name}; give it tf.convert_to_tensor of them"
+                )
+        grads = [
+            tf.cast(gradient, variable.dtype) for gradient, variable in zip(grads, trainable_variables, strict=True)
+        ]
+        super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+    def _all_reduce_sum_gradients(
+        self, grads_and_vars: Sequence[tuple[tf.Tensor, tf.Variable]]
+    ) -> Sequence[tuple[tf.Tensor, tf.Variable]]:
+        pairs = super()._all_reduce_sum_gradients(grads_and_vars)
+        if not self.changes:
+            return pairs
+        gradients, variables = zip(*pairs, strict=True)
+        return list(zip(self.changes(gradients, self.num_steps), variables, strict=True))
+
+    @property
+    def averages(self) -> Sequence[keras.Variable]:
+        """Of `use_ema`: the moving averages of the weights, in their order."""
+        return self._model_variables_moving_average
+
+    def _update_model_variables_moving_average(self, trainable_variables: Sequence[keras.Variable]) -> None:
+        """As Keras', which cannot assign to them in a replica of tf.distribute."""
+        kept = tf.where(self.num_steps == 0, 0.0, self.ema_momentum)
+
+        def update(average: tf.Variable, weight: tf.Tensor, kept: tf.Tensor) -> None:
+            kept = tf.cast(kept, weight.dtype)
+            average.assign(kept * average + (1 - kept) * weight)
+
+        def everywhere(distribution: tf.distribute.Strategy, kept: tf.Tensor) -> None:
+            for variable, average in zip(trainable_variables, self.averages, strict=True):
+                distribution.extended.update(average.value, update, args=(variable.value, kept), group=False)
+
+        tf.__internal__.distribute.interim.maybe_merge_call(everywhere, self._distribution_strategy, kept)
+
+
+def is_layer(variable: tf.Variable) -> bool:
+    """Whether a weight has two axes or more: it is neither a bias nor the scale of a norm."""
+    return len(variable.shape) > 1
+
+
+def norm(values: tf.Tensor) -> tf.Tensor:
+    """Euclidean norm, without a copy of the values."""
+    return tf.sqrt(2 * tf.nn.l2_loss(values))
+
+
+def ratio_of(numerator: tf.Tensor, denominator: tf.Tensor, *, holds: tf.Tensor) -> tf.Tensor:
+    """A trust ratio; 1 where it does not hold."""
+    return tf.where(holds, numerator / denominator, tf.ones_like(numerator))

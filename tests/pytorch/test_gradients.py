@@ -1,0 +1,43 @@
+"""What is done to the averaged gradient in one process. Oracle: torch's own clipping, and the noise of `common`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.gradient_noise import gradient_noise
+from allstep.common.launch.placement import ALONE
+from allstep.pytorch.gradients import GradientChanges
+from allstep.pytorch.strategies.single import Single
+
+SHAPES = {"fc.weight": (3, 4), "fc.bias": (3,)}
+
+
+def parameters() -> dict[str, torch.nn.Parameter]:
+    made = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+    for number, parameter in enumerate(made.values()):
+        parameter.grad = torch.arange(1.0, 1 + parameter.numel()).view_as(parameter) * (-1) ** number
+    return made
+
+
+def changed(step: int = 0, **flags: float) -> list[torch.Tensor]:
+    own = parameters()
+    GradientChanges(OptimizerConfig(**flags), 7, Single(ALONE, StrategyConfig())).apply(own, step)
+    return [parameter.grad for parameter in own.values()]
+
+
+@pytest.mark.parametrize("most", [0.5, 25.7, 1e4])
+def test_clips_as_torch_does(most):
+    expected = parameters()
+    torch.nn.utils.clip_grad_norm_(expected.values(), most)
+    for received, parameter in zip(changed(clip_norm=most), expected.values(), strict=True):
+        torch.testing.assert_close(received, parameter.grad, rtol=1e-6, atol=0)
+
+
+def test_noise_is_added_to_what_is_clipped():
+    flags = {"clip_norm": 0.5, "gradient_noise": 0.1}
+    for name, noisy, clipped in zip(SHAPES, changed(step=3, **flags), changed(clip_norm=0.5), strict=True):
+        expected = gradient_noise(name, SHAPES[name], eta=0.1, seed=7, step=3)
+        np.testing.assert_allclose((noisy - clipped).numpy(), expected, atol=1e-6)
