@@ -164,7 +164,8 @@ class Worker:
             slots = self._optimizer.state[parameter]
             for slot in self._slots:
                 # There are none while all steps so far have been skipped.
-                value = slots[_SLOT_NAMES.get(slot, slot)] if slots else torch.zeros_like(parameter.detach())
+                none = torch.zeros(()) if slot in LAYER_SLOTS else torch.zeros_like(parameter.detach())
+                value = slots[_SLOT_NAMES.get(slot, slot)] if slots else none
                 state[f"optimizer/{name}/{slot}"] = value
         if self._average:
             state |= {f"ema/{name}": average for name, average in self._average.averages.items()}

@@ -52,6 +52,7 @@ class End:
     """The event at the end of a run."""
 
     peak_memory_bytes: NonNegative | None = None
+    weights_checksum: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from allstep.benchmarks.harness.measure import Figure, events, job, largest_relative_difference, run
+from allstep.benchmarks.harness.measure import job, largest_relative_difference, run
 from allstep.benchmarks.proofs import parity
 from allstep.benchmarks.proofs.gpu.effort import Effort
+from allstep.benchmarks.records.figures import Figure
+from allstep.benchmarks.records.runs import Events, read_events
 from allstep.common.registry import FRAMEWORKS
 
 SAME_CURVE = "<= 1e-5"
+
+
+def run_events(output_dir: Path) -> Events:
+    """What a run has reported."""
+    return read_events(output_dir / "metrics.jsonl")
 
 
 def curves(effort: Effort, folder: Path) -> list[Figure]:
@@ -30,7 +37,7 @@ def curves(effort: Effort, folder: Path) -> list[Figure]:
             for (framework, device), output in places.items()
         )
     )
-    losses = {place: [event["loss"] for event in events(output, "step")] for place, output in places.items()}
+    losses = {place: [step.loss for step in run_events(output).steps] for place, output in places.items()}
 
     def compared(what: str, ours: tuple[str, str], reference: tuple[str, str]) -> Figure:
         difference = largest_relative_difference(losses[ours], losses[reference])
@@ -62,7 +69,7 @@ def equal_bits(effort: Effort, folder: Path) -> list[Figure]:
             for (framework, _), output in outputs.items()
         )
     )
-    sums = {place: events(output, "end")[0]["weights_checksum"] for place, output in outputs.items()}
+    sums = {place: run_events(output).ends[0].weights_checksum for place, output in outputs.items()}
     differ = {framework: float(sums[framework, 1] != sums[framework, 2]) for framework in FRAMEWORKS}
     return [
         Figure(f"{framework}: equal runs, --deterministic, that end in other bits", value, 0, value, "<= 0")
@@ -88,7 +95,7 @@ def half_precision(effort: Effort, folder: Path) -> list[Figure]:
             for (framework, precision), output in outputs.items()
         )
     )
-    scores = {place: events(output, "epoch")[-1]["validation_accuracy"] for place, output in outputs.items()}
+    scores = {place: run_events(output).epochs[-1].validation_accuracy for place, output in outputs.items()}
     return [
         Figure(
             f"{framework}: validation accuracy, fp16 / float32",
