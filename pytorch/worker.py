@@ -62,7 +62,9 @@ class Worker:
         self._train_step = strategy.compile_train_step(TrainStep(model, loss_sum))
         self._eval_step = strategy.compile_eval_step(EvalStep(model, _score))
         self.device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
-        self._gradient_changes, self._num_steps = GradientChanges(flags, seed, strategy), 0
+        changes_gradients = flags.clip_norm is not None or flags.gradient_noise
+        self._gradient_changes = GradientChanges(flags, seed, strategy) if changes_gradients else None
+        self._num_steps = 0
         self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         autocast_type = _AUTOCAST_TYPES.get(precision)
@@ -115,7 +117,8 @@ class Worker:
 
     def _apply(self) -> None:
         """Take the optimizer's step by the averaged gradients."""
-        self._gradient_changes.apply(dict(self._own_parameters()), self._num_steps)
+        if self._gradient_changes:
+            self._gradient_changes.apply(dict(self._own_parameters()), self._num_steps)
         self._optimizer.step()
         self._num_steps += 1
         if self._average:
