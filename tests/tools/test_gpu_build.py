@@ -31,6 +31,8 @@ int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
 int cuDeviceGetCount(int* count) { *count = 1; return 0; }
 int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) { *value = attribute == 75 ? 9 : 0; return 0; }
+int cuDeviceGetName(char* name, int size, int device) { *name = 0; return 0; }
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { *bytes = (size_t)80 << 30; return 0; }
 int cuGetErrorName(int error, const char** name) { *name = "none"; return 0; }
 int cuGetErrorString(int error, const char** text) { *text = "none"; return 0; }
 int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) { *flags = *active = 0; return 0; }
@@ -63,7 +65,7 @@ def test_tensorflow_finds_cuda_12_in_its_own_folder(tmp_path):
         subprocess.run(
             ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", tmp_path / name], input=source, text=True, check=True
         )
-    libraries = ast.literal_eval(printed(TENSORFLOW, LD_LIBRARY_PATH=str(tmp_path)))
+    libraries = ast.literal_eval(printed(TENSORFLOW, LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="0"))
     for stand_in in ("driver", "NVML"):
         assert Path(libraries.pop(stand_in)[0]).parent == tmp_path
     own = "tensorflow-cuda12/nvidia"
