@@ -84,7 +84,7 @@ def real_images(effort: Effort, folder: Path) -> Figure:
         job(
             "allstep.pytorch.train",
             *("--dataset", "image-folder", "--data-dir", data, "--image-size", effort.large_shape[0]),
-            *("--decode", "auto", "--decode-threads", effort.decode_threads, "--model", "resnet50"),
+            *("--decode-threads", effort.decode_threads, "--model", "resnet50"),
             *("--precision", "bf16", "--batch-size", batch, "--base-lr", 1e-6, "--epochs", 4, "--drop-last"),
             *("--device", effort.device, "--output-dir", output),
             num_ranks=1,
