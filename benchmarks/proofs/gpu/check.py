@@ -73,7 +73,7 @@ CHECKS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("tools/gpu_check.sh", __doc__)
     parser.add_argument("--list", action="store_true", help="print the checks, and measure nothing")
     parser.add_argument("--only", type=listed(one_of(*CHECKS)), default=tuple(CHECKS), metavar="NAME,...")
@@ -82,12 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.list:
         for name in flags.only:
             print(f"{name:30} {CHECKS[name].what}")
-        return 0
+        return
     effort = ON_GPU if flags.device == "cuda" else ON_CPU
     with tempfile.TemporaryDirectory(prefix="allstep-gpu-check-") as directory:
         figures = measure(flags.only, effort, Path(directory))
     print_table(figures)
-    return 0 if all(figure.reached for figure in figures) else 1
+    if not all(figure.reached for figure in figures):
+        sys.exit(1)
 
 
 def measure(names: Sequence[str], effort: Effort, directory: Path) -> list[Figure]:
@@ -115,4 +116,4 @@ def _missing(what: str) -> Figure:
 
 
 if __name__ == "__main__":
-    run_rank(lambda: sys.exit(main()))
+    run_rank(main)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 NUM_STEPS = 5
 
 
-def main() -> None:
-    output, *flags = sys.argv[1:]
+def main(argv: Sequence[str] | None = None) -> None:
+    output, *flags = sys.argv[1:] if argv is None else argv
     if session := rank.open_session("pytorch", flags):
         waits = waits_of_steps(session)
         print(*waits, sep="\n")

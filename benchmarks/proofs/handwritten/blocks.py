@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from allstep.benchmarks.comparison import turns
@@ -14,7 +14,7 @@ LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Those flags of `allstep.benchmarks.synthetic` that the loops know, under its names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), required=True)
@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--num-iters", type=int, required=True)
     parser.add_argument("--turns", type=Path)
     parser.add_argument("--output", type=Path, required=True)
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def time_blocks(flags: argparse.Namespace, step: Callable[[], object], wait: Callable[[], None]) -> None:

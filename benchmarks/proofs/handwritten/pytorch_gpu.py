@@ -6,6 +6,8 @@ IEEE's, as the trainer's. The network is the trainer's, ResNet torchvision's; th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -13,8 +15,8 @@ from allstep.benchmarks.proofs.handwritten.blocks import LEARNING_RATE, MOMENTUM
 from allstep.pytorch.models import build_model
 
 
-def main() -> None:
-    flags = arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    flags = arguments(argv)
     torch.manual_seed(0)
     device = torch.device(flags.device)
     on_gpu = device.type == "cuda"

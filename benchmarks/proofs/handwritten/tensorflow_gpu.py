@@ -7,6 +7,7 @@ the trainer's. Networks that Keras has not are the trainer's.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -18,8 +19,8 @@ from allstep.benchmarks.proofs.handwritten.blocks import LEARNING_RATE, MOMENTUM
 from allstep.tensorflow.models import build_model
 
 
-def main() -> None:
-    flags = arguments()
+def main(argv: Sequence[str] | None = None) -> None:
+    flags = arguments(argv)
     tf.config.experimental.enable_tensor_float_32_execution(False)
     gpus = tf.config.list_physical_devices("GPU") if flags.device == "cuda" else []
     tf.config.set_visible_devices(gpus[:1], "GPU")

@@ -10,6 +10,7 @@ import argparse
 import json
 import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,14 +19,14 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path, help="JSON file")
     parser.add_argument("--data-dir", type=Path, required=True, help="holds train/CLASS/")
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--image-size", type=int, required=True)
-    flags = parser.parse_args()
+    flags = parser.parse_args(argv)
     torch.set_num_threads(1)
 
     crop = v2.RandomResizedCrop(flags.image_size, antialias=True)
