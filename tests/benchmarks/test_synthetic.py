@@ -92,7 +92,7 @@ def test_help_names_our_flags_and_imports_no_framework():
 class CountingWorker:
     """Notes when a step is started and when its loss is looked at."""
 
-    framework, collectives = "pytorch", SimpleNamespace(rank=1, world_size=2)
+    framework, device, collectives = "pytorch", "cpu", SimpleNamespace(rank=1, world_size=2)
 
     def __init__(self) -> None:
         self.told: list[str] = []
