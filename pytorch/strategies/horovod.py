@@ -53,7 +53,8 @@ class Horovod(Strategy):
         """The last pass waits for the averages, since they may be changed before the optimizer takes them."""
         if self.flags.op == "adasum":  # it adds up what the optimizer makes of each rank's own gradients
             return super().compile_train_step(step)
-        contextlib.ExitStack().enter_context(self._optimizer.skip_synchronize())  # from now on
+        self._steps_without_waiting = contextlib.ExitStack()  # kept, for the context ends with it
+        self._steps_without_waiting.enter_context(self._optimizer.skip_synchronize())
 
         def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
             loss_sum = step(images, labels, loss_weight)

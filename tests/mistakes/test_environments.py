@@ -169,7 +169,7 @@ MISTAKES = {
     ),
     "SLURM_NTASKS a word": wrong({}, "SLURM_NTASKS", "four", "a whole number from 1", command=PYTORCH),
     "a task of Slurm without its step": Mistake(
-        SINGLE, "all that srun tells its tasks", "SLURM_PROCID='1' without SLURM_STEP_ID", {"SLURM_PROCID": "1"}
+        SINGLE, "all that srun gives its tasks", "SLURM_PROCID='1' without SLURM_STEP_ID", {"SLURM_PROCID": "1"}
     ),
     # torchrun.
     "torchrun without MASTER_ADDR": Mistake(
