@@ -49,6 +49,8 @@ _SAME_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
 """From 4 MiB on numpy asks for huge pages, torch and TensorFlow do not: mpi4py and memcpy would be faster by those."""
 SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
 """8 B to 128 MiB by factors of 8, and 256 MiB."""
+_TUNED = [name for name, entry in MODELS.items() if entry.smallest_image <= 28]
+"""Networks that can have the synthetic images of a trainer, 28 x 28 pixels."""
 
 
 def algorithm_bandwidth(num_bytes: int, seconds: float) -> float:
@@ -127,7 +129,7 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="of one launch")
     parser.add_argument("--output", type=files.output_file, default="runs/collectives.json", metavar="FILE")
     flags = parser.parse_args(argv)
-    networks = [name for name in known_networks() if name in MODELS or not flags.tune]
+    networks = [name for name in known_networks() if name in _TUNED or not flags.tune]
     if flags.network not in networks:
         parser.error(
             f"expected --network to be one of {', '.join(networks)}, received {shown(flags.network)}; name one"
