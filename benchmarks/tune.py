@@ -47,15 +47,15 @@ _DEFAULT_SECONDS = 24 * 3600.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    flags, of_trainer = _parser().parse_known_args(argv)
+    flags, trainer_flags = _parser().parse_known_args(argv)
     space = read_space(flags.space)
-    _check(flags.framework, of_trainer, space)
+    _check(flags.framework, trainer_flags, space)
     try:
         try_file(flags.study)
     except OSError as error:
         raise UserError(f"expected to write {shown(flags.study)}: {error.strerror}; name another --study") from None
     study = open_study(flags.study, metric=flags.metric, seed=flags.seed)
-    while _run_next(study, flags, of_trainer, space):
+    while _run_next(study, flags, trainer_flags, space):
         pass
     _keep_best(study, flags.study)
 
@@ -74,20 +74,20 @@ def _parser() -> Parser:
     return parser
 
 
-def _check(framework: str, of_trainer: Sequence[str], space: Space) -> None:
+def _check(framework: str, trainer_flags: Sequence[str], space: Space) -> None:
     """Refuse flags that no trial could train with, before the first."""
     for values in corners(space):
-        parse(tuple(STRATEGIES[framework]), ALONE, [*of_trainer, *words_of(values)])
+        parse(tuple(STRATEGIES[framework]), ALONE, [*trainer_flags, *words_of(values)])
 
 
-def _run_next(study: Study, flags: argparse.Namespace, of_trainer: Sequence[str], space: Space) -> bool:
+def _run_next(study: Study, flags: argparse.Namespace, trainer_flags: Sequence[str], space: Space) -> bool:
     """Run one more trial, if the study lacks any; returns whether it did."""
     with next_trial(study, flags.study, space, flags.trials) as (trial, num_killed):
         if num_killed:
             print_line(f"allstep: {num_killed} trial(s) of a killed search will be tried again", sys.stderr)
         if trial is None:
             return False
-        words = [*of_trainer, "--seed", str(flags.seed), *words_of(trial.params)]
+        words = [*trainer_flags, "--seed", str(flags.seed), *words_of(trial.params)]
         outcome = run_job([_command(flags, trial.number, words)], time_limit=flags.trial_timeout, num_threads=1)
         _finish(study, trial, outcome)
     return True

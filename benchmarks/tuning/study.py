@@ -19,7 +19,7 @@ from allstep.common.process.errors import UserError, shown
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.trial import FrozenTrial, Trial
+    from optuna.trial import Trial
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
 """Ends of names of SQLite files; every other name is that of a journal, which also serves on network file systems."""
@@ -79,7 +79,7 @@ def next_trial(study: Study, path: Path, space: Space, num_trials: int) -> Itera
 
     with contextlib.ExitStack() as locks:
         with _locked(path.with_name(f"{path.name}.asking")):
-            num_killed = len(_recover(study, path))
+            num_killed = _recover(study, path)
             trials = study.get_trials(deepcopy=False)
             taken = [trial for trial in trials if trial.state not in (TrialState.FAIL, TrialState.WAITING)]
             trial = study.ask(dict(space)) if len(taken) < num_trials else None
@@ -90,18 +90,18 @@ def next_trial(study: Study, path: Path, space: Space, num_trials: int) -> Itera
             _lock_of(path, trial.number).unlink(missing_ok=True)
 
 
-def _recover(study: Study, path: Path) -> list[FrozenTrial]:
-    """Have the trials of killed searches tried again; returns them."""
+def _recover(study: Study, path: Path) -> int:
+    """Have the trials of killed searches tried again; returns how many."""
     from optuna.trial import TrialState
 
-    killed = []
+    num_killed = 0
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
         with contextlib.suppress(BlockingIOError), _locked(_lock_of(path, trial.number), wait=False):
             study.tell(trial.number, state=TrialState.FAIL)
             study.enqueue_trial(trial.params)
             _lock_of(path, trial.number).unlink()
-            killed.append(trial)
-    return killed
+            num_killed += 1
+    return num_killed
 
 
 def _lock_of(path: Path, number: int) -> Path:

@@ -8,18 +8,18 @@ Rank 0 alone talks to the study; what it hears, all ranks do. This is what `alls
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from allstep.benchmarks.comparison.rank import open_session
+from allstep.benchmarks.comparison.real import Recorder
 from allstep.benchmarks.tuning.study import DIRECTIONS, trial_of
 from allstep.common.config.flags import Parser, nonempty_path, one_of, whole
 from allstep.common.hooks import Hook, StopTraining
 from allstep.common.process.exit import run_rank
 from allstep.common.registry import FRAMEWORKS
-from allstep.common.reporting.base import Reporter
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -27,29 +27,18 @@ if TYPE_CHECKING:
     from allstep.common.session import Session
 
 
-class LastEpoch(Reporter):
-    """Keeps the metric of the last epoch, on every rank, and prints nothing."""
-
-    def __init__(self, metric: str) -> None:
-        self._field = f"validation_{metric}"
-        self.value = float("nan")
-
-    def event(self, name: str, **fields: Any) -> None:
-        if name == "epoch":
-            self.value = fields[self._field]
-
-
 class Pruning(Hook):
     """After each epoch rank 0 reports to the study and asks whether to go on; all ranks stop together."""
 
-    def __init__(self, trial: Trial | None, last: LastEpoch) -> None:
-        self._trial, self._last = trial, last
+    def __init__(self, trial: Trial | None, value: Callable[[], float]) -> None:
+        """`trial` is rank 0's; `value` has the metric of the last epoch."""
+        self._trial, self._value = trial, value
         self.is_pruned = False
 
     def on_epoch(self, session: Session) -> None:
         wanted = 0.0
         if self._trial is not None:
-            self._trial.report(self._last.value, session.progress.position.epoch)
+            self._trial.report(self._value(), session.progress.position.epoch)
             wanted = float(self._trial.should_prune())
         [stops] = session.worker.collectives.all_reduce_sum(np.array([wanted]))
         if stops:
@@ -63,17 +52,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--study", type=nonempty_path, required=True)
     parser.add_argument("--number", type=whole(0, 10**9), required=True)
     parser.add_argument("--metric", type=one_of(*DIRECTIONS), required=True)
-    flags, of_trainer = parser.parse_known_args(argv)
-    session = open_session(flags.framework, of_trainer)
+    flags, trainer_flags = parser.parse_known_args(argv)
+    session = open_session(flags.framework, trainer_flags)
     if session is None:
         return
     trial = trial_of(flags.study, flags.number) if session.place.rank == 0 else None
-    last = LastEpoch(flags.metric)
-    pruning = Pruning(trial, last)
-    dataclasses.replace(session, hooks=[pruning], open_reporter=lambda *_: last).train()
+    recorder = Recorder()
+
+    def value() -> float:
+        return getattr(recorder.epochs[-1], f"validation_{flags.metric}")
+
+    pruning = Pruning(trial, value)
+    dataclasses.replace(session, hooks=[pruning], open_reporter=lambda *_: recorder).train()
     if trial is not None:
         trial.set_user_attr("is_pruned", pruning.is_pruned)
-        trial.set_user_attr("value", last.value)
+        trial.set_user_attr("value", value())
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ def _tuple_reader(*readers: Reader) -> Reader:
     """Of tuples whose items have a reader each, or all of them the only one."""
 
     def read(value: list, where: str) -> tuple:
-        of_items = readers * len(value) if len(readers) == 1 else readers
-        pairs = enumerate(zip(of_items, value, strict=True))
+        item_readers = readers * len(value) if len(readers) == 1 else readers
+        pairs = enumerate(zip(item_readers, value, strict=True))
         return tuple(read_item(item, f"{where}[{index}]") for index, (read_item, item) in pairs)
 
     return read
