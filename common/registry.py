@@ -49,8 +49,10 @@ _DDP = (*_COMMON, "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", 
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
-        "horovod": StrategyEntry("horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", polls=True),
-        "ddp": StrategyEntry("ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True),
+        "horovod": StrategyEntry(
+            "horovod", "Horovod", (*_HOROVOD, "sync_batch_norm", "slices"), "horovodrun", polls=True
+        ),
+        "ddp": StrategyEntry("ddp", "DDP", (*_DDP, "comm_hook", "slices"), "torchrun", "--num-gpus", spawns=True),
         "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
@@ -62,7 +64,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "data-parallel": StrategyEntry(  # it takes all GPUs; without any it runs on one device
             "data_parallel",
             "DataParallel",
-            ("accumulate_steps", "num_gpus"),
+            ("accumulate_steps", "num_gpus", "slices"),
             most_ranks=1,
             one_process=True,
             why_not_compiled="which copies the network to its devices anew in each step",
@@ -77,7 +79,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             one_worker=True,
             why_not_compiled="whose micro-batches change in size with the batch",
         ),
-        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True),
+        "single": StrategyEntry("single", "Single", (*_COMMON, "slices"), most_ranks=1, one_process=True),
     },
     "tensorflow": {
         "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", polls=True),

@@ -20,6 +20,6 @@ def prepare(config: TrainConfig) -> None:
     """
     check_version("tensorflow", tf.__version__, OLDEST, NEWEST)
     tf.config.experimental.enable_tensor_float_32_execution(config.precision == "tf32")
-    if config.deterministic:
+    if config.same_bits:
         keras.utils.set_random_seed(config.data.seed % 2**32)  # without one, what draws numbers is refused
         tf.config.experimental.enable_op_determinism()

@@ -75,7 +75,7 @@ class Strategy(ABC):
 
     def _share_host(self, *, num_devices: int = 1) -> None:
         keep_freed_memory()
-        threads = threads_per_rank(self.place)
+        threads = threads_per_rank(self.place, slices=self.flags.slices)
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
         num_threads = min(threads * num_devices, len(os.sched_getaffinity(0)))
