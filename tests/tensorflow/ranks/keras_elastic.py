@@ -1,4 +1,4 @@
-"""Runs on every rank of test_horovod_elastic.py: Horovod's elastic example for Keras, on less data, with one killed rank.
+"""Runs on every rank of test_horovod_elastic.py: Horovod's elastic example for Keras, on less data; a rank is killed.
 
 Usage: horovodrun --min-np 1 ... python keras_elastic.py DIRECTORY. Rank 1 kills itself once, in its second epoch. The
 job trains until one epoch after that was trained by two ranks again. Each rank prints a line in JSON of each moment.
