@@ -70,15 +70,17 @@ def measure(session: Session, flags: argparse.Namespace) -> None:
     first_step_at = time.time()
     steps(flags.num_warmup_batches - 1)
     wait_for_turn = turns.join(flags.turns, worker.collectives.world_size)
-    seconds = []
+    energy_counter = rank.energy_counter(session)
+    seconds, joules = [], []
     for number in range(flags.num_iters):
         wait_for_turn()
-        started = time.perf_counter()
+        energy, started = energy_counter(), time.perf_counter()
         steps(flags.num_batches_per_iter)
         seconds.append(time.perf_counter() - started)
+        joules.append(energy_counter() - energy)
         print_once(f"Iter #{number}: {num_images / seconds[-1] / place.world_size:.1f} img/sec per rank")
     wait_for_turn()
-    blocks = rank.blocks(seconds, num_images, worker.collectives)
+    blocks = rank.blocks(seconds, num_images, worker.collectives, joules=joules)
     rates = estimate([block.images_per_second for block in blocks])
     mean, half = rates.mean, rates.high - rates.mean
     print_once(f"Img/sec per rank: {mean / place.world_size:.1f} +-{half / place.world_size:.1f}")
