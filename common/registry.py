@@ -43,20 +43,18 @@ class StrategyEntry:
         return self.least_ranks <= num_ranks and (self.most_ranks is None or num_ranks <= self.most_ranks)
 
 
-_COMMON = ("compile", "accumulate_steps")
+_COMMON = ("compile", "accumulate_steps", "slices")
 _HOROVOD = (*_COMMON, "compression", "op", "autotune", "timeline")
 _DDP = (*_COMMON, "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
-        "horovod": StrategyEntry(
-            "horovod", "Horovod", (*_HOROVOD, "sync_batch_norm", "slices"), "horovodrun", polls=True
-        ),
-        "ddp": StrategyEntry("ddp", "DDP", (*_DDP, "comm_hook", "slices"), "torchrun", "--num-gpus", spawns=True),
+        "horovod": StrategyEntry("horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", polls=True),
+        "ddp": StrategyEntry("ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True),
         "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
-            (*_COMMON, "sync_batch_norm", "num_gpus"),
+            ("compile", "accumulate_steps", "sync_batch_norm", "num_gpus"),
             "torchrun",
             "--num-gpus",
             spawns=True,
@@ -79,7 +77,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             one_worker=True,
             why_not_compiled="whose micro-batches change in size with the batch",
         ),
-        "single": StrategyEntry("single", "Single", (*_COMMON, "slices"), most_ranks=1, one_process=True),
+        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True),
     },
     "tensorflow": {
         "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", polls=True),
@@ -97,7 +95,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "central-storage": StrategyEntry(
             "central_storage",
             "CentralStorage",
-            ("accumulate_steps", "num_devices"),
+            ("accumulate_steps", "num_devices", "slices"),
             num_ranks_flag="--num-devices",
             one_process=True,
             why_not_compiled="whose devices read weights that lie on another one",

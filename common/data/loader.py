@@ -28,10 +28,10 @@ READ_AHEAD = "read-ahead"
 class Batch:
     """This rank's slice of a global batch."""
 
-    images: np.ndarray
-    """uint8 (samples, height, width, channels), not normalised."""
-    labels: np.ndarray
-    """int64 (samples,)."""
+    inputs: np.ndarray
+    """(samples, ...), as the data set has them."""
+    targets: np.ndarray
+    """(samples, ...)."""
     num_samples: int
     """True number of samples in the slice; 0 where the global batch has fewer samples than ranks."""
     num_global: int
@@ -49,8 +49,14 @@ class Batch:
         num_samples = one.end - one.begin
         samples = slice(one.begin, one.end) if num_samples else slice(0, 1)
         loss_weight = self.loss_weight if num_samples else 0.0
-        images, labels = self.images[samples], self.labels[samples]
-        return replace(self, images=images, labels=labels, num_samples=num_samples, loss_weight=loss_weight, slices=())
+        return replace(
+            self,
+            inputs=self.inputs[samples],
+            targets=self.targets[samples],
+            num_samples=num_samples,
+            loss_weight=loss_weight,
+            slices=(),
+        )
 
 
 @dataclass(frozen=True)
@@ -146,10 +152,10 @@ def _with_indices(
 
 
 def _read(split: Split, plan: _Plan, indices: np.ndarray) -> Batch:
-    images, labels = split.read(indices, epoch=plan.epoch)
+    inputs, targets = split.read(indices, epoch=plan.epoch)
     num_samples, num_global = plan.end - plan.begin, plan.stop - plan.start
     position = Position(plan.epoch, plan.stop)
-    return Batch(images, labels, num_samples, num_global, plan.loss_weight, position, plan.slices)
+    return Batch(inputs, targets, num_samples, num_global, plan.loss_weight, position, plan.slices)
 
 
 def _grouped(plans: Iterator[_Plan]) -> Iterator[list[_Plan]]:

@@ -61,8 +61,8 @@ class Horovod(Strategy):
         self._steps_without_waiting = contextlib.ExitStack()  # kept, for the context ends with it
         self._steps_without_waiting.enter_context(self._optimizer.skip_synchronize())
 
-        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            loss_sum = step(images, labels, loss_weight)
+        def compiled(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+            loss_sum = step(inputs, targets, loss_weight)
             if is_last:
                 self._optimizer.synchronize()
             return loss_sum
@@ -112,9 +112,8 @@ class HorovodCollectives:
 class HorovodExchange:
     """Of the gradients of slices; see `ordered_sum.Exchange`."""
 
-    def all_to_all(self, sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int]) -> torch.Tensor:
-        received, _ = hvd.alltoall(sent, torch.tensor(sent_sizes, dtype=torch.int32), name="allstep.slices")
-        return received
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
+        return hvd.alltoall(sent, name="allstep.slices")
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         return hvd.allgather(part, name="allstep.sum_of_slices")

@@ -18,11 +18,11 @@ from allstep.common.slices import Node, TreeSum, own_nodes
 class Exchange(Protocol):
     """How tensors of one axis travel between ranks."""
 
-    def all_to_all(self, sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int]) -> torch.Tensor:
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
         """What each rank has sent to this one, in the order of ranks.
 
         Args:
-            sent: to rank 0, rank 1, ..., so many elements each.
+            sent: to rank 0, rank 1, ..., as many elements to each.
         """
         ...
 
@@ -55,8 +55,7 @@ class OrderedSum:
         part_size = own[0].numel() // self._world_size
         # To each rank its part of all of this one's sums.
         sent = own[0] if len(own) == 1 else torch.stack([one.view(self._world_size, -1) for one in own], 1).flatten()
-        sizes = [len(nodes) * part_size for nodes in self._nodes]
-        received = self._exchange.all_to_all(sent, [len(own) * part_size] * self._world_size, sizes)
+        received = self._exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes])
         nodes = [node for of_rank in self._nodes for node in of_rank]
         return self._exchange.all_gather(_add_up(nodes, received.split(part_size), self.num_slices))
 

@@ -97,8 +97,9 @@ class ProcessGroupCollectives:
 class ProcessGroupExchange:
     """Of the gradients of slices; see `ordered_sum.Exchange`."""
 
-    def all_to_all(self, sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int]) -> torch.Tensor:
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
         received = sent.new_empty(sum(received_sizes))
+        sent_sizes = [sent.numel() // len(received_sizes)] * len(received_sizes)
         dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
         return received
 

@@ -64,8 +64,8 @@ def test_a_slice_has_the_same_samples_on_any_number_of_ranks():
                 assert batch.loss_weight in (0.0, 1 / batch.num_global)
                 for one in batch.slices:
                     part = batch.part(one)
-                    assert len(part.labels) == max(part.num_samples, 1)
-                    seen[index, one.number] = list(part.labels[: part.num_samples])
+                    assert len(part.targets) == max(part.num_samples, 1)
+                    seen[index, one.number] = list(part.targets[: part.num_samples])
         for index, start in enumerate(range(0, 23, global_batch)):
             stop = min(start + global_batch, 23)
             for number in range(5):
