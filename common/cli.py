@@ -35,6 +35,10 @@ COMMANDS = {
         "allstep.common.launch.hosts",
         "Check the hosts of a job, convert them between launchers' notations, print the line that starts each.",
     ),
+    "doctor": Command(
+        "allstep.common.doctor.command",
+        "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; say how to mend each fault.",
+    ),
     "parity": Command(
         "allstep.benchmarks.proofs.parity",
         "Train alike in both frameworks and on 1, 2 and 4 ranks; print how far they differ.",

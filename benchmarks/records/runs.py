@@ -43,8 +43,9 @@ class Epoch:
 
     epoch: float
     train_loss: float
-    validation_accuracy: float
     cumulative_seconds: float
+    validation_accuracy: float | None = None
+    """None where there are no classes."""
     images_per_second: Positive | None = None
 
 
