@@ -119,17 +119,20 @@ def lines(
     return Drawing(caption, figure)
 
 
-def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str) -> Drawing:
-    """Horizontal bars, the first on top, each with its value."""
+def bars(
+    caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str, whiskers: Sequence[float] = ()
+) -> Drawing:
+    """Horizontal bars, the first on top, each with its value; `whiskers` are half as long as they are drawn."""
     figure, axes = _frame(0, height=0.9 + 0.3 * len(labels))
     places = range(len(labels))
-    axes.barh(places, values, color=PALETTE[0], height=0.62)
+    look = {"color": PALETTE[0], "height": 0.62, "ecolor": _INK}
+    axes.barh(places, values, xerr=whiskers or None, **look)
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    for place, value in zip(places, values, strict=True):
+    for place, value, whisker in zip(places, values, whiskers or [0.0] * len(labels), strict=True):
         label = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        axes.annotate(label, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(label, (value + whisker, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
     return Drawing(caption, figure)

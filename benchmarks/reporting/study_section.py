@@ -89,9 +89,8 @@ def _figure(result: StudyResult, wanted: FigureWanted) -> Drawing | None:
     label = wanted.label or _name(wanted.y)
     if wanted.x is None and (axis is None or not all(type(x) in (int, float) for x in axis.values)):
         found = [one for name in result.variants if (one := spread(result, name, wanted.y))]
-        return (
-            bars(label, [one.variant for one in found], [one.mean for one in found], x_label=label) if found else None
-        )
+        names, means, deviations = ([getattr(one, name) for one in found] for name in ("variant", "mean", "deviation"))
+        return bars(label, names, means, x_label=label, whiskers=deviations) if found else None
     if wanted.x is not None:
         x_label, ticks = _name(wanted.x), []
         curves = [_line(one, *curve(result, one, wanted.x, wanted.y)) for one in result.variants]
