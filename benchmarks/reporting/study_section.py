@@ -66,9 +66,10 @@ def _claims(verdicts: Sequence[Verdict]) -> Table:
 
 
 def _measured(result: StudyResult) -> Table:
-    """Mean and deviation of each measure that claims or figures look at, at the end of the runs."""
-    axes = {figure.x for figure in result.description.figures}
-    measures = [name for name in result.description.measures if name not in axes]
+    """Mean and deviation of each measure at the end of the runs, but of those that are drawn as curves alone."""
+    described = result.description
+    measures = [figure.y for figure in described.figures if figure.x is None]
+    measures = list(dict.fromkeys((*measures, *(claim.measure for claim in described.claims))))
     rows = []
     for variant in result.variants:
         spreads = [(measure, spread(result, variant, measure)) for measure in measures]
@@ -77,7 +78,7 @@ def _measured(result: StudyResult) -> Table:
         rows.append([variant, *cells, str(num_runs), str(num_diverged(result, variant))])
     header = ["", *map(_name, measures), "runs", "diverged"]
     caption = f"At the end of training: mean and standard deviation over {result.seeds} seeds"
-    if counts := result.description.diverged_counts_as:
+    if counts := described.diverged_counts_as:
         counted = ", ".join(f"{_name(measure)} {_number(measure, value)}" for measure, value in counts.items())
         caption += f"; a run that diverged counts as {counted}"
     return Table(f"{caption}.", header, rows)

@@ -168,7 +168,9 @@ def read_description(name: str) -> tuple[str, Description]:
         _check_flags(description)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"expected the description of a study in {shown(path)}: {reason}; mend it") from None
+        raise UserError(
+            f"expected a description of a study, received {shown(path)}: {reason}; mend it or name another"
+        ) from None
     return path.stem, description
 
 
