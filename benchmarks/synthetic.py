@@ -110,7 +110,7 @@ def own_batch(dataset: Dataset, config: TrainConfig, worker: Worker) -> Batch:
     begin, end = rank_slice(0, num_global, rank=worker.collectives.rank, world_size=world_size)
     images, labels = dataset.train.read(np.arange(begin, end), epoch=0)
     batch = Batch(images, labels, end - begin, num_global, world_size / num_global, Position(0, num_global))
-    return dataclasses.replace(batch, images=_on_device(images, worker), labels=_on_device(labels, worker))
+    return dataclasses.replace(batch, inputs=_on_device(images, worker), targets=_on_device(labels, worker))
 
 
 def _on_device(array: np.ndarray, worker: Worker) -> object:

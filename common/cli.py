@@ -61,7 +61,11 @@ COMMANDS = {
     ),
     "report": Command(
         "allstep.benchmarks.report",
-        "Write report.html and report.md from results of compare, collectives, predict, benchmarks and training runs.",
+        "Write report.html and report.md from results of the other commands, benchmarks and training runs.",
+    ),
+    "study": Command(
+        "allstep.benchmarks.study",
+        "Run a study of large batches, optimizers or strategies; say whether what the literature expects came out.",
     ),
     "tune": Command(
         "allstep.benchmarks.tune",
