@@ -19,7 +19,7 @@ RANK = """\
 #!/bin/bash
 trap 'echo "$(basename "$0") noticed" >>calls; exit 0' USR1 TERM
 echo "$(basename "$0") $*" >>calls
-[ -z "${WAITS:-}" ] || for _ in $(seq 600); do sleep 0.05; done
+[ "${WAITS:-}" != "$(basename "$0")" ] || for _ in $(seq 600); do sleep 0.05; done
 """
 TRAIN = ("--", "pytorch/train.py", "--output-dir", "runs/a")
 
@@ -122,7 +122,7 @@ def test_goes_on_only_after_a_restart_from_a_checkpoint(host, capsys):
 
 @pytest.mark.parametrize(("words", "name"), [(TRAIN, "mpirun"), (CASES[4], "allstep")])
 def test_a_notice_is_passed_on_and_queues_the_job_again(words, name, host, capsys):
-    job = start(written(capsys, *words), host, WAITS="yes")
+    job = start(written(capsys, *words), host, WAITS=name)
     while not (host / "calls").exists():
         assert job.poll() is None
     job.send_signal(10)  # SIGUSR1
