@@ -55,6 +55,10 @@ COMMANDS = {
         "allstep.benchmarks.report",
         "Write report.html and report.md from results of compare, collectives, predict, benchmarks and training runs.",
     ),
+    "prove": Command(
+        "allstep.benchmarks.prove",
+        "Say what is wrong with a distributed training script, whose it may be: weights, samples, gradients, rates.",
+    ),
     "tune": Command(
         "allstep.benchmarks.tune",
         "Search for the flags that train best, trial by trial under any launcher; goes on after a kill.",
