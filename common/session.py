@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from allstep.common import engine, reporting
+from allstep.common import arithmetic, engine, reporting
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, resuming, saving
 from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import OutputConfig, TrainConfig
@@ -160,12 +160,15 @@ class Session:
             if output:
                 if not _goes_on(config.output, output.path):
                     _set_aside(output.path)
-                _write_config(output.path, config)
+                _write_config(output.path, config, worker)
                 checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints)
                 cleanup.callback(checkpoints.close)
                 checkpoints.reserve(
                     {name: np.empty(shape, np.float32) for name, shape in worker.state_shapes().items()}
                 )
+            if config.parallel.slices and place.rank == 0:
+                threads = arithmetic.describe(config, {})["threads"]
+                print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)
             reporter = self.open_reporter(config, place.rank, self.progress)
             cleanup.callback(reporter.close)
             _report_start(reporter, worker, schedule, config, place, on_cpu=self.strategy.gpu is None)
@@ -173,6 +176,7 @@ class Session:
                 worker,
                 schedule,
                 config.flat(),
+                arithmetic.describe(config, worker.versions()),
                 checkpoints,
                 every=config.output.checkpoint_every,
                 active=config.output.output_dir is not None,
@@ -223,6 +227,9 @@ def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Pl
     state = None
     if place.rank == 0:  # and checks all of it: what the others receive is right
         state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn)
+        now = arithmetic.describe(config, worker.versions())
+        if output.resume and (changed := arithmetic.differences(now, state.versions)):
+            warn(changed)
     state = saving.broadcast_state(state, worker.collectives)
     if output.resume:
         return state
@@ -251,10 +258,15 @@ def _set_aside(directory: Path) -> None:
         warn(f"the run that {directory} held is kept in {aside}; --resume latest would have gone on with it")
 
 
-def _write_config(directory: Path, config: TrainConfig) -> None:
+def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:
     import yaml
 
-    write_whole(directory / "config.yaml", yaml.safe_dump(config.flat(), sort_keys=False))
+    text = yaml.safe_dump(config.flat(), sort_keys=False)
+    if config.parallel.slices:
+        depends = arithmetic.describe(config, worker.versions())
+        text += "# The bits of this run depend on these as well.\n"
+        text += "".join(f"# {name}: {value}\n" for name, value in depends.items())
+    write_whole(directory / "config.yaml", text)
 
 
 def _report_start(

@@ -34,6 +34,7 @@ class Saver:
         worker: Worker,
         schedule: Schedule,
         config: Mapping,
+        versions: Mapping[str, str],
         checkpoints: Checkpoints | None,
         *,
         every: int,
@@ -41,11 +42,14 @@ class Saver:
         progress_state: ProgressState,
         saved: Callable[[], None] = lambda: None,
     ) -> None:
-        """`active` is whether the run has an output directory, which all ranks know; `saved` is called after a save."""
+        """`versions`: see `TrainState`; `active` is whether the run has an output directory, which all ranks know;
+        `saved` is called after a save.
+        """
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
         self._checkpoints, self._every, self._active, self._progress_state = checkpoints, every, active, progress_state
         self._on_saved = saved
         self._saved: tuple[int, Position] | None = None
+        self._versions = dict(versions)
 
     def due(self, step: int) -> bool:
         """Whether to save in mid-epoch after `step`."""
@@ -87,7 +91,7 @@ class Saver:
             rng={"seed": self._config["seed"]},
             schedule=json.loads(json.dumps(dataclasses.asdict(self._schedule))),
             config=self._config,
-            versions=self._worker.versions(),
+            versions=self._versions,
         )
 
 

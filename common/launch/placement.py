@@ -272,15 +272,16 @@ def _check_agreement(place: Placement, environ: Mapping[str, str]) -> None:
         )
 
 
-def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:
+def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ, *, slices: int | None = None) -> int:
     """Number of compute threads for this rank, so that the ranks of a host fill its cores once.
 
-    A number that the user gives in OMP_NUM_THREADS wins.
+    A number that the user gives in OMP_NUM_THREADS wins. With --slices it is 1 on any number of ranks: sums within an
+    operation depend on it.
 
     Raises:
         UserError: OMP_NUM_THREADS is no number.
     """
-    return read_num_threads(environ) or cores_per_rank(place, environ)
+    return read_num_threads(environ) or (1 if slices else cores_per_rank(place, environ))
 
 
 def cores_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from allstep.common.launch.devices import check_agreement
-from allstep.common.strategies import check_horovod, configure_horovod
+from allstep.common.strategies import SUM_OF_SLICES, check_horovod, configure_horovod
 from allstep.pytorch.compat import all_reduce_handles
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
+from allstep.pytorch.strategies.ordered_sum import Exchange
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, Strategy, TrainStep
 
 
@@ -40,6 +41,8 @@ class Horovod(Strategy):
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, sum_over_ranks)
         self.compiled(network)
+        if self.flags.slices:
+            return network, optimizer
         self._optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=network.named_parameters(),
@@ -51,6 +54,8 @@ class Horovod(Strategy):
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
         """The last pass waits for the averages, since they may be changed before the optimizer takes them."""
+        if self.flags.slices:  # they meet when all have their gradients
+            return super().compile_train_step(step)
         if self.flags.op == "adasum":  # it adds up what the optimizer makes of each rank's own gradients
             return super().compile_train_step(step)
         self._steps_without_waiting = contextlib.ExitStack()  # kept, for the context ends with it
@@ -68,7 +73,12 @@ class Horovod(Strategy):
         # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
+    def _exchange(self) -> Exchange | None:
+        return HorovodExchange() if hvd.size() > 1 else None
+
     def pending_tensors(self) -> Sequence[str]:
+        if self.flags.slices:
+            return (SUM_OF_SLICES,)
         return [name for name, handle in all_reduce_handles(self._optimizer).items() if _is_under_way(handle)]
 
     def versions(self) -> dict[str, str]:
@@ -97,6 +107,16 @@ class HorovodCollectives:
 
     def barrier(self) -> None:
         hvd.barrier()
+
+
+class HorovodExchange:
+    """Of the gradients of slices; see `ordered_sum.Exchange`."""
+
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
+        return hvd.alltoall(sent, name="allstep.slices")
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return hvd.allgather(part, name="allstep.sum_of_slices")
 
 
 def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -15,6 +15,7 @@ from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
+from allstep.tensorflow.strategies.ordered_sum import Exchange
 from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows
 
 
@@ -35,6 +36,8 @@ class Horovod(Strategy):
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         self._names = trainable_names(model)
+        if self.flags.slices:
+            return model, optimizer
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
         optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
@@ -52,17 +55,32 @@ class Horovod(Strategy):
         variables: Sequence[keras.Variable],
         loss_scale: tf.Tensor,
     ) -> tf.Tensor:
+        if self.flags.slices:
+            return super().apply_unscaled(optimizer, gradients, variables, loss_scale)
         # Reduced as they are: what overflows in a compressed sum overflows on all ranks.
         reduced = optimizer.reduce(gradients, variables)
         overflow = count_overflows(reduced)
         apply_if(overflow, lambda: optimizer.apply_reduced([gradient / loss_scale for gradient in reduced], variables))
         return overflow
 
+    def _exchange(self) -> Exchange | None:
+        return HorovodExchange() if hvd.size() > 1 else None
+
     def pending_tensors(self) -> Sequence[str]:
         return self._names  # they travel as a group, so who waits for one waits for all
 
     def versions(self) -> dict[str, str]:
         return {"horovod": horovod.__version__}
+
+
+class HorovodExchange:
+    """Of the gradients of slices; see `ordered_sum.Exchange`."""
+
+    def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
+        return hvd.alltoall(sent, name="allstep.slices")
+
+    def all_gather(self, part: tf.Tensor) -> tf.Tensor:
+        return hvd.allgather(part, name="allstep.sum_of_slices")
 
 
 @dataclass(frozen=True)
