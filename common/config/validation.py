@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from allstep.common import registry
 from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, OptimizerConfig, OutputConfig, TrainConfig
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.config import DataConfig, check_path
 from allstep.common.files.writable import try_file, try_folder
 from allstep.common.launch.placement import Placement
 from allstep.common.models import MODELS, check_image_size, check_size
@@ -55,6 +55,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
+        check_path(config.data)
 
 
 def _check_output(output: OutputConfig) -> None:
