@@ -1,10 +1,9 @@
-"""What NVIDIA's management library (NVML) says of the GPUs; nothing where its bindings or the driver are missing."""
+"""What NVIDIA's management library (NVML) says of the GPUs; nothing where there is no driver."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 from collections.abc import Callable
 from types import ModuleType
 
@@ -43,8 +42,6 @@ def energy_counter(gpu: int) -> Callable[[], float] | None:
 
 @functools.cache
 def _library() -> ModuleType | None:
-    if importlib.util.find_spec("pynvml") is None:
-        return None
     import pynvml
 
     try:

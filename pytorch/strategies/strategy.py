@@ -109,9 +109,7 @@ class Strategy(ABC):
         """Have `step` use weights that this rank may not have as a whole."""
         return step
 
-    def apply_unscaled(
-        self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]
-    ) -> bool:
+    def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]) -> bool:
         """Divide the averaged gradients by `loss_scale`, and `apply` them unless one is not finite.
 
         Returns: whether it was so, on any rank: then no rank has changed anything.
