@@ -6,7 +6,6 @@ line of rank 0 says that it is imported.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import sys
 import traceback
@@ -35,6 +34,15 @@ def import_function(path: Path, name: str, flag: str) -> Callable[..., Any]:
     return function
 
 
+def import_for(framework: str, path: Path, name: str, flag: str) -> Callable[..., Any]:
+    """NAME_framework, where the file has it, or else NAME: a file may have a function for each framework.
+
+    Raises:
+        UserError: see `import_function`.
+    """
+    return find(path, f"{name}_{framework}", flag) or import_function(path, name, flag)
+
+
 def find(path: Path, name: str, flag: str) -> Any:
     """What a file has by that name, or None.
 
@@ -43,7 +51,10 @@ def find(path: Path, name: str, flag: str) -> Any:
     """
     if not path.is_file():
         raise UserError(f"expected a Python file at {shown(path)} for {flag}, received none; name one")
-    return getattr(_module(path.resolve(), flag), name, None)
+    path = path.resolve()
+    if path not in _modules:
+        _modules[path] = _imported(path, flag)
+    return getattr(_modules[path], name, None)
 
 
 def call(function: Callable[..., Any], *arguments: object, flag: str) -> Any:
@@ -60,8 +71,10 @@ def call(function: Callable[..., Any], *arguments: object, flag: str) -> Any:
         raise _failed(error, f"{function.__name__}() to return", flag) from error
 
 
-@functools.cache
-def _module(path: Path, flag: str) -> ModuleType:
+_modules: dict[Path, ModuleType] = {}
+
+
+def _imported(path: Path, flag: str) -> ModuleType:
     if apparent_rank() == 0:
         print_line(f"allstep: {flag} imports {path}", sys.stderr)
     name = f"allstep_user_{path.stem}"
@@ -78,12 +91,23 @@ def _module(path: Path, flag: str) -> ModuleType:
 
 
 def _failed(error: Exception, what: str, flag: str) -> UserError:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    *_, frame = [frame for frame in frames if "site-packages" not in frame.filename]  # not the library's that it calls
     if isinstance(error, SyntaxError):
         where = f"line {error.lineno} of {error.filename}"
     else:
         where = f"line {frame.lineno} of {frame.filename}"
     return UserError(f"expected {what} for {flag}, received {shown(summary(error))} in {where}; mend it")
+
+
+def check(word: str, flag: str) -> None:
+    """Refuse a file that is not there, before anything is spent.
+
+    Raises:
+        UserError: names it.
+    """
+    if (file := parse(word)) and not file[0].is_file():
+        raise UserError(f"expected a Python file in {flag}, received {shown(word)}, which is not there; name another")
 
 
 def parse(word: str) -> tuple[Path, str] | None:
