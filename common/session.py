@@ -39,7 +39,7 @@ from allstep.common.watch import Limits, ProgressState, watching
 from allstep.common.worker import Worker
 
 if TYPE_CHECKING:
-    from allstep.common.data.datasets.image_folder import ImageFolderSplit
+    from allstep.common.data.datasets.encoded import EncodedSplit
 
 # The keepalive of Open MPI's daemons (tools/setup_environment.py), and the time that mpirun takes to end the ranks.
 MPIRUN_NOTICES_SECONDS = 30.0
@@ -134,12 +134,11 @@ class Session:
 
     def metrics(self) -> Mapping[str, float]:
         """What the strategy measures, and how many different files any rank could not read; all ranks call it."""
-        metrics, data = self.strategy.metrics(), self.config.data
-        if data.dataset != "image-folder" or not data.skip_unreadable:
+        metrics = self.strategy.metrics()
+        splits = [getattr(split, "whole", split) for split in (self.dataset.train, self.dataset.validation)]
+        if not self.config.data.skip_unreadable or not hasattr(splits[0], "unreadable_mask"):
             return metrics
-        # What this data set's splits are.
-        splits = cast("tuple[ImageFolderSplit, ...]", (self.dataset.train, self.dataset.validation))
-        masks = np.concatenate([split.unreadable_mask() for split in splits])
+        masks = np.concatenate([cast("EncodedSplit", split).unreadable_mask() for split in splits])
         return {**metrics, "unreadable_images": int(np.count_nonzero(self.worker.collectives.all_reduce_sum(masks)))}
 
     def _train(self, progress_state: ProgressState) -> bool:

@@ -16,7 +16,7 @@ from allstep.common.config.train_config import (
     StrategyConfig,
     TrainConfig,
 )
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.config import DataConfig, check_path
 from allstep.common.files.writable import try_file, try_folder
 from allstep.common.launch.placement import Placement
 from allstep.common.models import MODELS, check_image_size, check_size
@@ -62,6 +62,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
+        check_path(config.data)
 
 
 def _check_output(output: OutputConfig) -> None:
