@@ -111,6 +111,7 @@ def train(config: TrainConfig, build: Callable[[], Session | None]) -> None:
         except Exception as error:
             if not _says_ranks_are_lost(error):
                 raise
+            CONNECTIONS.end()
         session = None
         _save(commits, config.output)
 
@@ -166,8 +167,8 @@ def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Plac
         RanksLost: others that were to be there are not; try again.
         SystemExit: this host is no longer part of the job.
     """
+    horovod.shutdown()  # in order where nobody is lost: all ranks do it
     CONNECTIONS.end()
-    horovod.shutdown()
     with stderr_held_back() as held:
         try:
             with CONNECTIONS.noted():

@@ -6,6 +6,7 @@ process; it reads what this one says, and ends with it.
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -22,6 +23,8 @@ def end_when_frozen(seconds: float) -> None:
     # Without site-packages it takes a hundredth of a second, and eight megabytes.
     command = [sys.executable, "-I", "-S", __file__, str(seconds)]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+    assert watcher.stdin is not None
+    atexit.register(watcher.stdin.close)  # threads end before the process does
     threading.Thread(target=_beat, name="beat", args=(watcher,), daemon=True).start()
 
 
@@ -31,7 +34,7 @@ def _beat(watcher: subprocess.Popen) -> None:
         while True:
             watcher.stdin.write(b".")
             time.sleep(_BEAT_SECONDS)
-    except OSError:  # somebody has ended it
+    except (OSError, ValueError):  # somebody has ended it, or this process ends
         pass
 
 

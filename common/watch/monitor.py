@@ -190,7 +190,7 @@ class Monitor:
         if self._limits.elastic and rank == 0 and not self._is_over:
             self._close()
         elif self._limits.elastic and rank in self._farewells:
-            self._break("", [])
+            self._break("")
         elif rank in self._farewells:
             leave(self._farewells[rank], "")
         elif not self._is_over:
@@ -246,7 +246,7 @@ class Monitor:
                 self._lost, self._world_size, self._progress_state.step, self._limits.lost if silent else None
             )
             if self._limits.elastic:
-                self._break(report, self._lost)
+                self._break(report)
                 return
             if silent and has_spoken():  # and mpirun has not ended this rank since: it is here that the link is cut
                 end_cut_off_daemon()
@@ -269,11 +269,11 @@ class Monitor:
                 leave(EXIT_FAULT, stall_detection.report_stall(stall, self._world_size, tensors, stacks))
             self._asked, self._answers, self._ask_at = False, {}, now + _ASK_AGAIN_SECONDS
 
-    def _break(self, report: str, ranks: Sequence[Seen]) -> None:
-        """Have `ranks` leave an elastic job, as far as they hear of it, and the others look to it by themselves."""
+    def _break(self, report: str, stuck: Sequence[Seen] = ()) -> None:
+        """Have the ranks of an elastic job form anew, without those that are stuck, which leave."""
         if report:
             print_line(report, sys.stderr)
         self._is_broken, self._lost = True, []
-        leaving = {seen.rank for seen in ranks}
+        leaving = {seen.rank for seen in stuck}
         for rank, channel in self._channels.items():
             channel.send(leave=rank in leaving)
