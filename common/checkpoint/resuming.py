@@ -7,20 +7,22 @@ against the network. What cannot be known before a framework is imported and the
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from allstep.common import checkpoint
+from allstep.common import checkpoint, user_file
 from allstep.common.checkpoint import TrainState
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.weights_file import check_readable, is_weights_file, read_weights
 from allstep.common.config.train_config import OptimizerConfig, TrainConfig
 from allstep.common.data.datasets.config import DatasetName
-from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, whole
+from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, text, whole
 from allstep.common.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
+from allstep.common.models import model_name
 from allstep.common.process.errors import UserError
 from allstep.common.schedule import Decay, Scaling, Schedule
 
@@ -118,7 +120,10 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
     """
     flags = config.flat()
     for name in ("dataset", *_SHAPES.get(flags["dataset"], ()), "seed", "model", "optimizer"):
-        if flags[name] != saved.config[name]:
+        is_same = flags[name] == saved.config[name]
+        if name == "model":  # a file may lie elsewhere now; its network's weights are checked in any case
+            is_same |= all(map(user_file.parse, (flags[name], saved.config[name])))
+        if not is_same:
             raise UserError(
                 f"expected --{name} {_as_flag(saved.config[name])}, with which the checkpoint was written, received "
                 f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
@@ -189,10 +194,18 @@ def _check_config(value: Any, where: str) -> None:
     _CONFIGS.get(value["dataset"], record())(value, where)
 
 
+def _check_model(value: Any, where: str) -> None:
+    text(value, where)
+    try:
+        model_name(value)
+    except argparse.ArgumentTypeError as error:
+        raise Mismatch(f"expected {where} {error}") from None
+
+
 _CONFIG = _has(
     dataset=one_of(*get_args(DatasetName)),
     seed=_SEED,
-    model=one_of(*get_args(get_type_hints(TrainConfig)["model"])),
+    model=_check_model,
     optimizer=one_of(*get_args(get_type_hints(OptimizerConfig)["optimizer"])),
 )
 _CONFIGS = {

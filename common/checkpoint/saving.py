@@ -78,8 +78,8 @@ class Saver:
         """Whether to save in mid-epoch after `step`."""
         return self._is_checkpoint(step) or (self._commits is not None and step % self._commits.every == 0)
 
-    def save(self, progress: Progress, validation_accuracy: float | None = None) -> None:
-        """Save the run as it stands; every rank calls this at the same step."""
+    def save(self, progress: Progress, score: float | None = None) -> None:
+        """See `engine.Saver`."""
         if (not self._active and self._commits is None) or self._saved == (progress.step, progress.position):
             return
         self._saved = progress.step, progress.position
@@ -93,7 +93,7 @@ class Saver:
             if progress.position.offset and not self._is_checkpoint(progress.step) and not self._progress_state.notice:
                 return
         if self._checkpoints:
-            self._checkpoints.save(self._state(progress, arrays, float(loss_sum)), metric=validation_accuracy)
+            self._checkpoints.save(self._state(progress, arrays, float(loss_sum)), metric=score)
         self._on_saved()
 
     def _is_checkpoint(self, step: int) -> bool:

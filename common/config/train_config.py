@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from allstep.common.config.flags import EVER, WEEK, local_ranks, number, ramp_step, whole
 from allstep.common.data.datasets.config import DataConfig, redact_url
-from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH
+from allstep.common.losses import loss_name
+from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_name
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -234,11 +235,15 @@ class TrainConfig:
     list_strategies: bool = False
     """Print the strategies and whether this machine can run each, and do nothing else."""
 
-    model: Literal[
-        "mlp", "cnn", "resnet18", "resnet50", "resnet32", "resnet44", "resnet56", "resnet110", "wide-resnet", "vgg16",
-        "vit-tiny", "vit-small-images",
-    ] = "cnn"  # fmt: skip
-    """The network."""
+    model: Annotated[str, model_name] = "cnn"
+    """The network: one of the suite's (docs/models.md), one of a library's by timm:NAME, torchvision:NAME or
+    keras:NAME, or FILE.py:FUNCTION of your own, which every rank imports and calls with the shape of a sample and the
+    number of classes."""
+
+    loss: Annotated[str | None, loss_name] = None
+    """What training makes small; by default cross-entropy for classes and tokens, mse (the mean of squared differences)
+    for numbers. huber is linear from a difference of 1 on; bce has targets of 0 and 1. Or FILE.py:FUNCTION of
+    your own."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """On what to train; auto takes GPUs where every rank of a host gets its own, else the CPU."""

@@ -174,7 +174,8 @@ def _num_weights(model: str, shape: tuple[int, int, int], num_classes: int) -> i
     """Weights of the layers that grow with images and classes."""
     height, width, channels = shape
     first = {"mlp": height * width * channels, "cnn": 64 * ((height - 4) // 2) * ((width - 4) // 2)}.get(model, 0)
-    return 128 * first + MODELS[model].num_features * num_classes
+    features = MODELS[model].num_features if model in MODELS else 0
+    return 128 * first + features * num_classes
 
 
 def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:
