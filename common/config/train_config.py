@@ -136,6 +136,13 @@ class StrategyConfig:
     autotune: bool = False
     """horovod: let Horovod search for the fastest fusion threshold and cycle time while it trains."""
 
+    elastic: bool = False
+    """horovod, pytorch ddp, fsdp: go on from the newest commit when ranks are lost, and with whoever comes, in a job
+    that horovodrun or torchrun keeps going; docs/elastic.md says how to start one."""
+
+    commit_every: Annotated[int, whole(1, EVER)] = 100
+    """horovod, --elastic: keep the state in the memory of every rank after each N-th step: what a lost rank costs."""
+
     timeline: Path | None = None
     """horovod: file for Horovod's timeline of every gradient's way; `allstep timeline FILE` sums it up."""
 
