@@ -44,8 +44,8 @@ class StrategyEntry:
 
 
 _COMMON = ("compile", "accumulate_steps", "slices")
-_HOROVOD = (*_COMMON, "compression", "op", "autotune", "timeline")
-_DDP = (*_COMMON, "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
+_HOROVOD = (*_COMMON, "compression", "op", "autotune", "timeline", "elastic", "commit_every")
+_DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
@@ -54,7 +54,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
-            ("compile", "accumulate_steps", "sync_batch_norm", "num_gpus"),
+            ("compile", "accumulate_steps", "sync_batch_norm", "num_gpus", "elastic"),
             "torchrun",
             "--num-gpus",
             spawns=True,

@@ -20,6 +20,7 @@ from allstep.common.worker import StepResult
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import GradientChanges
 from allstep.pytorch.losses import build_loss, build_metric
+from allstep.pytorch.models import named_weights
 from allstep.pytorch.sliced_step import SlicedStep
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
@@ -177,7 +178,7 @@ class Worker:
         return self._strategy.gather(dict(self._own_weights()))
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in self._network.state_dict().items()}
+        shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in named_weights(self._network)}
         for name, parameter in self._network.named_parameters():
             for slot in self._slots:
                 shapes[f"optimizer/{name}/{slot}"] = () if slot in LAYER_SLOTS else tuple(parameter.shape)
@@ -220,7 +221,7 @@ class Worker:
                 self._average.averages[name] = self._strategy.shard(arrays[f"ema/{name}"], parameter.detach())
 
     def _own_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, tensor) for name, tensor in self._network.state_dict().items() if not tensor.is_meta)
+        return ((name, tensor) for name, tensor in named_weights(self._network) if not tensor.is_meta)
 
     def _own_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, tensor) for name, tensor in self._network.named_parameters() if not tensor.is_meta)

@@ -60,6 +60,8 @@ class Worker:
         self._average = None
         if flags.ema is not None:
             self._average = WeightAverage(model.trainable_variables, optimizer.averages, strategy)
+        # Those of Keras' batch norms, which change them for samples that only fill an empty slice up, too.
+        self._moving_averages = [v for v in model.non_trainable_variables if "moving_" in v.path]
         loss = loss or default_loss(dataset.task)
         self._train_loss, self._loss = build_loss(loss, flags.label_smoothing), build_loss(loss)
         self._metric = build_metric(metric_of(dataset.task, loss), loss)
@@ -112,11 +114,11 @@ class Worker:
         replicas = [self._strategy.replicas(variable) for variable in statistics]
         if not statistics or len(replicas[0]) * self.collectives.world_size == 1:
             return
-        own = np.concatenate([np.mean(arrays, axis=0, dtype=np.float64) for arrays in replicas])
+        own = np.concatenate([np.mean(arrays, axis=0, dtype=np.float64).ravel() for arrays in replicas])
         mean = self.collectives.all_reduce_sum(own) / self.collectives.world_size
-        ends = np.cumsum([variable.shape[0] for variable in statistics])
+        ends = np.cumsum([variable.value.shape.num_elements() for variable in statistics])
         for variable, values in zip(statistics, np.split(mean, ends[:-1]), strict=True):
-            variable.assign(values.astype(np.float32))
+            variable.assign(values.astype(np.float32).reshape(variable.shape))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return (
@@ -182,9 +184,12 @@ class Worker:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0."""
         counts = tf.sign(loss_weight)
+        before = [tf.identity(variable.value) for variable in self._moving_averages]
         with tf.GradientTape() as tape, counted(counts):
             loss_sum = self._train_loss(self._model(self._scaled(inputs), training=True), targets) * counts
             loss = loss_sum * loss_weight
+        for variable, value in zip(self._moving_averages, before, strict=True):
+            variable.assign(tf.where(counts > 0, variable.value, value))
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
         gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
         return loss_sum, cast("list[tf.Tensor]", gradients)

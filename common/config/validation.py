@@ -16,7 +16,7 @@ from allstep.common.config.train_config import (
     StrategyConfig,
     TrainConfig,
 )
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.config import DataConfig, check_path
 from allstep.common.files.writable import try_file, try_folder
 from allstep.common.launch.placement import Placement
 from allstep.common.models import MODELS, check_image_size, check_size
@@ -62,6 +62,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
+        check_path(config.data)
 
 
 def _check_output(output: OutputConfig) -> None:
@@ -205,7 +206,8 @@ def _num_weights(model: str, shape: tuple[int, int, int], num_classes: int) -> i
     """Weights of the layers that grow with images and classes."""
     height, width, channels = shape
     first = {"mlp": height * width * channels, "cnn": 64 * ((height - 4) // 2) * ((width - 4) // 2)}.get(model, 0)
-    return 128 * first + MODELS[model].num_features * num_classes
+    features = MODELS[model].num_features if model in MODELS else 0
+    return 128 * first + features * num_classes
 
 
 def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:

@@ -166,19 +166,6 @@ def apparent_rank(environ: Mapping[str, str] = os.environ) -> int:
     return next((int(environ[name]) for name in names if re.fullmatch("[0-9]{1,7}", environ.get(name, ""))), 0)
 
 
-def refuse_elastic(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to be a rank of a job whose number of ranks changes: `placement` reads it once.
-
-    Raises:
-        UserError: horovodrun started this rank in an elastic job.
-    """
-    if environ.get("HOROVOD_ELASTIC") == "1":
-        raise UserError(
-            "expected a job of a fixed number of ranks, received an elastic one; start it by horovodrun without "
-            "--min-np, --max-np and --host-discovery-script"
-        )
-
-
 def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> dict[str, str]:
     """The environment that `common.launch.spawn` gives a rank; `listener` is the socket that rank 0 takes over."""
     port, number = listener.getsockname()[1], listener.fileno()

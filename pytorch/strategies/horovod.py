@@ -11,7 +11,9 @@ import horovod
 import horovod.torch as hvd
 import numpy as np
 import torch
+from horovod.common.elastic import notification_manager
 
+from allstep.common.elastic import form_anew
 from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import SUM_OF_SLICES, check_horovod, configure_horovod
 from allstep.pytorch.compat import all_reduce_handles
@@ -26,7 +28,10 @@ class Horovod(Strategy):
     def init(self) -> None:
         self.choose_device()
         configure_horovod(self.place, self.flags, on_gpu=self.gpu is not None)
-        hvd.init()
+        if self.flags.elastic:
+            self.place = form_anew(hvd, notification_manager, self.place)
+        else:
+            hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
 
@@ -98,9 +103,9 @@ class HorovodCollectives:
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         return hvd.allgather(torch.from_numpy(values)[None], name="allstep.gather").numpy()
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
         handles = {
-            name: hvd.broadcast_async(torch.from_numpy(np.array(array)), 0, name=f"allstep.{name}")
+            name: hvd.broadcast_async(torch.from_numpy(np.array(array)), root, name=f"allstep.{name}")
             for name, array in arrays.items()
         }
         return {name: cast("torch.Tensor", hvd.synchronize(handle)).numpy() for name, handle in handles.items()}

@@ -84,10 +84,10 @@ class ProcessGroupCollectives:
         dist.all_gather(list(gathered), torch.from_numpy(values))
         return gathered.numpy()
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
         received = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
         for tensor in received.values():
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, root)
         return {name: tensor.numpy() for name, tensor in received.items()}
 
     def barrier(self) -> None:

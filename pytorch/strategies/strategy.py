@@ -158,11 +158,14 @@ class Strategy(ABC):
         return torch.from_numpy(array.copy()).to(like.device)
 
     def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """The whole state on rank 0, of which this rank holds `tensors`; nothing on the others. All ranks call it."""
+        """The whole state, of which this rank holds `tensors`; nothing but on rank 0, or in an elastic job.
+
+        All ranks call it.
+        """
         arrays = {}
         for name, tensor in tensors.items():
             [array] = self.replicas(tensor)
-            if self.place.rank == 0:
+            if self.place.rank == 0 or self.flags.elastic:
                 arrays[name] = array
         return arrays
 

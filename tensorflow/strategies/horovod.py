@@ -9,7 +9,9 @@ import horovod
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod.common.elastic import notification_manager
 
+from allstep.common.elastic import form_anew
 from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
@@ -25,7 +27,10 @@ class Horovod(Strategy):
     def init(self) -> None:
         self.choose_device()
         configure_horovod(self.place, self.flags, on_gpu=self.gpu is not None)
-        hvd.init()
+        if self.flags.elastic:
+            self.place = form_anew(hvd, notification_manager, self.place)
+        else:
+            hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
 
@@ -99,8 +104,8 @@ class HorovodCollectives:
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         return np.asarray(hvd.allgather(values[np.newaxis], name="allstep.gather"))
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: np.asarray(hvd.broadcast(array, 0, name=f"allstep.{name}")) for name, array in arrays.items()}
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
+        return {name: np.asarray(hvd.broadcast(array, root, name=f"allstep.{name}")) for name, array in arrays.items()}
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))  # horovod.tensorflow has no barrier

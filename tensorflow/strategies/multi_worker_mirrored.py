@@ -122,16 +122,16 @@ class ReplicaCollectives:
         rows[self.rank] = values
         return self._sum(rows).numpy()
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: self._broadcast(array) for name, array in arrays.items()}
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
+        return {name: self._broadcast(array, root) for name, array in arrays.items()}
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))
 
-    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         # A sum to which the others add nothing; TensorFlow's collectives have no kernels for narrow integers.
         wire = array.astype(np.int64) if array.dtype.kind in "bu" else array
-        return self._sum(wire if self.rank == 0 else np.zeros_like(wire)).numpy().astype(array.dtype)
+        return self._sum(wire if self.rank == root else np.zeros_like(wire)).numpy().astype(array.dtype)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def _sum(self, values: np.ndarray | tf.Tensor) -> tf.Tensor:
