@@ -19,7 +19,7 @@ class SlicedStep:
     """
 
     def __init__(self, network: torch.nn.Module, ordered_sum: OrderedSum) -> None:
-        self._parameters = list(network.parameters())
+        self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
         self._sum = ordered_sum
         self._sizes = [1, *(tensor.numel() for tensor in (*self._parameters, *self._statistics))]
@@ -53,6 +53,10 @@ class SlicedStep:
         for parameter in self._parameters:
             parameter.grad = None
         loss_sum = one_pass(part)
-        gradients = [parameter.grad for parameter in self._parameters]
+        gradients = [
+            # A slice may leave a part of a network unused.
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self._parameters
+        ]
         tensors = (*gradients, *self._statistics, loss_sum.new_zeros(self._padding))
         return torch.cat([loss_sum.view(1), *(tensor.reshape(-1) for tensor in tensors)])
