@@ -91,6 +91,29 @@ def test_without_slices_ranks_part(tmp_path):
     assert abs(losses[0] - losses[1]) > 1e-4 * losses[0]
 
 
+NETWORK = """
+def build(shape, classes):
+    from torch import nn
+    layers = nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+"""
+
+
+def test_a_slice_draws_the_same_on_any_rank(tmp_path):
+    """Dropout, accumulation, half precision, an optimizer with two slots."""
+    (tmp_path / "network.py").write_text(NETWORK)
+    words = ("--model", f"{tmp_path / 'network.py'}:build", "--dataset", "digits", "--global-batch-size", 200)
+    words += ("--slices", 3, "--accumulate-steps", 2, "--precision", "fp16", "--optimizer", "adamw", "--epochs", 1)
+    left = []
+    for strategy, num_ranks in (("single", 1), ("ddp", 2)):
+        output_dir = tmp_path / strategy
+        own = ("--strategy", strategy, *(("--num-gpus", num_ranks) if num_ranks > 1 else ()))
+        result = run("python", "pytorch/train.py", "--output-dir", output_dir, *map(str, (*words, *own)))
+        assert result.returncode == 0, result.output
+        left.append(what_it_left(output_dir))
+    assert left[0] == left[1]
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
