@@ -12,6 +12,7 @@ from typing import Any
 
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.studying.description import NOT_STUDIED, RUN_SETTINGS, Description, names_of_variants
+from allstep.benchmarks.tuning.space import words_of
 from allstep.common.config.command_line import parse
 from allstep.common.launch.placement import ALONE, Placement
 from allstep.common.process.errors import UserError
@@ -62,8 +63,11 @@ def variants(description: Description, framework: str | None, trainer_flags: Seq
     for name, (series, x) in names_of_variants(description).items():
         own = {**description.series[series], **({description.x.flag: x} if description.x else {})}
         settings = {**description.flags, **({"framework": framework} if framework else {}), **own}
-        base = {flag: value for flag, value in description.flags.items() if flag not in own}
-        words = (*_words(base), *trainer_flags, *_words(own))
+        base, last = (
+            {flag: value for flag, value in flags.items() if flag not in RUN_SETTINGS}
+            for flags in (description.flags, own)
+        )
+        words = (*words_of(base), *trainer_flags, *words_of(last))
         found.append(_variant(name, settings, words))
     return found
 
@@ -100,16 +104,3 @@ def _check_given(description: Description, framework: str | None, trainer_flags:
                 f"expected flags that are the same in all runs, received --{flag}, which this study gives; leave it "
                 "out, or change it in a copy of the study's file"
             )
-
-
-def _words(flags: Mapping[str, Any]) -> list[str]:
-    """The words that give a trainer these flags, without what is none of its own."""
-    words = []
-    for name, value in flags.items():
-        if name in RUN_SETTINGS:
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return words
