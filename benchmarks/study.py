@@ -19,7 +19,7 @@ from pathlib import Path
 
 from allstep.benchmarks.records.files import command
 from allstep.benchmarks.studying.commands import variants
-from allstep.benchmarks.studying.description import STUDIES, read_description
+from allstep.benchmarks.studying.description import MOST_SEEDS, STUDIES, read_description
 from allstep.benchmarks.studying.page import write_page
 from allstep.benchmarks.studying.running import begin, run_lacking
 from allstep.common.checkpoint import OutputDirectory
@@ -28,7 +28,6 @@ from allstep.common.process.exit import run_rank
 from allstep.common.registry import FRAMEWORKS
 from allstep.common.session import warn
 
-_MOST_SEEDS = 1000
 _MOST_AT_ONCE = 8  # each takes half a gigabyte and more, of a GPU's memory too
 
 
@@ -53,7 +52,7 @@ def _parser() -> Parser:
     parser = Parser("allstep study", __doc__)
     add = parser.add_argument
     add("study", type=nonempty_text, metavar="NAME", help=f"{', '.join(STUDIES)}, or a YAML file")
-    add("--seeds", type=whole(1, _MOST_SEEDS), metavar="N", help="trainings of each variant (by default the study's)")
+    add("--seeds", type=whole(1, MOST_SEEDS), metavar="N", help="trainings of each variant (by default the study's)")
     add("--framework", type=one_of(*FRAMEWORKS), help=f"{' or '.join(FRAMEWORKS)}, for a study of any")
     add(
         "--at-once",
