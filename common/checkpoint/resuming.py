@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from allstep.common import checkpoint, user_file
+from allstep.common import arithmetic, checkpoint, user_file
 from allstep.common.checkpoint import TrainState
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.weights_file import check_readable, is_weights_file, read_weights
@@ -135,6 +135,7 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
             f"expected --ema as in the run that wrote the checkpoint, which has {has}, received {lacks}; give the same "
             "flags to --resume, or --init-from for the weights alone"
         )
+    arithmetic.check_threads(config, saved.versions)
     completed = saved.progress.epoch + (saved.progress.offset > 0)
     if config.schedule.epochs < completed:
         raise UserError(
