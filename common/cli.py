@@ -67,6 +67,10 @@ COMMANDS = {
         "allstep.benchmarks.study",
         "Run a study of large batches, optimizers or strategies; say whether what the literature expects came out.",
     ),
+    "prove": Command(
+        "allstep.benchmarks.prove",
+        "Say what is wrong with a distributed training script, whose it may be: weights, samples, gradients, rates.",
+    ),
     "tune": Command(
         "allstep.benchmarks.tune",
         "Search for the flags that train best, trial by trial under any launcher; goes on after a kill.",
