@@ -62,8 +62,9 @@ class Script:
             environ = environment(Settings(str(folder), str(self.path), self.num_steps))
             with ExitStack() as stack:
                 guard = stack.enter_context(process_tree.guardian())
-                ports = stack.enter_context(free_ports(num_ranks))
-                job = stack.enter_context(running(*self._commands(num_ranks, ports), environ=environ))
+                with free_ports(num_ranks) as ports:
+                    commands = self._commands(num_ranks, ports)
+                job = stack.enter_context(running(*commands, environ=environ))
                 guard(job.mark)
                 return self._follow(job, folder, num_ranks)
 
