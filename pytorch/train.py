@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from allstep.common import elastic
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import run_rank
@@ -29,8 +30,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
     """All that trains, built as configured; None for a process that has served others, which are through."""
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
     from allstep.common.session import Session, open_dataset
-    from allstep.common.weights import initial_weights
-    from allstep.pytorch.models import build_model, export_weights, import_weights
+    from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
     from allstep.pytorch.numerics import prepare
     from allstep.pytorch.optimizers import build_optimizer
     from allstep.pytorch.worker import Worker
@@ -46,10 +46,9 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
 
     dataset = open_dataset(config, strategy)
     with strategy.scope():
-        network = build_model(config.model, dataset.input_shape, dataset.num_classes, **config.model_size)
+        network = build_network(config, dataset)
         optimizer = build_optimizer(config.optimizer, network.parameters(), fused=strategy.fused)
-    shapes = {name: array.shape for name, array in export_weights(network).items()}
-    import_weights(network, initial_weights(shapes, config.data.seed))
+    set_initial_weights(network, config)
 
     # 3. Average gradients over all ranks where they are applied.
     model, optimizer = strategy.wrap(network, optimizer)
@@ -69,11 +68,14 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
     )
-    return Session(worker, dataset, config, strategy, hooks)
+    return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, network)])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:
-    if training := session(*start(strategies, argv), hooks):
+    config, place = start(strategies, argv)
+    if config.parallel.elastic:
+        elastic.train(config, lambda: session(config, place, hooks))
+    elif training := session(config, place, hooks):
         training.train()
 
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from allstep.common import elastic
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import run_rank
@@ -32,8 +33,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
         from allstep.common.session import Session, open_dataset
-        from allstep.common.weights import initial_weights
-        from allstep.tensorflow.models import build_model, export_weights, import_weights
+        from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
         from allstep.tensorflow.optimizers import build_optimizer
         from allstep.tensorflow.worker import Worker
@@ -49,12 +49,10 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
 
     dataset = open_dataset(config, strategy)
     with strategy.scope():
-        shape, size = dataset.input_shape, config.model_size
-        model = build_model(config.model, shape, dataset.num_classes, precision=config.precision, **size)
+        model = build_network(config, dataset)
         optimizer = build_optimizer(config.optimizer)
         optimizer.build(model.trainable_variables)
-    shapes = {name: array.shape for name, array in export_weights(model).items()}
-    import_weights(model, initial_weights(shapes, config.data.seed))
+    set_initial_weights(model, config)
 
     # 3. Average gradients over all ranks where they are applied.
     model, optimizer = strategy.wrap(model, optimizer)
@@ -73,11 +71,14 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
     )
-    return Session(worker, dataset, config, strategy, hooks)
+    return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model)])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:
-    if training := session(*start(strategies, argv), hooks):
+    config, place = start(strategies, argv)
+    if config.parallel.elastic:
+        elastic.train(config, lambda: session(config, place, hooks))
+    elif training := session(config, place, hooks):
         training.train()
 
 

@@ -21,6 +21,7 @@ from allstep.tensorflow.gradients import GradientChanges
 from allstep.tensorflow.losses import build_loss, build_metric
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.networks.resnet import counted
+from allstep.tensorflow.sliced_step import SlicedStep
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
@@ -59,6 +60,8 @@ class Worker:
         self._average = None
         if flags.ema is not None:
             self._average = WeightAverage(model.trainable_variables, optimizer.averages, strategy)
+        # Those of Keras' batch norms, which change them for samples that only fill an empty slice up, too.
+        self._moving_averages = [v for v in model.non_trainable_variables if "moving_" in v.path]
         loss = loss or default_loss(dataset.task)
         self._train_loss, self._loss = build_loss(loss, flags.label_smoothing), build_loss(loss)
         self._metric = build_metric(metric_of(dataset.task, loss), loss)
@@ -71,9 +74,18 @@ class Worker:
             tf.TensorSpec((None, *dataset.target_shape), dataset.target_type),
         )
         self._one_pass = strategy.compiled(self._gradients)
-        self._train_step = strategy.compile_train_step(
-            self._train_on_device, self._set_learning_rate, samples
-        )
+        self._train_step = strategy.compile_train_step(self._train_on_device, self._set_learning_rate, samples)
+        self._sliced_step = None
+        if strategy.flags.slices:
+            self._sliced_step = SlicedStep(
+                model.trainable_variables,
+                [weight.variable for weight in canonical_weights(model) if not weight.variable.trainable],
+                strategy,
+                gradients=self._gradients,
+                apply=self._apply,
+                set_learning_rate=self._set_learning_rate,
+                samples=samples,
+            )
         self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, samples)
 
     def compile(self, batch: Batch) -> None:
@@ -86,6 +98,8 @@ class Worker:
             variable.assign(value)
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
+        if self._sliced_step:
+            return self._sliced_step(batch, learning_rate, loss_scale)
         return self._train_step(batch.inputs, batch.targets, batch.loss_weight, learning_rate, loss_scale)
 
     def eval_step(self, batch: Batch) -> tuple[float, float]:
@@ -100,11 +114,11 @@ class Worker:
         replicas = [self._strategy.replicas(variable) for variable in statistics]
         if not statistics or len(replicas[0]) * self.collectives.world_size == 1:
             return
-        own = np.concatenate([np.mean(arrays, axis=0, dtype=np.float64) for arrays in replicas])
+        own = np.concatenate([np.mean(arrays, axis=0, dtype=np.float64).ravel() for arrays in replicas])
         mean = self.collectives.all_reduce_sum(own) / self.collectives.world_size
-        ends = np.cumsum([variable.shape[0] for variable in statistics])
+        ends = np.cumsum([variable.value.shape.num_elements() for variable in statistics])
         for variable, values in zip(statistics, np.split(mean, ends[:-1]), strict=True):
-            variable.assign(values.astype(np.float32))
+            variable.assign(values.astype(np.float32).reshape(variable.shape))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return (
@@ -149,11 +163,15 @@ class Worker:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         compute = self._one_pass if self._num_passes == 1 else self._accumulated_gradients
         loss_sum, gradients = compute(inputs, targets, loss_weight * loss_scale)
+        return loss_sum, self._apply(gradients, loss_scale)
+
+    def _apply(self, gradients: list[tf.Tensor], loss_scale: tf.Tensor) -> tf.Tensor:
+        """Take the optimizer's step; returns a number above 0 where gradients overflowed and nothing was changed."""
         variables = self._model.trainable_variables
         if self._scales_loss:
-            return loss_sum, self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
+            return self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
         self._optimizer.apply(gradients, variables)
-        return loss_sum, tf.constant(0)
+        return tf.constant(0)
 
     def _evaluate_on_device(
         self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor
@@ -166,9 +184,12 @@ class Worker:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0."""
         counts = tf.sign(loss_weight)
+        before = [tf.identity(variable.value) for variable in self._moving_averages]
         with tf.GradientTape() as tape, counted(counts):
             loss_sum = self._train_loss(self._model(self._scaled(inputs), training=True), targets) * counts
             loss = loss_sum * loss_weight
+        for variable, value in zip(self._moving_averages, before, strict=True):
+            variable.assign(tf.where(counts > 0, variable.value, value))
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
         gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
         return loss_sum, cast("list[tf.Tensor]", gradients)
