@@ -69,7 +69,8 @@ FAULTS = (
     Fault("samples-overlap", _T, "DistributedSampler(data)", "DistributedSampler(data, seed=rank)", is_full=True),
     Fault("same-order", _H, "    train_sampler.set_epoch(epoch)\n", "", is_full=True),
     Fault("same-order", _T, "        self.loader.sampler.set_epoch(epoch)\n", "        pass\n"),
-    Fault("uneven-batches", _T, "DistributedSampler(data))", "range(rank, 512 - 20 * rank, size))", is_full=True),
+    Fault("uneven-batches", _H, _SAMPLER,
+          "DataLoader(train, args.batch_size, sampler=list(train_sampler)[: 512 - 64 * hvd.rank()])", is_full=True),
     # 3. Gradients.
     Fault("gradients-not-averaged", _H, _WRAPPED, "optimizer = plain_optimizer\n", is_full=True),
     Fault("gradients-not-averaged", _H, "        optimizer.step()\n", "        plain_optimizer.step()\n"),

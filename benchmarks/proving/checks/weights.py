@@ -11,7 +11,9 @@ from allstep.benchmarks.proving.runs import Rank, Runs
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare digests of weights and slots before the first step."""
     for optimizer in range(1, runs.together.num_optimizers + 1):
-        first = next((steps for steps in runs.together.steps(optimizer) if steps[0].weights), ())
+        first = next((steps for steps in runs.together.steps(optimizer) if steps[0].weights), None)
+        if first is None:
+            continue
         if names := differing([step.weights for step in first]):
             yield Finding(
                 "weights-differ",

@@ -34,11 +34,16 @@ class Watch(keras.callbacks.Callback):
         if self._observer.is_enough:
             self._observer.stop()
         if self._num_batches >= self._observer.most_batches:
-            self._has_cut = self.model.stop_training = True
+            self._stop_training(True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._has_cut:
-            self._has_cut = self.model.stop_training = False
+            self._stop_training(False)
+
+    def _stop_training(self, stops: bool) -> None:
+        """Fit ends the epoch where this is set after a batch, and the training where it is set after the epoch."""
+        assert self.model is not None  # fit has set it
+        self._has_cut = self.model.stop_training = stops
 
 
 def install(observer: Observer) -> None:
@@ -53,7 +58,9 @@ def install(observer: Observer) -> None:
             given = bound.arguments.get("callbacks")
             watch = Watch(observer)
             if isinstance(given, keras.callbacks.CallbackList):
-                given.append(watch)
+                given.callbacks.append(watch)
+                watch.set_params(given.params)
+                watch.set_model(args[0])
             else:
                 own = given if isinstance(given, (list, tuple)) else [given] if given else []
                 bound.arguments["callbacks"] = [*own, watch]

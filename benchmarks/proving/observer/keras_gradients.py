@@ -7,6 +7,7 @@ tf.distribute adds up over its replicas: looked up in Keras 3.15.
 from __future__ import annotations
 
 import functools
+import math
 import os
 from typing import Any
 
@@ -41,9 +42,9 @@ class Gradients:
         names = [f"{variable.name.partition(':')[0]} {index}" for index, variable in enumerate(variables)]
         local = [self._local.get(id(native(variable))) for variable in variables]
         has_local = all(one is not None for one in local)
-        has_loss = self._loss is not None and self._loss.shape.num_elements() == 1
+        loss = self._loss
         tensors = [
-            tf.reshape(self._loss, []) if has_loss else tf.constant(float("nan")),
+            tf.constant(math.nan) if loss is None or loss.shape.num_elements() != 1 else tf.reshape(loss, []),
             tf.convert_to_tensor(optimizer.learning_rate),
             *(some_values(gradient) for gradient, _ in pairs),
             *(some_values(variable) for variable in variables),
@@ -70,7 +71,7 @@ class Gradients:
                 ),
                 weights={name: digest(weights[i]) for i, name in enumerate(names)} if looks_at_weights else {},
                 state={},
-                loss=float(loss) if loss == loss else None,
+                loss=None if math.isnan(loss) else float(loss),
                 device="cpu",
                 line=line,
             )
