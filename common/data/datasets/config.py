@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from allstep.common.config.flags import whole
 from allstep.common.process.errors import UserError
 
-DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic"]
+DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic", "text", "text-topics"]
 
 
 def default_data_dir() -> Path:
