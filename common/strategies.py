@@ -20,6 +20,10 @@ def many_gradients(names: Sequence[str]) -> str:
     return f"{len(names)} gradients, from {names[0]} to {names[-1]}"
 
 
+SUM_OF_SLICES = "the sum of the slices' gradients"
+"""With --slices: what ranks wait for, in a report of it."""
+
+
 def check_flags(config: TrainConfig, framework: str) -> None:
     """Refuse a flag that the chosen strategy of a framework would not look at, and a network of the other framework.
 

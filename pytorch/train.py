@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from allstep.common import elastic
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import run_rank
@@ -71,7 +72,10 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:
-    if training := session(*start(strategies, argv), hooks):
+    config, place = start(strategies, argv)
+    if config.parallel.elastic:
+        elastic.train(config, lambda: session(config, place, hooks))
+    elif training := session(config, place, hooks):
         training.train()
 
 

@@ -21,6 +21,7 @@ from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import GradientChanges
 from allstep.pytorch.losses import build_loss, build_metric
 from allstep.pytorch.models import named_weights
+from allstep.pytorch.sliced_step import SlicedStep
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
@@ -67,6 +68,7 @@ class Worker:
         metric = build_metric(metric_of(dataset.task, loss), loss)
         self._eval_step = strategy.compile_eval_step(EvalStep(model, build_loss(loss), metric))
         self.device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
+        self._sliced_step = SlicedStep(network, strategy.ordered_sum()) if strategy.flags.slices else None
         changes_gradients = flags.clip_norm is not None or flags.gradient_noise
         self._gradient_changes = GradientChanges(flags, seed, strategy) if changes_gradients else None
         self._num_steps = 0
@@ -103,6 +105,22 @@ class Worker:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
+        if self._sliced_step:
+            loss_sum = self._sliced_step(batch, partial(self._slice, loss_scale=loss_scale))
+            # It is the same on all ranks, and to be counted once.
+            loss_sums = [loss_sum] if self.collectives.rank == 0 else []
+        else:
+            loss_sums = self._passes(batch, loss_scale)
+        overflowed = False
+        if self._scales_loss:
+            overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale, self._apply)
+        else:
+            self._apply()
+        loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
+        return StepResult(_OnItsWay(loss_sum) if loss_sum.is_cuda else loss_sum, overflowed)
+
+    def _passes(self, batch: Batch, loss_scale: float) -> list[torch.Tensor]:
+        """Leave the averaged gradients in the parameters; the sums of the losses of the passes that have samples."""
         loss_sums = []
         for number in range(self._num_passes):
             begin, end = rank_slice(0, len(batch.inputs), rank=number, world_size=self._num_passes)
@@ -114,13 +132,13 @@ class Worker:
                 loss_sum = self._train_step(inputs, targets, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
                 loss_sums.append(loss_sum)
-        overflowed = False
-        if self._scales_loss:
-            overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale, self._apply)
-        else:
-            self._apply()
-        loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
-        return StepResult(_OnItsWay(loss_sum) if loss_sum.is_cuda else loss_sum, overflowed)
+        return loss_sums
+
+    def _slice(self, part: Batch, loss_scale: float) -> torch.Tensor:
+        """Add the gradients of a slice to those of the parameters; the sum of its losses."""
+        inputs, targets = self._to_device(part)
+        with self._autocast():
+            return self._train_step(inputs, targets, part.loss_weight * loss_scale, is_last=True)
 
     def _apply(self) -> None:
         """Take the optimizer's step by the averaged gradients."""

@@ -21,6 +21,7 @@ from allstep.tensorflow.gradients import GradientChanges
 from allstep.tensorflow.losses import build_loss, build_metric
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.networks.resnet import counted
+from allstep.tensorflow.sliced_step import SlicedStep
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
@@ -73,9 +74,18 @@ class Worker:
             tf.TensorSpec((None, *dataset.target_shape), dataset.target_type),
         )
         self._one_pass = strategy.compiled(self._gradients)
-        self._train_step = strategy.compile_train_step(
-            self._train_on_device, self._set_learning_rate, samples
-        )
+        self._train_step = strategy.compile_train_step(self._train_on_device, self._set_learning_rate, samples)
+        self._sliced_step = None
+        if strategy.flags.slices:
+            self._sliced_step = SlicedStep(
+                model.trainable_variables,
+                [weight.variable for weight in canonical_weights(model) if not weight.variable.trainable],
+                strategy,
+                gradients=self._gradients,
+                apply=self._apply,
+                set_learning_rate=self._set_learning_rate,
+                samples=samples,
+            )
         self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, samples)
 
     def compile(self, batch: Batch) -> None:
@@ -88,6 +98,8 @@ class Worker:
             variable.assign(value)
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
+        if self._sliced_step:
+            return self._sliced_step(batch, learning_rate, loss_scale)
         return self._train_step(batch.inputs, batch.targets, batch.loss_weight, learning_rate, loss_scale)
 
     def eval_step(self, batch: Batch) -> tuple[float, float]:
@@ -151,11 +163,15 @@ class Worker:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         compute = self._one_pass if self._num_passes == 1 else self._accumulated_gradients
         loss_sum, gradients = compute(inputs, targets, loss_weight * loss_scale)
+        return loss_sum, self._apply(gradients, loss_scale)
+
+    def _apply(self, gradients: list[tf.Tensor], loss_scale: tf.Tensor) -> tf.Tensor:
+        """Take the optimizer's step; returns a number above 0 where gradients overflowed and nothing was changed."""
         variables = self._model.trainable_variables
         if self._scales_loss:
-            return loss_sum, self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
+            return self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
         self._optimizer.apply(gradients, variables)
-        return loss_sum, tf.constant(0)
+        return tf.constant(0)
 
     def _evaluate_on_device(
         self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor

@@ -35,7 +35,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files import strict_yaml
 from allstep.common.files.records import Count, NonNegative, Positive, from_json
-from allstep.common.files.schema import Mismatch, matching
+from allstep.common.files.schema import LARGEST, Mismatch, brief, matching
 from allstep.common.process.errors import UserError, shown
 
 FOLDER = Path(__file__).parent.parent / "studies"
@@ -58,6 +58,12 @@ class Axis:
     flag: str
     """Of the trainers, or one of RUN_SETTINGS."""
     values: tuple[Any, ...]
+    """Numbers, or words."""
+
+    def __post_init__(self) -> None:
+        for value in self.values:
+            if type(value) not in (int, float, str) or (type(value) is not str and abs(value) > LARGEST):
+                raise Mismatch(f"expected the values of x to be numbers or words, received {brief(value)}")
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,9 @@ def read_description(name: str) -> tuple[str, Description]:
         _check_flags(description)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"expected the description of a study in {shown(path)}: {reason}; mend it") from None
+        raise UserError(
+            f"expected a description of a study, received {shown(path)}: {reason}; mend it or name another"
+        ) from None
     return path.stem, description
 
 

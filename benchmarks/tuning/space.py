@@ -50,7 +50,7 @@ def read_space(path: Path) -> Space:
             near = difflib.get_close_matches(str(name), names, n=1)
             advice = f"did you mean {near[0]}?" if near else "see python pytorch/train.py --help"
             raise UserError(f"expected flags of the trainers in {shown(path)}, received {shown(name)}; {advice}")
-    return {name: _distribution(what, f"{name} in {shown(path)}") for name, what in content.items()}
+    return {name: distribution(what, f"{name} in {shown(path)}") for name, what in content.items()}
 
 
 def corners(space: Space) -> list[dict[str, Value]]:
@@ -71,7 +71,21 @@ def words_of(values: Mapping[str, Value]) -> list[str]:
     return words
 
 
-def _distribution(what: Any, where: str) -> BaseDistribution:
+def as_written(found: BaseDistribution) -> Any:
+    """What `distribution` makes this one of."""
+    choices = getattr(found, "choices", None)
+    names = ("low", "high", "log", "step")
+    return (
+        list(choices) if choices else {name: getattr(found, name) for name in names if getattr(found, name) is not None}
+    )
+
+
+def distribution(what: Any, where: str) -> BaseDistribution:
+    """What Optuna may choose for one flag, from what the file says of it; `where` is its place in words.
+
+    Raises:
+        UserError: the file says something else.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(what, list) and what and all(isinstance(one, Value) for one in what):

@@ -136,6 +136,13 @@ class StrategyConfig:
     autotune: bool = False
     """horovod: let Horovod search for the fastest fusion threshold and cycle time while it trains."""
 
+    elastic: bool = False
+    """horovod, pytorch ddp, fsdp: go on from the newest commit when ranks are lost, and with whoever comes, in a job
+    that horovodrun or torchrun keeps going; docs/elastic.md says how to start one."""
+
+    commit_every: Annotated[int, whole(1, EVER)] = 100
+    """horovod, --elastic: keep the state in the memory of every rank after each N-th step: what a lost rank costs."""
+
     timeline: Path | None = None
     """horovod: file for Horovod's timeline of every gradient's way; `allstep timeline FILE` sums it up."""
 
@@ -145,6 +152,10 @@ class StrategyConfig:
 
     accumulate_steps: Annotated[int, whole(1, 2**20)] = 1
     """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
+
+    slices: Annotated[int | None, whole(1, 2**12)] = None
+    """Cut every global batch into V slices, whose gradients are computed one by one and added up in one fixed order:
+    the same bits on any number of ranks up to V. Ranks compute with 1 thread, or as many as OMP_NUM_THREADS says."""
 
     sync_batch_norm: bool = False
     """pytorch: batch norm over the global batch instead of each rank's slice."""
@@ -177,6 +188,11 @@ class StrategyConfig:
 
     communication: Literal["auto", "ring", "nccl"] = "auto"
     """tensorflow multi-worker-mirrored: how all-reduce is done."""
+
+    @property
+    def num_slices(self) -> int | None:
+        """Parts of a global batch that have a gradient of their own; --accumulate-steps cuts each slice further."""
+        return self.slices and self.slices * self.accumulate_steps
 
 
 @dataclass(frozen=True)
@@ -272,6 +288,11 @@ class TrainConfig:
     def model_size(self) -> dict[str, int]:
         """What `build_model` takes beside the network's name."""
         return {"depth": self.model_depth, "width": self.model_width}
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether all is to be computed by algorithms that give the same bits in every run."""
+        return self.deterministic or self.parallel.slices is not None
 
     def global_batch_size(self, world_size: int) -> int:
         """Samples per optimizer step over all ranks."""

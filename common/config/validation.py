@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from allstep.common import registry
-from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, OptimizerConfig, OutputConfig, TrainConfig
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.config.train_config import (
+    DEFAULT_BATCH_SIZE,
+    OptimizerConfig,
+    OutputConfig,
+    StrategyConfig,
+    TrainConfig,
+)
+from allstep.common.data.datasets.config import DataConfig, check_path
 from allstep.common.files.writable import try_file, try_folder
 from allstep.common.launch.placement import Placement
 from allstep.common.models import MODELS, check_image_size, check_size
@@ -50,11 +56,13 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         )
     _check_output(config.output)
     _check_optimizer(config)
+    _check_slices(config, place)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
+        check_path(config.data)
 
 
 def _check_output(output: OutputConfig) -> None:
@@ -100,6 +108,30 @@ def _check_optimizer(config: TrainConfig) -> None:
             raise UserError(
                 f"expected a synchronous strategy with {name}, received --strategy {strategy}, whose updates have no "
                 "common step; use horovod or multi-worker-mirrored"
+            )
+
+
+def _check_slices(config: TrainConfig, place: Placement) -> None:
+    """Refuse ranks or devices without a slice, and what makes of gradients something else than their sum."""
+    flags = config.parallel
+    if flags.slices is None:
+        return
+    for what, number in (
+        ("ranks", place.world_size),
+        ("processes", flags.num_gpus or 1),
+        ("devices", flags.num_devices or 1),
+    ):
+        if flags.slices < number:
+            raise UserError(
+                f"expected --slices to be at least the number of {what}, {number}, received {flags.slices}; raise it "
+                f"or take fewer {what}"
+            )
+    for name in ("compression", "op", "sync_batch_norm", "bucket_size", "comm_hook"):
+        value, default = getattr(flags, name), getattr(StrategyConfig, name)
+        if value != default:
+            raise UserError(
+                f"expected --slices or --{name.replace('_', '-')}, received both: the gradients of slices are computed "
+                "by themselves and added up as they are; leave one of them out"
             )
 
 
@@ -194,4 +226,12 @@ def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) ->
         raise UserError(
             f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
             f"received {global_batch_size}; give each rank a sample or start fewer ranks"
+        )
+    if (num_slices := config.parallel.num_slices) and global_batch_size < num_slices:
+        cut = f", each cut into {config.parallel.accumulate_steps} by --accumulate-steps" * (
+            config.parallel.accumulate_steps > 1
+        )
+        raise UserError(
+            f"expected a global batch of at least {num_slices} samples for --slices {config.parallel.slices}{cut}, "
+            f"received {global_batch_size}; raise --global-batch-size or lower --slices"
         )

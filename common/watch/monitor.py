@@ -8,11 +8,14 @@ from __future__ import annotations
 import hmac
 import selectors
 import socket
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
 from allstep.common.process.orphan import end_cut_off_daemon
+from allstep.common.process.terminal import print_line
 from allstep.common.watch import stall_detection
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.progress_state import ProgressState
@@ -37,6 +40,8 @@ class Limits:
     """Seconds without progress of a rank for which the others wait; 0 for never."""
     silence: float
     """Seconds from the moment a host cannot be reached any more to the end of the job."""
+    elastic: bool = False
+    """Whether a lost rank does not end the job, which goes on without it."""
     launcher: float = 0.0
     """Seconds that the launcher needs to notice the same; it does not end the job where ranks leave before."""
 
@@ -70,6 +75,7 @@ class Monitor:
         self._begun: dict[int, int] = {}
         self._notice = ""
         self._strangers: list[Channel] = []  # connected, and not admitted yet
+        self._is_broken = False  # in an elastic job: the ranks are about to be formed anew
         self._selector = selectors.DefaultSelector()
         self._admit(0, socket.gethostname(), own)
 
@@ -181,10 +187,22 @@ class Monitor:
 
     def _gone(self, rank: int) -> None:
         """A connection has ended: in peace, or by a rank that has reported why, or without a word."""
-        if rank in self._farewells:
+        if self._limits.elastic and rank == 0 and not self._is_over:
+            self._close()
+        elif self._limits.elastic and rank in self._farewells:
+            self._break("")
+        elif rank in self._farewells:
             leave(self._farewells[rank], "")
         elif not self._is_over:
             self._lose([self._seen[rank]], _GATHER_SECONDS)
+
+    def _close(self) -> None:
+        """End the watch of this rank and of all others, which are connected to nobody else."""
+        admitted = len(self._seen) == self._world_size
+        for source in (*self._channels.values(), *(() if admitted else (self._listener, *self._strangers))):
+            self._selector.unregister(source)
+            source.close()
+        self._channels.clear()
 
     @property
     def _is_over(self) -> bool:
@@ -194,7 +212,7 @@ class Monitor:
 
     def _look(self, now: float) -> None:
         """Look for ranks that are silent or stuck."""
-        if self._lost or self._asked or self._farewells:
+        if self._lost or self._asked or self._farewells or self._is_broken:
             return
         there = [self._seen[rank] for rank in self._channels]
         if stall_detection.silent(there, now, self._limits.lost):
@@ -227,6 +245,9 @@ class Monitor:
             report = stall_detection.report_lost(
                 self._lost, self._world_size, self._progress_state.step, self._limits.lost if silent else None
             )
+            if self._limits.elastic:
+                self._break(report)
+                return
             if silent and has_spoken():  # and mpirun has not ended this rank since: it is here that the link is cut
                 end_cut_off_daemon()
             if not silent or not self._limits.linger or has_spoken():
@@ -242,6 +263,17 @@ class Monitor:
             stall = None if failed else self._stalled(now)  # somebody may have moved since
             if stall:
                 stall = stall_detection.split_waiting_and_missing(stall, self._limits.stall, tensors, in_framework)
-            if stall:
+            if stall and self._limits.elastic:
+                self._break(stall_detection.report_stall(stall, self._world_size, tensors, stacks), stall.missing)
+            elif stall:
                 leave(EXIT_FAULT, stall_detection.report_stall(stall, self._world_size, tensors, stacks))
             self._asked, self._answers, self._ask_at = False, {}, now + _ASK_AGAIN_SECONDS
+
+    def _break(self, report: str, stuck: Sequence[Seen] = ()) -> None:
+        """Have the ranks of an elastic job form anew, without those that are stuck, which leave."""
+        if report:
+            print_line(report, sys.stderr)
+        self._is_broken, self._lost = True, []
+        leaving = {seen.rank for seen in stuck}
+        for rank, channel in self._channels.items():
+            channel.send(leave=rank in leaving)

@@ -30,6 +30,9 @@ COMMANDS = {
     "collectives --ranks": ("a value after --ranks", "none"),
     "report": ("DIR", "nothing"),
     "timeline": ("FILE", "nothing"),
+    "study": ("NAME", "nothing"),
+    "study batch-sise": ("one of the studies", "batch-sise; did you mean batch-size?"),
+    "study nosuch.yaml": ("a description of a study", "nosuch.yaml: No such file"),
     "hosts -H": ("a value after -H", "none"),
     # ranks of this machine
     "collectives --ranks 1000000": (CORES, "1000000"),
@@ -44,6 +47,7 @@ COMMANDS = {
     "parity --ranks 1,1000000": (CORES, "1000000"),
     "soak --ranks 1000000": (CORES, "1000000"),
     # counts
+    "study batch-size --seeds 0": ("--seeds to be at least 1", "0"),
     "collectives --sizes 0": ("--sizes to be at least 1", "0"),
     "collectives --sizes 1e6": ("--sizes to be a whole number", "1e6"),
     f"collectives --sizes {HUGE}": ("--sizes to be at most", HUGE),

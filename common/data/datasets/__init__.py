@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 
 from allstep.common.data.datasets.base import Dataset, Split, Task
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.config import PYTHON, DataConfig
 from allstep.common.data.datasets.files import data_dir_errors
 
 __all__ = ["DataConfig", "Dataset", "Split", "Task", "load", "prepare"]
@@ -20,6 +20,12 @@ _MODULES = {
     "synthetic": "synthetic",
     "text": "text",
     "text-topics": "text",
+    "npz": "npz",
+    "parquet": "parquet",
+    "tfrecord": "tfrecord",
+    "webdataset": "webdataset",
+    "hf": "hf",
+    PYTHON: "python_file",
 }
 
 
@@ -48,4 +54,4 @@ def load(config: DataConfig) -> Dataset:
 
 def _module(config: DataConfig) -> ModuleType:
     # Imported when asked for, so that a run pays for its own data set alone.
-    return importlib.import_module(f"{__name__}.{_MODULES[config.dataset]}")
+    return importlib.import_module(f"{__name__}.{_MODULES[config.kind]}")

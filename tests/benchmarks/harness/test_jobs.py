@@ -26,8 +26,8 @@ def test_a_hanging_launch_is_ended_with_all_that_it_started(tmp_path):
 
 
 def test_the_first_failure_ends_the_others_and_its_line_is_the_reason():
-    told = "echo '[1,0]<stderr>:allstep: error: expected this, received that'; exit 2"
-    outcome = run_job([["sh", "-c", told], ["sleep", "1000"]], time_limit=60, num_threads=1)
+    script = "echo '[1,0]<stderr>:allstep: error: expected this, received that'; exit 2"
+    outcome = run_job([["sh", "-c", script], ["sleep", "1000"]], time_limit=60, num_threads=1)
     assert (outcome.status, outcome.reason) == ("failed", "allstep: error: expected this, received that")
     assert run_job([["sh", "-c", "exit 3"]], time_limit=60, num_threads=1).reason == "ended with status 3"
 

@@ -253,8 +253,8 @@ def test_launch_lines():
     assert len([launcher for launcher in lines if launcher.startswith("torchrun")]) == 2
     assert "srun" not in hosts.launch_lines([Host("a", 3), Host("b", 1)])
     for line in lines.values():
-        told = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True).stdout
-        assert told.splitlines() == shlex.split(line)
+        printed = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True).stdout
+        assert printed.splitlines() == shlex.split(line)
 
 
 def test_the_command():
