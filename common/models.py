@@ -72,7 +72,7 @@ WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH = 16, 4
 def model_name(word: str) -> str:
     """The type of `--model`: one of MODELS, LIBRARY:NAME or FILE.py:FUNCTION."""
     library, _, name = word.partition(":")
-    if (library in LIBRARIES and name) or user_file.parse(word):
+    if (library in LIBRARIES and name) or user_file.parse(word) or word == user_file.PROGRAM:
         return word
     return one_of(*MODELS, "FILE.py:FUNCTION", *(f"{library}:NAME" for library in LIBRARIES))(word)
 

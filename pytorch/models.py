@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,8 +23,11 @@ from allstep.common.models import (
 from allstep.common.weights import initial_weights
 
 
-def build_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
+def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
     """The network that --model names, for a data set.
+
+    Args:
+        own: of a program, in place of one that a flag names: the network, or a function that builds it.
 
     Raises:
         UserError: there is none of that name, or it is for other samples.
@@ -31,7 +35,7 @@ def build_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
 
-        return build_other(config.model, dataset, config.data.seed)
+        return build_other(config.model, dataset, config.data.seed, own)
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)

@@ -32,8 +32,11 @@ from allstep.tensorflow.networks.vision_transformer import Tokens
 _POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
-def build_network(config: TrainConfig, dataset: Dataset) -> keras.Model:
+def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> keras.Model:
     """The network that --model names, for a data set.
+
+    Args:
+        own: of a program, in place of one that a flag names: the network, or a function that builds it.
 
     Raises:
         UserError: there is none of that name, or it is for other samples.
@@ -42,7 +45,7 @@ def build_network(config: TrainConfig, dataset: Dataset) -> keras.Model:
         from allstep.tensorflow.other_networks import build_other
 
         keras.config.set_dtype_policy(_POLICIES[config.precision])
-        return build_other(config.model, dataset, config.data.seed)
+        return build_other(config.model, dataset, config.data.seed, own)
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, precision=config.precision, **size)

@@ -78,8 +78,7 @@ class Worker:
         self._sliced_step = None
         if strategy.flags.slices:
             self._sliced_step = SlicedStep(
-                model.trainable_variables,
-                [weight.variable for weight in canonical_weights(model) if not weight.variable.trainable],
+                model,
                 strategy,
                 gradients=self._gradients,
                 apply=self._apply,

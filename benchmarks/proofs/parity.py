@@ -2,6 +2,7 @@
 
     allstep parity [--optimizers momentum,adam] [--frameworks pytorch,tensorflow] [--ranks 1,2,4] [--seed 1]
     allstep parity --strategies all
+    allstep parity --bits [--slices 4] [--ranks 1,2,3,4]
     allstep parity --model examples/my_model.py:build --optimizers momentum
 
 Trains a network (the CNN, unless --model names another) on digits, or the text that it is for, in float32 with one
@@ -11,6 +12,9 @@ each step:
 
     runs         of each framework's runs by any strategy on any number of ranks from its run alone
     frameworks   between the frameworks, both alone and by the same strategy on the same number of ranks
+
+With --bits it is not how far runs differ, but whether those with --slices are the same bit by bit, by every strategy
+and launcher of this machine (`bits.py`).
 
 The difference of two losses a and b is |a - b| / |a|. That of two sets of weights is max |a - b| / max |a| over the
 elements of a tensor, the largest over all tensors. The exit status is 0 where all are within the bounds, 1 else.
@@ -42,6 +46,7 @@ import numpy as np
 
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.harness.measure import BenchmarkFailed, run
+from allstep.benchmarks.proofs import bits
 from allstep.benchmarks.records.runs import FILE, read_events
 from allstep.common.checkpoint import TrainState, load
 from allstep.common.config.flags import EVER, Parser, listed, local_ranks, one_of, whole
@@ -113,15 +118,20 @@ class Difference:
     weights: float
 
 
+_STRATEGIES_HELP = "single and horovod where none are named; all of those that have --slices with --bits"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the tables and end with status 1 where a bound is exceeded."""
     parser = Parser("allstep parity", __doc__)
     parser.add_argument("--optimizers", type=listed(one_of(*SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument(
-        "--strategies", type=listed(one_of(*SYNCHRONOUS, "all")), default=("single", "horovod"), metavar="NAME,..."
+        "--strategies", type=listed(one_of(*SYNCHRONOUS, "all")), metavar="NAME,...", help=_STRATEGIES_HELP
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 4), metavar="N,...")
+    parser.add_argument("--bits", action="store_true", help="compare bits of runs with --slices")
+    parser.add_argument("--slices", type=whole(1, 2**12), default=4, metavar="V", help="of the runs of --bits")
     parser.add_argument("--model", type=model_name, default="cnn", metavar="NAME", help="as the trainers take it")
     parser.add_argument("--steps", type=whole(1, 10**6), default=50, metavar="N")
     parser.add_argument(
@@ -130,12 +140,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
     parser.add_argument("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help="of the runs")
     flags = parser.parse_args(argv)
+    if flags.bits:
+        names = flags.strategies or SYNCHRONOUS
+        bits.prove(
+            flags.frameworks,
+            SYNCHRONOUS if "all" in names else names,
+            flags.ranks,
+            slices=flags.slices,
+            flags=("--seed", flags.seed, "--device", flags.device),
+        )
+        return
+    names = flags.strategies or ("single", "horovod")
+    names = SYNCHRONOUS if "all" in names else names
     if len(flags.frameworks) > 1 and not is_in_both(flags.model):
         parser.error(
             f"expected a network that both frameworks have, received {flags.model}; name one of --frameworks, or have "
             "the file build one for each (docs/models.md)"
         )
-    names = SYNCHRONOUS if "all" in flags.strategies else flags.strategies
     places = [(framework, place) for framework in flags.frameworks for place in runs(framework, names, flags.ranks)]
     if len(places) < 2:
         parser.error(f"expected at least two runs to compare, received {len(places)}; name more ranks or frameworks")

@@ -24,7 +24,8 @@ def dataset_name(word: str) -> str:
     """A data set by its name, FORMAT:PATH or FILE.py:FUNCTION: the type of --dataset."""
     names = get_args(DatasetName)
     format_name, _, path = word.partition(":")
-    if word in names or (format_name in FORMATS and path.strip() and "\0" not in path) or user_file.parse(word):
+    is_path = format_name in FORMATS and path.strip() and "\0" not in path
+    if word in (*names, user_file.PROGRAM) or is_path or user_file.parse(word):
         return word
     near = difflib.get_close_matches(word, names, n=1)
     raise wrong(
