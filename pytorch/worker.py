@@ -57,7 +57,7 @@ class Worker:
             network: has the weights, by their canonical names; those that another rank keeps are on the device meta.
             model: what a training step calls: `network` as the strategy wrapped it.
             flags: of the optimizer, and of what is done to gradients and weights around its step.
-            loss: one of `common.losses.LOSSES`; that of the data set's task where none is named.
+            loss: as --loss names it; that of the data set's task where none is named.
             seed: of gradient noise, and with --slices of dropout.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.

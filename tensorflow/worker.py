@@ -48,7 +48,7 @@ class Worker:
 
         Args:
             flags: of the optimizer, and of what is done to gradients and weights around its step.
-            loss: one of `common.losses.LOSSES`; that of the data set's task where none is named.
+            loss: as --loss names it; that of the data set's task where none is named.
             seed: of gradient noise.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in which the model was built to compute.
