@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import keras
@@ -16,6 +16,7 @@ from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
+from allstep.common.process.errors import UserError
 from allstep.common.process.memory import keep_freed_memory
 from allstep.common.worker import StepResult
 from allstep.tensorflow.strategies.ordered_sum import Exchange, OrderedSum
@@ -34,6 +35,36 @@ Samples = tuple[tf.TensorSpec, tf.TensorSpec]
 """Shape and type of inputs and of targets, for any number of samples."""
 CompiledTrainStep = Callable[[np.ndarray, np.ndarray, float, float, float], StepResult]
 """Takes inputs, targets, their loss weight, the learning rate and the loss scale; starts the step."""
+
+
+@contextlib.contextmanager
+def before_tensorflow_starts() -> Iterator[None]:
+    """What TensorFlow refuses once it has started, in words for the program that has started it.
+
+    Raises:
+        UserError: it has started.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(
+            "expected TensorFlow to start after this rank has taken its device and its cores, received one "
+            "that has started; import Session first, and give it a function that builds the model"
+        ) from error
+
+
+def share_cores(place: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
+    """Give TensorFlow this rank's share of the host's cores.
+
+    Raises:
+        UserError: it has started with another one.
+    """
+    threads = threads_per_rank(place, slices=slices)
+    with before_tensorflow_starts():
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
+        num_threads = min(threads * num_devices, len(os.sched_getaffinity(0)))
+        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
 
 class Strategy(ABC):
@@ -64,8 +95,9 @@ class Strategy(ABC):
         if self.gpu is None:
             return "/CPU:0"
         gpu = tf.config.list_physical_devices("GPU")[self.gpu]
-        tf.config.experimental.set_memory_growth(gpu, True)
-        tf.config.set_visible_devices(gpu, "GPU")
+        with before_tensorflow_starts():
+            tf.config.experimental.set_memory_growth(gpu, True)
+            tf.config.set_visible_devices(gpu, "GPU")
         return "/GPU:0"  # the only visible one
 
     def choose_device(self) -> None:
@@ -82,11 +114,7 @@ class Strategy(ABC):
 
     def _share_host(self, *, num_devices: int = 1) -> None:
         keep_freed_memory()
-        threads = threads_per_rank(self.place, slices=self.flags.slices)
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
-        num_threads = min(threads * num_devices, len(os.sched_getaffinity(0)))
-        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+        share_cores(self.place, slices=self.flags.slices, num_devices=num_devices)
 
     def scope(self) -> contextlib.AbstractContextManager:
         """The model and the optimizer are made inside it."""
