@@ -33,6 +33,8 @@ class StrategyEntry:
     """Whether all its processes together take the samples that one rank of another strategy takes."""
     synchronous: bool = True
     """Whether its curve is that of `single`."""
+    measures_noise: bool = False
+    """Whether the gradients of parts of a batch are seen before they meet: see `noise_scale`."""
     polls: bool = False
     """Whether its ranks take processor time while nothing is to be done."""
     why_not_compiled: str = ""
@@ -49,8 +51,12 @@ _DDP = (*_COMMON, "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", 
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
-        "horovod": StrategyEntry("horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", polls=True),
-        "ddp": StrategyEntry("ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True),
+        "horovod": StrategyEntry(
+            "horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", measures_noise=True, polls=True
+        ),
+        "ddp": StrategyEntry(
+            "ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True, measures_noise=True
+        ),
         "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
@@ -77,20 +83,25 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             one_worker=True,
             why_not_compiled="whose micro-batches change in size with the batch",
         ),
-        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True),
+        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True, measures_noise=True),
     },
     "tensorflow": {
-        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", polls=True),
-        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True),
+        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", measures_noise=True, polls=True),
+        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True, measures_noise=True),
         "mirrored": StrategyEntry(
             "mirrored",
             "Mirrored",
             (*_COMMON, "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
+            measures_noise=True,
         ),
         "multi-worker-mirrored": StrategyEntry(
-            "multi_worker_mirrored", "MultiWorkerMirrored", (*_COMMON, "communication"), "horovodrun"
+            "multi_worker_mirrored",
+            "MultiWorkerMirrored",
+            (*_COMMON, "communication"),
+            "horovodrun",
+            measures_noise=True,
         ),
         "central-storage": StrategyEntry(
             "central_storage",

@@ -149,6 +149,8 @@ class Session:
             _check_batch_memory(schedule, dataset, place)
             if state:
                 self.progress = saving.resume(worker, state)
+            if config.schedule.follows_noise:
+                _follow_noise(self.progress, worker, state)
             checkpoints = None
             if output:
                 if not _goes_on(config.output, output.path):
@@ -187,6 +189,21 @@ def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState |
     if state and flags.batch_size is None and flags.global_batch_size is None:
         return state.schedule["global_batch_size"]
     return config.global_batch_size(world_size)
+
+
+def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) -> None:
+    """Go on with a batch that has grown with the gradient noise scale.
+
+    Raises:
+        UserError: there is nothing to measure it by.
+    """
+    if not worker.num_parts:
+        raise UserError(
+            "expected two ranks, devices or passes at least with --batch-ramp auto, whose gradients are compared, "
+            "received one; start more, or give --accumulate-steps 2"
+        )
+    if state:
+        progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
 
 
 def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) -> None:

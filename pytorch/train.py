@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -> Session | None:
     """All that trains, built as configured; None for a process that has served others, which are through."""
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
+    from allstep.common.noise_scale import why_not_measured
     from allstep.common.session import Session, open_dataset
     from allstep.common.weights import initial_weights
     from allstep.pytorch.models import build_model, export_weights, import_weights
@@ -67,6 +68,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         seed=config.data.seed,
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
+        measures_noise=why_not_measured(config, "pytorch") is None,
     )
     return Session(worker, dataset, config, strategy, hooks)
 

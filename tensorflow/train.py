@@ -31,6 +31,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
+        from allstep.common.noise_scale import why_not_measured
         from allstep.common.session import Session, open_dataset
         from allstep.common.weights import initial_weights
         from allstep.tensorflow.models import build_model, export_weights, import_weights
@@ -71,6 +72,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         seed=config.data.seed,
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
+        measures_noise=why_not_measured(config, "tensorflow") is None,
     )
     return Session(worker, dataset, config, strategy, hooks)
 

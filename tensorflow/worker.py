@@ -14,11 +14,13 @@ import tensorflow as tf
 from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
+from allstep.common.noise_scale import parts_of
 from allstep.common.worker import StepResult
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import GradientChanges
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.networks.resnet import counted
+from allstep.tensorflow.noise_scale import GradientSquares
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
@@ -39,6 +41,7 @@ class Worker:
         seed: int = 0,
         accumulate_steps: int = 1,
         precision: str = "float32",
+        measures_noise: bool = False,
     ) -> None:
         """What is trained, on which device.
 
@@ -47,11 +50,15 @@ class Worker:
             seed: of gradient noise.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in which the model was built to compute.
+            measures_noise: whether to look at the gradients of parts of a batch for the noise scale.
         """
         self.collectives, self._strategy = strategy.collectives, strategy
         self._model, self._optimizer, self.device, self._slots = model, optimizer, device, flags.slots
         if flags.clip_norm is not None or flags.gradient_noise:
             optimizer.changes = GradientChanges(flags, seed, _in_order(model))
+        num_devices = strategy.num_local_devices
+        self.num_parts = parts_of(self.collectives.world_size, num_devices, accumulate_steps, measures=measures_noise)
+        self._squares = GradientSquares(optimizer, num_devices) if self.num_parts else None
         self._average = None
         if flags.ema is not None:
             self._average = WeightAverage(model.trainable_variables, optimizer.averages, strategy)
@@ -135,14 +142,14 @@ class Worker:
 
     def _train_on_device(
         self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, loss_scale: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        compute = self._one_pass if self._num_passes == 1 else self._accumulated_gradients
-        loss_sum, gradients = compute(images, labels, loss_weight * loss_scale)
+    ) -> tuple[tf.Tensor, ...]:
+        compute = self._pass if self._num_passes == 1 else self._accumulated_gradients
+        loss_sum, gradients, *squares = compute(images, labels, loss_weight * loss_scale)
         variables = self._model.trainable_variables
         if self._scales_loss:
             return loss_sum, self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
         self._optimizer.apply(gradients, variables)
-        return loss_sum, tf.constant(0)
+        return loss_sum, tf.constant(0), *squares, *([self._squares.of_average] if self._squares else [])
 
     def _evaluate_on_device(
         self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
@@ -164,16 +171,21 @@ class Worker:
         gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
         return loss_sum, cast("list[tf.Tensor]", gradients)
 
-    def _accumulated_gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _pass(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
+        """The same and, where it is to be measured, the square of the norm of the gradient of the mean loss."""
+        loss_sum, gradients = self._one_pass(images, labels, loss_weight)
+        factor = loss_weight * tf.cast(tf.shape(labels)[0], tf.float32)
+        return loss_sum, gradients, *([self._squares.of_part(gradients, factor)] if self._squares else [])
+
+    def _accumulated_gradients(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
         """The same in passes over parts of the samples, one after the other: memory for one part is enough."""
 
         def add_pass(number: tf.Tensor, sums: tuple) -> tuple:
-            results = self._one_pass(*cut(images, labels, loss_weight, number, self._num_passes))
+            results = self._pass(*cut(images, labels, loss_weight, number, self._num_passes))
             return number + 1, tf.nest.map_structure(tf.add, sums, results)
 
         zeros = tf.constant(0.0), [tf.zeros(variable.shape) for variable in self._model.trainable_variables]
+        zeros = (*zeros, *([tf.constant(0.0)] if self._squares else []))
         _, sums = tf.while_loop(
             lambda number, _: number < self._num_passes, add_pass, (0, zeros), parallel_iterations=1
         )

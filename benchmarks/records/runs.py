@@ -45,6 +45,7 @@ class Epoch:
     validation_accuracy: float
     cumulative_seconds: float
     images_per_second: Positive | None = None
+    gradient_noise_scale: NonNegative | None = None
 
 
 @dataclass(frozen=True)

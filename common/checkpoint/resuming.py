@@ -168,6 +168,8 @@ def _check_sums(saved: TrainState | Manifest) -> None:
     if running.keys() & _LOSS_SCALE_FIELDS.keys():  # a checkpoint of before --precision fp16 has none of them
         record(**_LOSS_SCALE_FIELDS)(running, where)
         whole(0, progress.step)(running["skipped_steps"], f"{where}.skipped_steps")
+    if running.keys() & _NOISE_FIELDS.keys():  # nor has an older one these
+        record(**_NOISE_FIELDS)(running, where)
     if not in_epoch:
         one_of(0.0)(running["loss_sum"], f"{where}.loss_sum")
     elif not running["epoch_seconds"]:
@@ -230,6 +232,8 @@ _LOSS_SCALE_FIELDS = {
     "good_steps": whole(0, GROWTH_STEPS - 1),
     "skipped_steps": whole(),
 }
+_ANY_NUMBER = number(-math.inf, math.inf)
+_NOISE_FIELDS = {"noise_variance": _ANY_NUMBER, "noise_square": _ANY_NUMBER}
 _RUNNING = record(
     loss_sum=number(),
     learning_rate=number(0),

@@ -63,13 +63,21 @@ class ScheduleConfig:
     """cosine, poly, linear: the learning rate at the end of the run."""
 
     batch_ramp: Annotated[tuple[str, ...], ramp_step] = ()
-    """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, a global batch is so many times as large (Smith et al. 2018)."""
+    """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, a global batch is so many times as large (Smith et al. 2018).
+    auto: it doubles after each epoch in which the measured gradient noise scale exceeds it (McCandlish et al. 2018), to
+    16 times at most, and at most a quarter of the training samples."""
 
     drop_last: bool = False
     """Leave out the last samples of an epoch's order where they do not fill a global batch."""
 
     early_stop_patience: Annotated[int, whole(0, EVER)] = 0
     """Stop when the validation loss has not fallen for N epochs; 0 never stops early."""
+
+
+    @property
+    def follows_noise(self) -> bool:
+        """Whether the batch grows with the measured gradient noise scale."""
+        return self.batch_ramp == ("auto",)
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_optimizer(config)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
+    _check_ramp(config, framework)
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
@@ -140,6 +141,22 @@ def _check_schedule(config: TrainConfig, num_workers: int) -> None:
         config.global_batch_size(num_workers),
         final_lr=flags.final_lr if known else 0.0,
     )
+
+
+def _check_ramp(config: TrainConfig, framework: str) -> None:
+    """Refuse --batch-ramp auto beside other steps, and where the gradient noise scale is not measured."""
+    from allstep.common.noise_scale import why_not_measured
+
+    ramp = config.schedule.batch_ramp
+    if "auto" in ramp and not config.schedule.follows_noise:
+        raise UserError(
+            f"expected --batch-ramp to be auto or EPOCH:FACTOR, received {' '.join(ramp)}; give one of them"
+        )
+    if config.schedule.follows_noise and (why := why_not_measured(config, framework)):
+        raise UserError(
+            f"expected --batch-ramp auto where the gradient noise scale is measured, received {why}; docs/batches.md "
+            "says where that is"
+        )
 
 
 def _num_samples(data: DataConfig) -> int | None:

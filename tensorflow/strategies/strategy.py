@@ -20,9 +20,10 @@ from allstep.common.process.memory import keep_freed_memory
 from allstep.common.worker import StepResult
 
 Result = TypeVar("Result")
-TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""Images, labels, the weight of their losses and the loss scale -> the sum of their losses, after a step of the
-optimizer; and a number above 0 where gradients overflowed and nothing was changed."""
+TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
+"""Images, labels, the weight of their losses and the loss scale -> the fields of a `StepResult`: the sum of their
+losses, after a step of the optimizer; a number above 0 where gradients overflowed and nothing was changed; and what
+`noise_scale` measures, if it does. They are added up over the devices of this process."""
 EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Images, labels and a weight of 0 where they do not count -> the sum of losses, the number classified rightly."""
 
@@ -40,6 +41,8 @@ class Strategy(ABC):
     """What the engine says to the other ranks; there from `pin_device` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
+    num_local_devices = 1
+    """Devices of this process that train; there from `pin_device` on."""
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
 
@@ -114,7 +117,7 @@ class Strategy(ABC):
             loss_weight: tf.Tensor,
             learning_rate: tf.Tensor,
             loss_scale: tf.Tensor,
-        ) -> tuple[tf.Tensor, tf.Tensor]:
+        ) -> tuple[tf.Tensor, ...]:
             set_learning_rate(learning_rate)
             return self._on_devices(step, images, labels, loss_weight, loss_scale)
 
