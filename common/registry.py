@@ -46,14 +46,12 @@ class StrategyEntry:
 
 
 _COMMON = ("compile", "accumulate_steps")
-_HOROVOD = (*_COMMON, "compression", "op", "autotune", "timeline")
+_HOROVOD = (*_COMMON, "sync_batch_norm", "compression", "op", "autotune", "timeline")
 _DDP = (*_COMMON, "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
-        "horovod": StrategyEntry(
-            "horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", measures_noise=True, polls=True
-        ),
+        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", measures_noise=True, polls=True),
         "ddp": StrategyEntry(
             "ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True, measures_noise=True
         ),
@@ -91,7 +89,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "mirrored": StrategyEntry(
             "mirrored",
             "Mirrored",
-            (*_COMMON, "num_devices"),
+            (*_COMMON, "sync_batch_norm", "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
             measures_noise=True,
@@ -99,14 +97,14 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "multi-worker-mirrored": StrategyEntry(
             "multi_worker_mirrored",
             "MultiWorkerMirrored",
-            (*_COMMON, "communication"),
+            (*_COMMON, "sync_batch_norm", "communication"),
             "horovodrun",
             measures_noise=True,
         ),
         "central-storage": StrategyEntry(
             "central_storage",
             "CentralStorage",
-            ("accumulate_steps", "num_devices"),
+            ("accumulate_steps", "sync_batch_norm", "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
             why_not_compiled="whose devices read weights that lie on another one",

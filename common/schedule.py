@@ -190,8 +190,8 @@ def global_batch_size(schedule: Schedule, samples_seen: int) -> int:
 def grown(
     schedule: Schedule, ramp: tuple[tuple[float, int], ...], *, epoch: int, noise_scale: float | None
 ) -> tuple[tuple[float, int], ...]:
-    """The `batch_ramp` of --batch-ramp auto after an epoch: one doubling more where the gradient noise scale is above the
-    global batch, up to a bound.
+    """The `batch_ramp` of --batch-ramp auto after an epoch: one doubling more where the gradient noise scale is above
+    the global batch, up to a bound.
 
     A batch below the noise scale costs few samples more than the least number (McCandlish et al. 2018, section 2.3).
 

@@ -154,7 +154,7 @@ class StrategyConfig:
     """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
 
     sync_batch_norm: bool = False
-    """pytorch: batch norm over the global batch instead of each rank's slice."""
+    """Batch norm over the global batch instead of each rank's, or device's, slice."""
 
     num_gpus: Annotated[int | None, local_ranks()] = None
     """pytorch ddp, fsdp: without a launcher, start N processes on this host; data-parallel: use N devices."""

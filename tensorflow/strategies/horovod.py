@@ -9,12 +9,14 @@ import horovod
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod.tensorflow import allreduce
 
 from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
+from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
 from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows
 
 
@@ -35,6 +37,8 @@ class Horovod(Strategy):
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         self._names = trainable_names(model)
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(model, sum_over_ranks)
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
         optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
@@ -63,6 +67,11 @@ class Horovod(Strategy):
 
     def versions(self) -> dict[str, str]:
         return {"horovod": horovod.__version__}
+
+
+def sum_over_ranks(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The sum of `tensor` over all ranks."""
+    return allreduce(tensor, op=hvd.Sum, name=f"allstep.{name}", ignore_name_scope=True)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class MultiWorkerMirrored(DistributedStrategy):
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         self._gradients = many_gradients(trainable_names(model))
-        return model, optimizer
+        return super().wrap(model, optimizer)
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         variables = [*model.variables, *optimizer.variables]
