@@ -3,11 +3,11 @@
     allstep compare
     allstep compare --frameworks pytorch,tensorflow --strategies horovod,ddp --ranks 1,2 --output-dir DIR
 
-Every cell (framework x strategy x ranks x model x batch size x precision) is launched by its real launcher several
-times, after a gate that lets only those be compared which train the same curve; the cells of a table take turns, block
-by block. The output directory keeps every raw sample, the statistics and all rules of the comparison (compare.json);
-allstep report makes pages of it. The same command again goes on with the round in which it was interrupted, and
-measures again what had failed.
+Every cell (framework x strategy x ranks x model x batch size x precision, compiled or not) is launched by its real
+launcher several times, after a gate that lets only those be compared which train the same curve; the cells of a table
+take turns, block by block. The output directory keeps every raw sample, the statistics and all rules of the comparison
+(compare.json); allstep report makes pages of it. The same command again goes on with the round in which it was
+interrupted, and measures again what had failed.
 
 The strategy `independent` is always there: single processes without communication, one for each rank. A strategy that
 one framework alone has is measured in that one.
@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         vars(flags).update(QUICK)
     names = STRATEGIES if "all" in flags.strategies else flags.strategies
     what = flags.models, flags.batch_sizes, flags.precisions
-    cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, *what)
+    compilations = (False, True) if flags.compile else (False,)
+    cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, *what, compilations=compilations)
     fields = [item.name for item in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(flags, name) for name in fields})
     # So that a job of its own session is ended with this process.
@@ -130,8 +131,9 @@ def _parser() -> Parser:
         type=listed(one_of(*PRECISIONS)),
         default=PRECISIONS[:1],
         metavar="NAME,...",
-        help="bf16: in layers",
+        help=f"as the trainers' --precision: {', '.join(PRECISIONS)}",
     )
+    add("--compile", action="store_true", help="measure compiled steps besides, in tables of their own")
     add("--workloads", type=listed(one_of(*WORKLOADS)), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
     add("--repetitions", type=whole(LEAST_REPETITIONS, MOST_ROUNDS), default=LEAST_REPETITIONS, metavar="N")
     add("--num-warmup-batches", type=whole(1, 10**6), default=5, metavar="N")

@@ -2,11 +2,11 @@
 
     allstep report DIR...
 
-Takes results of `allstep compare`, `allstep collectives`, `allstep predict --output` and `--validate --output`, kept
-benchmarks, and training runs (metrics.jsonl), wherever in the directories they are. Both files go to the first
-directory. report.html is one file that needs no network: it can be mailed, read on a phone and printed. What cannot be
-read, and a directory without any of these, is named in one line, on the terminal and in the report, and the rest goes
-on; the exit status is 2 where there is no rest.
+Takes results of `allstep compare`, `allstep collectives`, `allstep predict --output` and `--validate --output`,
+`allstep study`, kept benchmarks, and training runs (metrics.jsonl), wherever in the directories they are. Both files go
+to the first directory. report.html is one file that needs no network: it can be mailed, read on a phone and printed.
+What cannot be read, and a directory without any of these, is named in one line, on the terminal and in the report, and
+the rest goes on; the exit status is 2 where there is no rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from allstep.benchmarks.reporting import compare_sections, other_sections
+from allstep.benchmarks.reporting import compare_sections, other_sections, study_section
 from allstep.benchmarks.reporting.document import Section
 from allstep.benchmarks.reporting.sources import Sources, read
 from allstep.common.config.flags import Parser, nonempty_path
@@ -42,14 +42,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"left out: {printable(problem)}", file=sys.stderr)
     if not sections:
         raise UserError(
-            f"expected results of allstep compare, collectives, predict or a training run, received none in "
+            f"expected results of allstep compare, collectives, predict, study or a training run, received none in "
             f"{', '.join(map(str, flags.directories))}; name their --output-dir"
         )
     for name in ("report.html", "report.md"):
         path = flags.directories[0] / name
         try:
             # What came from JSON may have halves of characters, which UTF-8 has not.
-            written = render(name, flags.title, sections, sources.problems)
+            note = "The figures are in report.html beside this file." if name == "report.md" else ""
+            written = render(name, flags.title, sections, sources.problems, note=note)
             path.write_text(written, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise UserError(
@@ -67,13 +68,14 @@ def build(sources: Sources) -> list[Section]:
     sections += [other_sections.forecast(result) for _, result in sources.forecasts]
     sections += [other_sections.validation(result) for _, result in sources.validations]
     sections += [other_sections.benchmark(path, result) for path, result in sources.benchmarks]
+    sections += [study_section.study(result) for _, result in sources.studies]
     if sources.runs:
         sections.append(other_sections.runs(sources.runs))
     return sections
 
 
-def render(template: str, title: str, sections: Sequence[Section], problems: Sequence[str]) -> str:
-    """The report in the form of one of the templates."""
+def render(template: str, title: str, sections: Sequence[Section], problems: Sequence[str], *, note: str = "") -> str:
+    """The report in the form of one of the templates; `note` follows the line that says when it was written."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -84,7 +86,7 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"plain": plain, "code": lambda text: str(text).replace("`", "'")}
-    written = f"Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by allstep report."
+    written = f"Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by allstep. {note}".strip()
     return environment.get_template(template).render(title=title, written=written, sections=sections, problems=problems)
 
 

@@ -70,15 +70,17 @@ def measure(session: Session, flags: argparse.Namespace) -> None:
     first_step_at = time.time()
     steps(flags.num_warmup_batches - 1)
     wait_for_turn = turns.join(flags.turns, worker.collectives.world_size)
-    seconds = []
+    energy_counter = rank.energy_counter(session)
+    seconds, joules = [], []
     for number in range(flags.num_iters):
         wait_for_turn()
-        started = time.perf_counter()
+        energy, started = energy_counter(), time.perf_counter()
         steps(flags.num_batches_per_iter)
         seconds.append(time.perf_counter() - started)
+        joules.append(energy_counter() - energy)
         print_once(f"Iter #{number}: {num_images / seconds[-1] / place.world_size:.1f} img/sec per rank")
     wait_for_turn()
-    blocks = rank.blocks(seconds, num_images, worker.collectives)
+    blocks = rank.blocks(seconds, num_images, worker.collectives, joules=joules)
     rates = estimate([block.images_per_second for block in blocks])
     mean, half = rates.mean, rates.high - rates.mean
     print_once(f"Img/sec per rank: {mean / place.world_size:.1f} +-{half / place.world_size:.1f}")
@@ -108,7 +110,7 @@ def own_batch(dataset: Dataset, config: TrainConfig, worker: Worker) -> Batch:
     begin, end = rank_slice(0, num_global, rank=worker.collectives.rank, world_size=world_size)
     images, labels = dataset.train.read(np.arange(begin, end), epoch=0)
     batch = Batch(images, labels, end - begin, num_global, world_size / num_global, Position(0, num_global))
-    return dataclasses.replace(batch, images=_on_device(images, worker), labels=_on_device(labels, worker))
+    return dataclasses.replace(batch, inputs=_on_device(images, worker), targets=_on_device(labels, worker))
 
 
 def _on_device(array: np.ndarray, worker: Worker) -> object:

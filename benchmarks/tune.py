@@ -88,7 +88,7 @@ def _run_next(study: Study, flags: argparse.Namespace, trainer_flags: Sequence[s
         if trial is None:
             return False
         words = [*trainer_flags, "--seed", str(flags.seed), *words_of(trial.params)]
-        outcome = run_job([_command(flags, trial.number, words)], time_limit=flags.trial_timeout, num_threads=1)
+        outcome = run_job([_command(flags, trial.number, words)], time_limit=flags.trial_timeout, num_threads=None)
         _finish(study, trial, outcome)
     return True
 

@@ -35,6 +35,10 @@ COMMANDS = {
         "allstep.common.launch.hosts",
         "Check the hosts of a job, convert them between launchers' notations, print the line that starts each.",
     ),
+    "doctor": Command(
+        "allstep.common.doctor.command",
+        "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; say how to mend each fault.",
+    ),
     "parity": Command(
         "allstep.benchmarks.proofs.parity",
         "Train alike in both frameworks and on 1, 2 and 4 ranks; print how far they differ.",
@@ -53,7 +57,11 @@ COMMANDS = {
     ),
     "report": Command(
         "allstep.benchmarks.report",
-        "Write report.html and report.md from results of compare, collectives, predict, benchmarks and training runs.",
+        "Write report.html and report.md from results of the other commands, benchmarks and training runs.",
+    ),
+    "study": Command(
+        "allstep.benchmarks.study",
+        "Run a study of large batches, optimizers or strategies; say whether what the literature expects came out.",
     ),
     "tune": Command(
         "allstep.benchmarks.tune",

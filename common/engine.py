@@ -38,7 +38,8 @@ class Evaluation:
     """Exact means over all samples of a split."""
 
     loss: float
-    accuracy: float
+    metric: float
+    """See `common.losses.metric_of`."""
     num_samples: int
 
 
@@ -49,8 +50,10 @@ class Saver(Protocol):
         """Whether to save in mid-epoch after `step`."""
         ...
 
-    def save(self, progress: Progress, validation_accuracy: float | None = None) -> None:
-        """Save the run as it stands; every rank calls this at the same step."""
+    def save(self, progress: Progress, score: float | None = None) -> None:
+        """Save the run as it stands, which has just been validated with `score`, higher for better; every rank calls
+        this at the same step.
+        """
         ...
 
 
@@ -127,7 +130,7 @@ def _fit(run: Run) -> None:
         if session.config.optimizer.ema is not None:
             with worker.averaged_weights():
                 ema = evaluate(worker, session.dataset.validation, run.schedule.global_batch_size, run.progress_state)
-            averaged = {"ema_validation_loss": ema.loss, "ema_validation_accuracy": ema.accuracy}
+            averaged = {"ema_validation_loss": ema.loss, f"ema_validation_{session.metric}": ema.metric}
         epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
         _finish_epoch(progress, validation)
         metrics = session.metrics()
@@ -145,16 +148,16 @@ def _fit(run: Run) -> None:
             epoch=epoch,
             train_loss=train_loss_sum / num_trained,
             validation_loss=validation.loss,
-            validation_accuracy=validation.accuracy,
             validation_samples=validation.num_samples,
             epoch_seconds=epoch_seconds,
             cumulative_seconds=progress.cumulative_seconds,
             images_per_second=num_trained / epoch_seconds,
             learning_rate=progress.learning_rate,
+            **{f"validation_{session.metric}": validation.metric},
             **averaged,
             **metrics,
         )
-        run.saver.save(progress, validation.accuracy)
+        run.saver.save(progress, validation.metric if session.metric == "accuracy" else -validation.metric)
         for hook in session.hooks:
             hook.on_epoch(session)
     run.reporter.event(
@@ -306,7 +309,7 @@ def _naming_the_step(progress_state: ProgressState, *, deterministic: bool) -> I
 
 
 def evaluate(worker: Worker, split: Split, global_batch: int, progress_state: ProgressState) -> Evaluation:
-    """Mean loss and accuracy with every sample counted once over all ranks, for any number of ranks.
+    """Mean loss and metric with every sample counted once over all ranks, for any number of ranks.
 
     Raises:
         Stopped: see there.
@@ -318,10 +321,10 @@ def evaluate(worker: Worker, split: Split, global_batch: int, progress_state: Pr
         if not progress_state.begin_tick():
             raise Stopped
         # A rank without samples takes part: it may hold weights that the others need.
-        loss_sum, num_correct = worker.eval_step(batch)
+        loss_sum, metric_sum = worker.eval_step(batch)
         if batch.num_samples:
-            sums += (loss_sum, num_correct, batch.num_samples)
+            sums += (loss_sum, metric_sum, batch.num_samples)
         progress_state.enter("validation")
     progress_state.enter("sums")
-    loss_sum, num_correct, num_samples = collectives.all_reduce_sum(sums)
-    return Evaluation(loss_sum / num_samples, num_correct / num_samples, int(num_samples))
+    loss_sum, metric_sum, num_samples = collectives.all_reduce_sum(sums)
+    return Evaluation(loss_sum / num_samples, metric_sum / num_samples, int(num_samples))

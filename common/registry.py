@@ -45,7 +45,7 @@ class StrategyEntry:
         return self.least_ranks <= num_ranks and (self.most_ranks is None or num_ranks <= self.most_ranks)
 
 
-_COMMON = ("compile", "accumulate_steps")
+_COMMON = ("compile", "recompute", "accumulate_steps")
 _HOROVOD = (*_COMMON, "sync_batch_norm", "compression", "op", "autotune", "timeline")
 _DDP = (*_COMMON, "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
 

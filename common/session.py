@@ -25,6 +25,7 @@ from allstep.common.data import datasets
 from allstep.common.data.datasets import Dataset
 from allstep.common.hooks import Hook
 from allstep.common.launch.placement import Placement, cores_per_rank
+from allstep.common.losses import check_loss, metric_of
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.process.exit import note_failure, who
 from allstep.common.process.memory import available_memory
@@ -72,6 +73,7 @@ def open_dataset(config: TrainConfig, strategy: Strategy) -> Dataset:
     decode_threads = config.data.decode_threads or cores_per_rank(strategy.place)
     dataset = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
     validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
+    check_loss(config, dataset.task)
     return dataset
 
 
@@ -96,6 +98,11 @@ class Session:
     def place(self) -> Placement:
         """Of this rank in the job."""
         return self.strategy.place
+
+    @property
+    def metric(self) -> str:
+        """What validation measures beside the loss."""
+        return metric_of(self.dataset.task, self.config.loss)
 
     def train(self) -> None:
         """Train as configured, from the start or from a checkpoint; rank 0 alone reads and writes files.
@@ -207,14 +214,15 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
 
 
 def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) -> None:
-    """Refuse batches whose pixels alone, a byte each, do not fit into this host's memory: reading them would fail."""
+    """Refuse batches whose inputs alone do not fit into this host's memory: reading them would fail."""
     largest = schedule.global_batch_size * max([1, *(factor for _, factor in schedule.batch_ramp)])
     num_samples = -(-min(largest, len(dataset.train)) // place.world_size)
-    num_bytes = num_samples * math.prod(dataset.image_shape) * place.local_size
+    sample_bytes = math.prod(dataset.input_shape) * np.dtype(dataset.input_type).itemsize
+    num_bytes = num_samples * sample_bytes * place.local_size
     if num_bytes > (left := available_memory()):
         raise UserError(
             f"expected batches that fit into this host's memory, of which {left} bytes are left, received "
-            f"{num_samples} images of {math.prod(dataset.image_shape)} bytes for each of {place.local_size} ranks; "
+            f"{num_samples} samples of {sample_bytes} bytes for each of {place.local_size} ranks; "
             "lower --global-batch-size or --batch-size"
         )
 

@@ -58,8 +58,8 @@ class Worker(Protocol):
         """
         ...
 
-    def eval_step(self, batch: Batch) -> tuple[float, int]:
-        """Sum of the losses of this rank's samples and the number of them classified rightly."""
+    def eval_step(self, batch: Batch) -> tuple[float, float]:
+        """Sums over this rank's samples of the loss and of the metric (`common.losses.metric_of`)."""
         ...
 
     def averaged_weights(self) -> AbstractContextManager:

@@ -39,6 +39,8 @@ def set_most_programs(number: int) -> None:
     import torch._dynamo  # it takes seconds
 
     torch._dynamo.config.recompile_limit = number
+
+
 def sgd_step(optimizer: torch.optim.SGD) -> None:
     """A step of torch 2.14's SGD, without the wrapper of which `without_compiler` speaks; it needs torch.no_grad."""
     inspect.unwrap(torch.optim.SGD.step)(optimizer)

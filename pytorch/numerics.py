@@ -7,6 +7,7 @@ import os
 import torch
 
 from allstep.common.config.train_config import TrainConfig
+from allstep.common.horovod_build import check_built_for
 from allstep.common.strategies import check_version
 
 OLDEST, NEWEST = (2, 9), (2, 14)
@@ -17,9 +18,11 @@ def prepare(config: TrainConfig) -> None:
     """Configure PyTorch for a run, before anything computes.
 
     Raises:
-        UserError: this version is outside the range.
+        UserError: this version is outside the range, or Horovod was built for another one.
     """
     check_version("torch", torch.__version__, OLDEST, NEWEST)
+    if config.strategy_name == "horovod":
+        check_built_for("pytorch", torch.__version__)
     use_tf32 = config.precision == "tf32"
     # By these names: torch.compile reads them, and would fail where the newer `fp32_precision` alone were set.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = use_tf32

@@ -47,7 +47,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
 
     dataset = open_dataset(config, strategy)
     with strategy.scope():
-        network = build_model(config.model, dataset.image_shape, dataset.num_classes, **config.model_size)
+        network = build_model(config.model, dataset.input_shape, dataset.num_classes, **config.model_size)
         optimizer = build_optimizer(config.optimizer, network.parameters(), fused=strategy.fused)
     shapes = {name: array.shape for name, array in export_weights(network).items()}
     import_weights(network, initial_weights(shapes, config.data.seed))
@@ -65,6 +65,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         device=device,
         dataset=dataset,
         flags=config.optimizer,
+        loss=config.loss,
         seed=config.data.seed,
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,

@@ -11,16 +11,17 @@ from typing import SupportsFloat
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
+from allstep.common.losses import default_loss, metric_of
 from allstep.common.noise_scale import is_measured, parts_of
 from allstep.common.worker import StepResult
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import GradientChanges
+from allstep.pytorch.losses import build_loss, build_metric
 from allstep.pytorch.noise_scale import GradientSquares
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
@@ -45,6 +46,7 @@ class Worker:
         device: torch.device,
         dataset: Dataset,
         flags: OptimizerConfig,
+        loss: str | None = None,
         seed: int = 0,
         accumulate_steps: int = 1,
         precision: str = "float32",
@@ -56,6 +58,7 @@ class Worker:
             network: has the weights, by their canonical names; those that another rank keeps are on the device meta.
             model: what a training step calls: `network` as the strategy wrapped it.
             flags: of the optimizer, and of what is done to gradients and weights around its step.
+            loss: one of `common.losses.LOSSES`; that of the data set's task where none is named.
             seed: of gradient noise.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.
@@ -63,9 +66,10 @@ class Worker:
         """
         self.collectives, self._strategy = strategy.collectives, strategy
         self._network, self._model, self._optimizer = network, model, optimizer
-        loss_sum = partial(_loss_sum, label_smoothing=flags.label_smoothing)
-        self._train_step = strategy.compile_train_step(TrainStep(model, loss_sum))
-        self._eval_step = strategy.compile_eval_step(EvalStep(model, _score))
+        loss = loss or default_loss(dataset.task)
+        self._train_step = strategy.compile_train_step(TrainStep(model, build_loss(loss, flags.label_smoothing)))
+        metric = build_metric(metric_of(dataset.task, loss), loss)
+        self._eval_step = strategy.compile_eval_step(EvalStep(model, build_loss(loss), metric))
         self.device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
         self.num_parts = parts_of(self.collectives.world_size, accumulate_steps, measures=measures_noise)
         self._squares = GradientSquares(network.parameters()) if self.num_parts else None
@@ -79,11 +83,13 @@ class Worker:
         self._scales_loss = precision == "fp16"
         # Validation is not compiled: its few passes would not make up for it.
         self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext
+        self._input_type, self._has_images = dataset.input_type, len(dataset.input_shape) == 3
         mean, std = (
-            torch.tensor(values, dtype=torch.float32, device=device).view(1, -1, 1, 1)
+            torch.tensor(values, dtype=torch.float32, device=device).view(-1, *((1, 1) if self._has_images else ()))
             for values in (dataset.mean, dataset.std)
         )
-        self._scale, self._shift = 1 / (255 * std), -mean / std
+        most = 255 if dataset.input_type == "uint8" else 1
+        self._scale, self._shift = 1 / (most * std), -mean / std
 
     def compile(self, batch: Batch) -> None:
         weights = [(tensor, tensor.clone()) for _, tensor in self._own_weights()]
@@ -107,14 +113,14 @@ class Worker:
             self._squares.begin_step(measures=is_measured(self._num_steps + 1))
         loss_sums = []
         for number in range(self._num_passes):
-            begin, end = rank_slice(0, len(batch.images), rank=number, world_size=self._num_passes)
+            begin, end = rank_slice(0, len(batch.inputs), rank=number, world_size=self._num_passes)
             # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
-            images, labels = self._to_device(batch, begin, max(end, begin + 1))
+            inputs, targets = self._to_device(batch, begin, max(end, begin + 1))
             loss_weight = batch.loss_weight * loss_scale if end > begin else 0.0
             statistics = nullcontext() if loss_weight else uncounted(self._network)
             seen = self._squares.of_part(loss_weight * (end - begin)) if self._squares else nullcontext()
             with self._autocast(), statistics, seen:
-                loss_sum = self._train_step(images, labels, loss_weight, is_last=number == self._num_passes - 1)
+                loss_sum = self._train_step(inputs, targets, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
                 loss_sums.append(loss_sum)
         overflowed = False
@@ -137,11 +143,11 @@ class Worker:
         if self._average:
             self._average.update()
 
-    def eval_step(self, batch: Batch) -> tuple[float, int]:
-        images, labels = self._to_device(batch)
+    def eval_step(self, batch: Batch) -> tuple[float, float]:
+        inputs, targets = self._to_device(batch)
         self._model.eval()
         with torch.no_grad(), self._autocast(), self._eager():
-            score = self._eval_step(images, labels)
+            score = self._eval_step(inputs, targets)
         self._model.train()
         return score
 
@@ -226,11 +232,15 @@ class Worker:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _to_device(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalised images and labels of the samples [begin, end) of `batch`."""
-        images, labels = (self._copy(torch.as_tensor(array[begin:end])) for array in (batch.images, batch.labels))
-        # Channels stay last in memory, as they are read: convolutions follow that, and are faster for it.
-        images = images.to(torch.float32).permute(0, 3, 1, 2)
-        return images.mul_(self._scale).add_(self._shift), labels
+        """Inputs, scaled unless they are tokens, and targets of the samples [begin, end) of `batch`."""
+        inputs, targets = (self._copy(torch.as_tensor(array[begin:end])) for array in (batch.inputs, batch.targets))
+        if self._input_type == "int64":
+            return inputs, targets
+        inputs = inputs.to(torch.float32, copy=True)  # on a CPU they are the data set's own
+        if self._has_images:
+            # Channels stay last in memory, as they are read: convolutions follow that, and are faster for it.
+            inputs = inputs.permute(0, 3, 1, 2)
+        return inputs.mul_(self._scale).add_(self._shift), targets
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on this rank's device; a GPU copies it while it still computes the step before."""
@@ -260,12 +270,3 @@ class _OnItsWay:
     def __float__(self) -> float:
         self._is_there.synchronize()
         return float(self._number)
-
-
-def _loss_sum(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    return cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=label_smoothing)
-
-
-def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:
-    """The sum of losses, and the number of samples classified rightly."""
-    return float(_loss_sum(logits, labels)), int((logits.argmax(1) == labels).sum())

@@ -73,6 +73,7 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
 from allstep.common.launch.placement import placement
 from allstep.common.strategies import check_launcher_of_horovod, use_gloo_alone
 from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
+from allstep.tensorflow import horovod_elastic as elastic  # noqa: F401
 from allstep.tensorflow.compat import h5_optimizer_weights
 from allstep.tensorflow.horovod_collectives import (  # noqa: F401
     allgather,

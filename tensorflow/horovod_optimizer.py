@@ -115,6 +115,15 @@ class Distributed(Specialised):
     def variables(self) -> list:
         return _CallableList(super().variables)
 
+    @property
+    def lr(self) -> Any:
+        """The learning rate by its older name, as `keras.backend.set_value` takes it: it knows no Keras variables."""
+        return native(self.learning_rate)
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **options: Any) -> keras.optimizers.Optimizer:
         """Make an optimizer that reduces like this one, unless that has local variables: it is for other variables."""

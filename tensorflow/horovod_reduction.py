@@ -55,7 +55,7 @@ class GradientReduction:
             return [shared.get(i, grad) for i, grad in enumerate(grads)]
         if self.scale_local_gradients:
             for i in local:
-                grads[i] = _scaled(grads[i], 1.0 / self._num_ranks())
+                grads[i] = _scaled(grads[i], self._share())
         # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum separates
         # optimizers of one class.
         name = f"{self.name}_{zlib.crc32(repr([tuple(grad.shape) for grad in shared.values()]).encode()):08x}"
@@ -67,6 +67,12 @@ class GradientReduction:
         size = self.process_set.size()
         assert size is not None  # Horovod knows it of the ranks inside
         return size
+
+    def _share(self) -> float | tf.Tensor:
+        """One rank's part of a mean, where the number of ranks may change asked for anew in each step."""
+        if _is_elastic():
+            return 1.0 / tf.cast(hvd.size_op(self.process_set.process_set_id), tf.float32)
+        return 1.0 / self._num_ranks()
 
     def _reduce(
         self, dense: dict[int, tf.Tensor], sparse: dict[int, tf.IndexedSlices], variables: Sequence[Any], name: str
@@ -123,7 +129,7 @@ class GradientReduction:
             values = self.compression.decompress(gather(sent, name=f"{name}_values"), context)
             values = tf.cast(values, grad.values.dtype)
             indices = gather(grad.indices, name=f"{name}_indices")
-        factor = 1.0 / self._num_ranks() if self.op == Average else 1
+        factor = self._share() if self.op == Average else 1
         return _scaled(tf.IndexedSlices(values, indices, grad.dense_shape), factor)
 
 
@@ -149,8 +155,10 @@ def _turn(name: str) -> tf.Variable:
         return tf.Variable(tf.constant(0, tf.int64), trainable=False)
 
 
-def _scaled(grad: AnyGradient, factor: float) -> AnyGradient:
-    return grad if grad is None or factor == 1 else cast("AnyGradient", tf.math.scalar_mul(factor, grad))
+def _scaled(grad: AnyGradient, factor: float | tf.Tensor) -> AnyGradient:
+    if grad is None or (isinstance(factor, (int, float)) and factor == 1):
+        return grad
+    return cast("AnyGradient", tf.math.scalar_mul(tf.cast(factor, grad.dtype), grad))
 
 
 def _is_elastic() -> bool:

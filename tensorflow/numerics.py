@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from allstep.common.config.train_config import TrainConfig
+from allstep.common.horovod_build import check_built_for
 from allstep.common.strategies import check_version
 
 OLDEST, NEWEST = (2, 19), (2, 21)
@@ -16,9 +17,11 @@ def prepare(config: TrainConfig) -> None:
     """Configure TensorFlow for a run, before anything computes.
 
     Raises:
-        UserError: this version is outside the range.
+        UserError: this version is outside the range, or Horovod was built for another one.
     """
     check_version("tensorflow", tf.__version__, OLDEST, NEWEST)
+    if config.strategy_name == "horovod":
+        check_built_for("tensorflow", tf.__version__)
     tf.config.experimental.enable_tensor_float_32_execution(config.precision == "tf32")
     if config.deterministic:
         keras.utils.set_random_seed(config.data.seed % 2**32)  # without one, what draws numbers is refused

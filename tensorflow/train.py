@@ -50,7 +50,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
 
     dataset = open_dataset(config, strategy)
     with strategy.scope():
-        shape, size = dataset.image_shape, config.model_size
+        shape, size = dataset.input_shape, config.model_size
         model = build_model(config.model, shape, dataset.num_classes, precision=config.precision, **size)
         optimizer = build_optimizer(config.optimizer)
         optimizer.build(model.trainable_variables)
@@ -69,6 +69,7 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         device=device,
         dataset=dataset,
         flags=config.optimizer,
+        loss=config.loss,
         seed=config.data.seed,
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,

@@ -14,13 +14,16 @@ import tensorflow as tf
 from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
+from allstep.common.losses import default_loss, metric_of
 from allstep.common.noise_scale import parts_of
 from allstep.common.worker import StepResult
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import GradientChanges
+from allstep.tensorflow.losses import build_loss, build_metric
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.networks.resnet import counted
 from allstep.tensorflow.noise_scale import GradientSquares
+from allstep.tensorflow.recompute import RecomputedBlocks
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
@@ -38,6 +41,7 @@ class Worker:
         device: str,
         dataset: Dataset,
         flags: OptimizerConfig,
+        loss: str | None = None,
         seed: int = 0,
         accumulate_steps: int = 1,
         precision: str = "float32",
@@ -47,6 +51,7 @@ class Worker:
 
         Args:
             flags: of the optimizer, and of what is done to gradients and weights around its step.
+            loss: one of `common.losses.LOSSES`; that of the data set's task where none is named.
             seed: of gradient noise.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in which the model was built to compute.
@@ -62,15 +67,21 @@ class Worker:
         self._average = None
         if flags.ema is not None:
             self._average = WeightAverage(model.trainable_variables, optimizer.averages, strategy)
-        self._label_smoothing = flags.label_smoothing
+        loss = loss or default_loss(dataset.task)
+        self._train_loss, self._loss = build_loss(loss, flags.label_smoothing), build_loss(loss)
+        self._metric = build_metric(metric_of(dataset.task, loss), loss)
         self._num_passes, self._scales_loss = accumulate_steps, precision == "fp16"
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
-        self._scale, self._shift = 1 / (255 * std), -mean / std
-        self._one_pass = strategy.compiled(self._gradients)
-        self._train_step = strategy.compile_train_step(
-            self._train_on_device, self._set_learning_rate, dataset.image_shape
+        most = 255 if dataset.input_type == "uint8" else 1
+        self._scale, self._shift = 1 / (most * std), -mean / std
+        samples = (
+            tf.TensorSpec((None, *dataset.input_shape), dataset.input_type),
+            tf.TensorSpec((None, *dataset.target_shape), dataset.target_type),
         )
-        self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, dataset.image_shape)
+        self._forward = RecomputedBlocks(model) if strategy.flags.recompute else model
+        self._one_pass = strategy.compiled(self._gradients)
+        self._train_step = strategy.compile_train_step(self._train_on_device, self._set_learning_rate, samples)
+        self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, samples)
 
     def compile(self, batch: Batch) -> None:
         state = [
@@ -82,11 +93,11 @@ class Worker:
             variable.assign(value)
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
-        return self._train_step(batch.images, batch.labels, batch.loss_weight, learning_rate, loss_scale)
+        return self._train_step(batch.inputs, batch.targets, batch.loss_weight, learning_rate, loss_scale)
 
-    def eval_step(self, batch: Batch) -> tuple[float, int]:
-        loss_sum, num_correct = self._eval_step(batch.images, batch.labels)
-        return float(loss_sum), int(num_correct)
+    def eval_step(self, batch: Batch) -> tuple[float, float]:
+        loss_sum, metric_sum = self._eval_step(batch.inputs, batch.targets)
+        return float(loss_sum), float(metric_sum)
 
     def averaged_weights(self) -> contextlib.AbstractContextManager:
         return self._average.in_use() if self._average else contextlib.nullcontext()
@@ -141,10 +152,10 @@ class Worker:
         cast("keras.Variable", self._optimizer.learning_rate).assign(learning_rate)
 
     def _train_on_device(
-        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, loss_scale: tf.Tensor
+        self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, loss_scale: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         compute = self._pass if self._num_passes == 1 else self._accumulated_gradients
-        loss_sum, gradients, *squares = compute(images, labels, loss_weight * loss_scale)
+        loss_sum, gradients, *squares = compute(inputs, targets, loss_weight * loss_scale)
         variables = self._model.trainable_variables
         if self._scales_loss:
             return loss_sum, self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
@@ -152,36 +163,34 @@ class Worker:
         return loss_sum, tf.constant(0), *squares, *([self._squares.of_average] if self._squares else [])
 
     def _evaluate_on_device(
-        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
+        self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        logits = self._model(self._normalise(images), training=False)
-        num_correct = tf.math.count_nonzero(tf.argmax(logits, 1) == labels)
-        return _loss_sum(logits, labels) * loss_weight, num_correct * tf.cast(loss_weight, tf.int64)
+        outputs = self._model(self._scaled(inputs), training=False)
+        return self._loss(outputs, targets) * loss_weight, self._metric(outputs, targets) * loss_weight
 
     def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor
+        self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0."""
         counts = tf.sign(loss_weight)
         with tf.GradientTape() as tape, counted(counts):
-            logits = self._model(self._normalise(images), training=True)
-            loss_sum = _loss_sum(logits, labels, self._label_smoothing) * counts
+            loss_sum = self._train_loss(self._forward(self._scaled(inputs), training=True), targets) * counts
             loss = loss_sum * loss_weight
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
         gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
         return loss_sum, cast("list[tf.Tensor]", gradients)
 
-    def _pass(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
+    def _pass(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
         """The same and, where it is to be measured, the square of the norm of the gradient of the mean loss."""
-        loss_sum, gradients = self._one_pass(images, labels, loss_weight)
-        factor = loss_weight * tf.cast(tf.shape(labels)[0], tf.float32)
+        loss_sum, gradients = self._one_pass(inputs, targets, loss_weight)
+        factor = loss_weight * tf.cast(tf.shape(targets)[0], tf.float32)
         return loss_sum, gradients, *([self._squares.of_part(gradients, factor)] if self._squares else [])
 
-    def _accumulated_gradients(self, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
+    def _accumulated_gradients(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
         """The same in passes over parts of the samples, one after the other: memory for one part is enough."""
 
         def add_pass(number: tf.Tensor, sums: tuple) -> tuple:
-            results = self._pass(*cut(images, labels, loss_weight, number, self._num_passes))
+            results = self._pass(*cut(inputs, targets, loss_weight, number, self._num_passes))
             return number + 1, tf.nest.map_structure(tf.add, sums, results)
 
         zeros = tf.constant(0.0), [tf.zeros(variable.shape) for variable in self._model.trainable_variables]
@@ -205,17 +214,9 @@ class Worker:
                 if self._average:
                     yield f"ema/{weight.name}", weight, self._average.averages[index]
 
-    def _normalise(self, images: tf.Tensor) -> tf.Tensor:
-        return tf.cast(images, tf.float32) * self._scale + self._shift
-
-
-def _loss_sum(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tf.Tensor:
-    logits = tf.cast(logits, tf.float32)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    if label_smoothing:
-        of_all = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=1)
-        losses = (1 - label_smoothing) * losses + label_smoothing * of_all
-    return tf.reduce_sum(losses)
+    def _scaled(self, inputs: tf.Tensor) -> tf.Tensor:
+        """As the data set says; tokens are as they are."""
+        return inputs if inputs.dtype == tf.int64 else tf.cast(inputs, tf.float32) * self._scale + self._shift
 
 
 def _in_order(model: keras.Model) -> list[CanonicalWeight]:

@@ -33,8 +33,9 @@ def cell(
     ranks: int = 2,
     framework: str = "pytorch",
     precision: str = "float32",
+    compiled: bool = False,
 ) -> Cell:
-    return Cell(workload, framework, strategy, ranks, "cnn", 64, precision)
+    return Cell(workload, framework, strategy, ranks, "cnn", 64, precision, compiled)
 
 
 def output(

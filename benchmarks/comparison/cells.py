@@ -18,7 +18,7 @@ INDEPENDENT = "independent"
 """So many single processes at once, without communication: on one rank the plain program, on more the machine's own
 limit."""
 WORKLOADS = ("synthetic-weak", "synthetic-strong", "real-weak", "real-strong")
-PRECISIONS = ("float32", "bf16")
+PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 _A_DAY = 24 * 60 * 60
 
 
@@ -71,21 +71,28 @@ class Cell:
     """Samples a step on one rank."""
     precision: str
     """One of the trainers'."""
+    compiled: bool = False
+    """Whether it trains with --compile."""
 
     @property
     def table(self) -> tuple[str, str, int, str]:
         """What the cells of one table have in common."""
-        return self.workload, self.model, self.batch_size, self.precision
+        return self.workload, self.model, self.batch_size, self.arithmetic
 
     @property
     def place(self) -> tuple[str, str, str, int, str, int]:
         """What the cells that are ranked against each other have in common."""
-        return self.workload, self.framework, self.model, self.batch_size, self.precision, self.ranks
+        return self.workload, self.framework, self.model, self.batch_size, self.arithmetic, self.ranks
 
     @property
     def id(self) -> str:
         parts = (self.workload, self.framework, self.strategy, self.ranks, self.model, self.batch_size, self.precision)
-        return ".".join(map(str, parts))
+        return ".".join((*map(str, parts), *(["compiled"] if self.compiled else [])))
+
+    @property
+    def arithmetic(self) -> str:
+        """How its steps are computed, in words."""
+        return f"{self.precision}, compiled" if self.compiled else self.precision
 
     @property
     def input(self) -> str:
@@ -120,20 +127,31 @@ def matrix(
     models: Sequence[str],
     batch_sizes: Sequence[int],
     precisions: Sequence[str],
+    *,
+    compilations: Sequence[bool] = (False,),
 ) -> list[Cell]:
     """All cells, in the order of the table, of the strategies that a framework has, on as many ranks as they can have.
 
     INDEPENDENT is there in any case, since the others are compared with it, and so is one rank.
+
+    Args:
+        compilations: whether steps are compiled; strategies that cannot are left out of those tables.
     """
     strategies = (INDEPENDENT, *(name for name in strategies if name != INDEPENDENT))
     ranks = sorted({1, *ranks})
     cells = []
-    for workload, model, batch_size, precision in itertools.product(workloads, models, batch_sizes, precisions):
+    tables = itertools.product(workloads, models, batch_sizes, precisions, compilations)
+    for workload, model, batch_size, precision, compiled in tables:
         for framework, strategy, number in itertools.product(frameworks, strategies, ranks):
-            cell = Cell(workload, framework, strategy, number, model, batch_size, precision)
-            if strategy == INDEPENDENT or (strategy in STRATEGIES[framework] and strategy_entry(cell).can_have(number)):
+            cell = Cell(workload, framework, strategy, number, model, batch_size, precision, compiled)
+            if strategy == INDEPENDENT or (strategy in STRATEGIES[framework] and _can_be(cell)):
                 cells.append(cell)
     return list(dict.fromkeys(cells))
+
+
+def _can_be(cell: Cell) -> bool:
+    entry = strategy_entry(cell)
+    return entry.can_have(cell.ranks) and (not cell.compiled or "compile" in entry.flags)
 
 
 def commands(
@@ -149,6 +167,7 @@ def commands(
     batch = cell.global_batch_size // number
     waiting = ("--turns", turns) if turns else ()
     trained = ("--framework", cell.framework, "--global-batch-size", batch, "--precision", cell.precision)
+    trained += ("--compile",) if cell.compiled else ()
     flags = (*training_flags(cell.input, cell.model, settings), *trained)
     module = "allstep.benchmarks.synthetic" if cell.input == "synthetic" else "allstep.benchmarks.comparison.real"
     strategy, ranks = trainers_name(cell.strategy), cell.ranks // number

@@ -26,6 +26,12 @@ _PREFIXES = (
     *("CUDA_", "NVIDIA_", "TF_", "XLA_", "KERAS_", "TORCH_", "PYTORCH_"),
 )
 _SECRET = re.compile("TOKEN|SECRET|KEY|PASS|JWT|CREDENTIAL|AUTH|COOKIE|SIGNATURE")
+# By our name, nvidia-smi's of what a GPU's speed depends on.
+_GPU_FIELDS = {
+    **{"name": "name", "memory": "memory.total", "driver": "driver_version", "power_limit": "power.limit"},
+    **{"clock": "clocks.current.sm", "highest_clock": "clocks.max.sm", "persistence": "persistence_mode"},
+    **{"ecc": "ecc.mode.current", "link_generation": "pcie.link.gen.max", "link_width": "pcie.link.width.max"},
+}
 _CPU = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
@@ -64,6 +70,7 @@ class Environment:
     load_average: tuple[float, ...]
     gpus: tuple[dict[str, str], ...]
     gpu_topology: str | None
+    """How GPUs reach each other, as `nvidia-smi topo -m` has it: NVLinks by number, or PCI."""
     launcher: str
     variables: dict[str, str]
     threads_per_rank: int
@@ -136,8 +143,8 @@ def _processor() -> str:
 
 
 def _gpus() -> tuple[dict[str, str], ...]:
-    lines = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader") or ""
-    return tuple(dict(zip(("name", "memory", "driver"), line.split(", "), strict=True)) for line in lines.splitlines())
+    lines = _output("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS.values())}", "--format=csv,noheader") or ""
+    return tuple(dict(zip(_GPU_FIELDS, line.split(", "), strict=True)) for line in lines.splitlines())
 
 
 def _launcher(name: str) -> str | None:

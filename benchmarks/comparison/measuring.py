@@ -180,13 +180,13 @@ class Comparison:
         return samples[number] is None and not failed and cell.id not in self._unavailable
 
     def _launched_together(self) -> list[list[Cell]]:
-        """The cells in the order of their launches: those of a table, which take turns, or each by itself.
+        """The cells in the order of their launches: those of a table, compiled or not, which take turns; or each alone.
 
         Those that are ranked against each other, of one framework on as many ranks, follow each other.
         """
         if not self._settings.turns:
             return [[cell] for cell in self._cells]
-        tables = itertools.groupby(self._cells, attrgetter("table"))
+        tables = itertools.groupby(self._cells, lambda cell: dataclasses.replace(cell, compiled=False).table)
         return [sorted(cells, key=attrgetter("framework", "ranks")) for _, cells in tables]
 
     def _measure(self, cells: Sequence[Cell], number: int) -> list[Sample]:

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from allstep.benchmarks.harness import nvml
 from allstep.benchmarks.records.comparison import Block, EpochResult, Measured
 from allstep.benchmarks.records.files import output_file, write_json
 from allstep.common.collectives import Collectives
 from allstep.common.config.flags import nonempty_path
-from allstep.common.registry import FRAMEWORKS
+from allstep.common.process.gpu_libraries import loaded_libraries
+from allstep.common.registry import FRAMEWORKS, STRATEGIES
 from allstep.common.start import start
 from allstep.common.worker import Worker
 
 if TYPE_CHECKING:
     from allstep.common.session import Session
+
+
+_UNKNOWN = -1  # joules, among integers that ranks send
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +51,30 @@ def by_rank(values: Sequence[int], collectives: Collectives) -> np.ndarray:
     return collectives.all_gather(own) if collectives.world_size > 1 else own[np.newaxis]
 
 
-def blocks(seconds: Sequence[float], num_images: int, collectives: Collectives) -> tuple[Block, ...]:
-    """Blocks of as many images each, with the seconds that every rank took for them."""
+def energy_counter(session: Session) -> Callable[[], float]:
+    """What returns the joules that this rank's GPU has taken so far; NaN where that is not known."""
+    strategy = STRATEGIES[session.worker.framework][session.config.strategy_name]
+    takes_many = strategy.one_process and {"num_gpus", "num_devices"} & set(strategy.flags)
+    gpu = session.strategy.gpu
+    counter = None if gpu is None or takes_many else nvml.energy_counter(gpu)
+    return counter or (lambda: math.nan)
+
+
+def blocks(
+    seconds: Sequence[float], num_images: int, collectives: Collectives, *, joules: Sequence[float] | None = None
+) -> tuple[Block, ...]:
+    """Blocks of as many images each, with the seconds that every rank took for them and the joules of all.
+
+    Args:
+        joules: of this rank's GPU in each block; NaN where that is not known.
+    """
     nanoseconds = by_rank([round(one * 1e9) for one in seconds], collectives)
-    return tuple(Block(num_images, tuple(block)) for block in (nanoseconds.T / 1e9).tolist())
+    own = joules or [math.nan] * len(seconds)
+    millijoules = by_rank([_UNKNOWN if math.isnan(one) else round(one * 1e3) for one in own], collectives)
+    return tuple(
+        Block(num_images, tuple(times), None if _UNKNOWN in energies else sum(energies) / 1e3)
+        for times, energies in zip((nanoseconds.T / 1e9).tolist(), millijoules.T.tolist(), strict=True)
+    )
 
 
 def write(
@@ -63,5 +89,6 @@ def write(
     """Write what was measured, and the peak memory of each rank, where rank 0 was asked to."""
     memory = by_rank([worker.peak_memory_bytes()], worker.collectives)
     if flags.output and rank == 0:
-        measured = Measured(blocks, tuple(memory.ravel().tolist()), first_step_at, epochs)
+        libraries = {name: tuple(paths) for name, paths in loaded_libraries().items()}
+        measured = Measured(blocks, tuple(memory.ravel().tolist()), first_step_at, epochs, libraries)
         write_json(flags.output, measured)

@@ -34,8 +34,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         f"Parity gate: a place is compared only after it trained {settings.gate_steps} steps on digits along the same "
         "curve (losses and weights) as the others, by the measures and bounds of allstep parity (where weights alone "
         "are apart, a ReLU's input may be within a rounding error of 0: up to two more seeds are tried; ResNets: two "
-        "steps, losses to 1e-3, a curve for each number of ranks; bf16: losses to 2e-2 within a framework and 4e-2 "
-        "between them); otherwise its row says so.",
+        "steps, losses to 1e-3, a curve for each number of ranks; tf32, bf16 and fp16: losses to 2e-2 within a "
+        "framework and 4e-2 between them); otherwise its row says so.",
         # synthetic.py, real.py
         f"Warm-up is excluded: {settings.num_warmup_batches} steps of synthetic input, the first epoch of real input.",
         "The device is idle before each clock read: a block ends when its last update can be read.",
@@ -54,7 +54,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "are separate figures, over launches.",
         # cells.py
         f"All cells have {settings.threads_per_rank} thread(s) a rank and the same images; those of one table have the "
-        "same model, precision and batch.",
+        "same model, precision and batch; compiled steps (--compile) have tables of their own, but "
+        "take turns with the others.",
         "Weak scaling (the same batch a rank) and strong scaling (the same global batch) have tables of their own.",
         "Synthetic input (images made once, on the device: computation and communication) and real input "
         f"({settings.dataset} through the input pipeline) have tables of their own.",

@@ -53,6 +53,7 @@ def make(
     blocks = tuple(map(_together, zip(*(one.blocks for one in measured), strict=True)))
     epochs = measured[0].epochs if len(measured) == 1 else None
     first_steps = [one.first_step_at for one in measured if one.first_step_at is not None]
+    energies = [block.joules / block.num_images for block in blocks if block.joules is not None]
     reached = [epoch.seconds for epoch in epochs or () if epoch.validation_accuracy >= target]
     return dataclasses.replace(
         sample,
@@ -62,13 +63,17 @@ def make(
         peak_memory_bytes_by_rank=tuple(memory for one in measured for memory in one.peak_memory_bytes_by_rank),
         epochs=epochs,
         seconds_to_target=reached[0] if reached else None,
+        joules_per_image=statistics.median(energies) if energies else None,
+        gpu_libraries=measured[0].gpu_libraries,
     )
 
 
 def _together(blocks: Sequence[Block]) -> Block:
     """One block of several processes at once."""
     seconds = tuple(seconds for block in blocks for seconds in block.seconds_by_rank)
-    return Block(sum(block.num_images for block in blocks), seconds)
+    energies = [block.joules for block in blocks if block.joules is not None]
+    joules = sum(energies) if len(energies) == len(blocks) else None
+    return Block(sum(block.num_images for block in blocks), seconds, joules)
 
 
 def summarise(samples: Sequence[Sample | None]) -> Summary:
@@ -86,6 +91,8 @@ def summarise(samples: Sequence[Sample | None]) -> Summary:
         final_accuracy=statistics.median(accuracies) if accuracies else None,
         peak_memory_bytes_by_rank=tuple(map(max, zip(*memory, strict=True))) or None,
         curve=good[0].epochs if good else None,
+        joules_per_image=_statistics(sample.joules_per_image for sample in good),
+        gpu_libraries=good[0].gpu_libraries if good else {},
     )
 
 
@@ -109,6 +116,8 @@ def efficiency(cell: Cell, samples: Samples, comparable: set[str], *, first_fram
         "independent": (dataclasses.replace(cell, strategy=INDEPENDENT), 1),
         "first_framework": (dataclasses.replace(cell, framework=first_framework), 1),
     }
+    if cell.compiled:
+        others["not_compiled"] = dataclasses.replace(cell, compiled=False), 1
     found = {name: ratios(cell, other, samples, comparable, factor=factor) for name, (other, factor) in others.items()}
     return {name: ratio for name, ratio in found.items() if ratio}
 

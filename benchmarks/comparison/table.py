@@ -22,9 +22,9 @@ def print_tables(cells: Sequence[CellResult], rules: Sequence[str]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    for (workload, model, batch_size, precision), group in itertools.groupby(cells, attrgetter("table")):
+    for (workload, model, batch_size, arithmetic), group in itertools.groupby(cells, attrgetter("table")):
         rows = list(group)
-        console.print(_table(f"{workload}: {model}, {batch_size} images a step on one rank, {precision}", rows))
+        console.print(_table(f"{workload}: {model}, {batch_size} images a step on one rank, {arithmetic}", rows))
         for cell in rows:
             if remark := note(cell):
                 place = f"{cell.framework} {cell.strategy} on {cell.ranks}"
@@ -45,10 +45,12 @@ def _table(title: str, cells: Sequence[CellResult]):
         table.add_column(name)
     columns = ["ranks", "images/s", "mean", "+-", "spread", "of 1 rank", "of single", "of limit"]
     columns += [f"of {cells[0].framework}", "MiB a rank"]
-    for name in [*columns, f"s to {cells[0].target_accuracy:.0%}" if is_real else "start-up s"]:
+    columns.append(f"s to {cells[0].target_accuracy:.0%}" if is_real else "start-up s")
+    more = further_columns(cells)
+    for name in (*columns, *more):
         table.add_column(name, justify="right")
-    for cell in cells:
-        table.add_row(*_row(cell, cell.seconds_to_target if is_real else cell.startup_seconds))
+    for cell, *texts in zip(cells, *more.values(), strict=True):
+        table.add_row(*_row(cell, cell.seconds_to_target if is_real else cell.startup_seconds), *texts)
     return table
 
 
@@ -70,6 +72,17 @@ def _row(cell: CellResult, seconds: Estimate | None) -> list[str]:
         f"{memory:.0f}" if memory else "",
         f"{seconds.median:.2f}" if seconds else "",
     ]
+
+
+def further_columns(cells: Sequence[CellResult]) -> dict[str, list[str]]:
+    """By title, what only some tables have: the gain of compiling, and the energy where GPUs count it."""
+    gains = [(cell.efficiency or {}).get("not_compiled") for cell in cells]
+    columns = {"of uncompiled": gains, "J/image": [cell.joules_per_image for cell in cells]}
+    return {
+        title: [f"{value.median:.3g}" if value else "" for value in values]
+        for title, values in columns.items()
+        if any(values)
+    }
 
 
 def note(cell: CellResult) -> str:

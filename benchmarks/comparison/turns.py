@@ -23,7 +23,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.harness import process_tree
+import numpy as np
+
+from allstep.benchmarks.harness import nvml, process_tree
 from allstep.benchmarks.harness.jobs import Job, Outcome, timed_out
 from allstep.common.process.errors import Fault
 
@@ -81,14 +83,15 @@ def run_in_turn(
         with ExitStack() as stack:
             guard = stack.enter_context(process_tree.guardian())
             try:
-                largest, available = 0, _available_memory()
+                available = _available_memory()
+                largest = np.zeros_like(available)
                 for launch in launches[len(outcomes) :]:
                     jobs.append(stack.enter_context(_Job.started(launch, guard, time_limit, num_threads)))
                     for job in jobs if alone else jobs[:-1]:
                         job.arrive()
                     before, available = available, _available_memory()
-                    largest = max(largest, before - available)
-                    if available < _ROOM * largest:
+                    largest = np.maximum(largest, before - available)
+                    if np.any(available < _ROOM * largest):
                         break
                 _take_turns(jobs)
             finally:  # all at once where it is interrupted: each may take seconds
@@ -223,7 +226,8 @@ def _short(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _available_memory() -> int:
+def _available_memory() -> np.ndarray:
+    """Bytes of the host's memory and of each GPU's."""
     import psutil
 
-    return psutil.virtual_memory().available
+    return np.array([psutil.virtual_memory().available, *nvml.free_memory()])

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -53,14 +54,15 @@ class Job:
     """Commands that have been started at the same time."""
 
     def __init__(
-        self, commands: Sequence[Sequence[object]], output: IO[bytes], environ: Mapping[str, str] | None = None
+        self, commands: Sequence[Sequence[object]], output: IO[bytes], environ: Mapping[str, str | None] | None = None
     ) -> None:
         """Start them.
 
         Args:
             output: a file that can be read; gets what they print.
-            environ: variables beside those of `environment`.
+            environ: variables beside those of `environment`; None leaves one out.
         """
+        given = {name: value for name, value in {**environment(), **(environ or {})}.items() if value is not None}
         self.mark = process_tree.new_mark()
         self.launched_at = time.time()
         self.processes: list[subprocess.Popen] = []
@@ -71,7 +73,7 @@ class Job:
                 self.processes.append(
                     subprocess.Popen(
                         list(map(str, command)),
-                        env={**environment(), **(environ or {}), process_tree.VARIABLE: self.mark},
+                        env={**given, process_tree.VARIABLE: self.mark},
                         stdin=subprocess.DEVNULL,
                         stdout=self._output,
                         stderr=subprocess.STDOUT,
@@ -149,7 +151,7 @@ def timed_out(time_limit: float) -> tuple[Status, str]:
 
 
 @contextmanager
-def running(*commands: Sequence[object], environ: Mapping[str, str] | None = None) -> Iterator[Job]:
+def running(*commands: Sequence[object], environ: Mapping[str, str | None] | None = None) -> Iterator[Job]:
     """A job; nothing of it is left when the block ends."""
     with tempfile.TemporaryFile() as output:
         job = Job(commands, output, environ)
@@ -159,24 +161,40 @@ def running(*commands: Sequence[object], environ: Mapping[str, str] | None = Non
             job.end()
 
 
-def run_job(commands: Sequence[Sequence[object]], *, time_limit: float, num_threads: int) -> Outcome:
+def run_job(commands: Sequence[Sequence[object]], *, time_limit: float, num_threads: int | None) -> Outcome:
     """Run commands at the same time to their ends; the first that fails ends the others.
 
     Nothing of them outlives this process, even if it is killed.
 
     Args:
         time_limit: seconds after which all are ended, with every process that they started.
-        num_threads: compute threads of each rank.
+        num_threads: compute threads of each rank; None leaves it to the ranks, which divide the cores of their host, or
+            to OMP_NUM_THREADS.
     """
-    started = time.perf_counter()
-    environ = {"OMP_NUM_THREADS": str(num_threads)}
-    with process_tree.guardian() as guard, running(*commands, environ=environ) as job:
-        guard(job.mark)
-        with suppress(TimeoutError):
-            job.wait(time_limit)
-        result, seconds = job.result() or timed_out(time_limit), time.perf_counter() - started
-        job.end()
-        return job.outcome(*result, seconds)
+    [(_, outcome)] = run_jobs([commands], at_once=1, time_limit=time_limit, num_threads=num_threads)
+    return outcome
+
+
+def run_jobs(
+    jobs: Iterable[Sequence[Sequence[object]]], *, at_once: int, time_limit: float, num_threads: int | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Run jobs as `run_job` does, so many at once; yields the number of each, from 0, and its outcome as they end."""
+    threads = os.environ.get("OMP_NUM_THREADS") if num_threads is None else str(num_threads)
+    waiting, under_way = deque(enumerate(jobs)), {}
+    with process_tree.guardian() as guard, ExitStack() as stack:
+        while waiting or under_way:
+            while waiting and len(under_way) < at_once:
+                number, commands = waiting.popleft()
+                job = stack.enter_context(running(*commands, environ={"OMP_NUM_THREADS": threads}))
+                guard(job.mark)
+                under_way[number] = job, time.perf_counter()
+            for number, (job, started) in list(under_way.items()):
+                seconds = time.perf_counter() - started
+                if result := job.result() or (timed_out(time_limit) if seconds > time_limit else None):
+                    del under_way[number]
+                    job.end()
+                    yield number, job.outcome(*result, seconds)
+            time.sleep(process_tree.POLL_SECONDS)
 
 
 def _cause(lines: Sequence[str]) -> str | None:

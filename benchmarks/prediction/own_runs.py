@@ -189,7 +189,8 @@ def _all_reduces(result: CollectivesResult, backend: str, path: Path) -> list[Ro
 
 def _independent(cell: Cell, ranks: int) -> Cell:
     """The cell of independent processes, as many as there are ranks, that a cell is compared with."""
-    return Cell(cell.workload, cell.framework, INDEPENDENT, ranks, cell.model, cell.batch_size, cell.precision)
+    what = (cell.model, cell.batch_size, cell.precision, cell.compiled)
+    return Cell(cell.workload, cell.framework, INDEPENDENT, ranks, *what)
 
 
 def _block_jitter(directory: Path, cell: CellResult) -> float:

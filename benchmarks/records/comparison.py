@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings
@@ -24,6 +24,8 @@ class Block:
     num_images: Count
     """Of all ranks."""
     seconds_by_rank: Annotated[tuple[Positive, ...], list_of(number(1e-30), least=1)]
+    joules: NonNegative | None = None
+    """That the ranks' GPUs took meanwhile; None where they do not count it."""
 
     @property
     def images_per_second(self) -> float:
@@ -53,6 +55,8 @@ class Measured:
     """Unix time of the end of the first step; None with real input."""
     epochs: tuple[EpochResult, ...] | None
     """None with synthetic input."""
+    gpu_libraries: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The files from which rank 0 had loaded each of NVIDIA's libraries."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Sample:
     peak_memory_bytes_by_rank: tuple[int, ...] = ()
     epochs: tuple[EpochResult, ...] | None = None
     seconds_to_target: float | None = None
+    joules_per_image: float | None = None
+    gpu_libraries: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:
@@ -127,6 +133,10 @@ class Summary:
     final_accuracy: float | None
     peak_memory_bytes_by_rank: tuple[NonNegative, ...] | None
     curve: tuple[EpochResult, ...] | None
+    joules_per_image: Estimate | None = None
+    """None where GPUs do not count it, and on CPUs."""
+    gpu_libraries: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By library, the files from which rank 0 had loaded it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, NonNegative, Positive, from_json
 from allstep.common.files.regular_file import read_regular
+from allstep.common.files.schema import mapping
 from allstep.common.files.strict_json import NotJson
 
 FILE = "metrics.jsonl"
@@ -42,8 +43,9 @@ class Epoch:
 
     epoch: float
     train_loss: float
-    validation_accuracy: float
     cumulative_seconds: float
+    validation_accuracy: float | None = None
+    """None where there are no classes."""
     images_per_second: Positive | None = None
     gradient_noise_scale: NonNegative | None = None
 
@@ -99,3 +101,23 @@ def read_events(path: Path, redact: Callable[[Any], Any] | None = None) -> Event
             found[name].append(from_json(_KINDS[name], redact(content) if redact else content, name))
     starts, steps, epochs, ends = map(tuple, found.values())
     return Events(starts, steps, epochs, ends, num_broken)
+
+
+def read_points(path: Path, names: Collection[str]) -> tuple[dict[str, float], ...]:
+    """What each event has of the numbers of these names; events without any are left out.
+
+    Raises:
+        OSError: the file cannot be read.
+        Mismatch: a line is no object.
+    """
+    found = []
+    for number, line in enumerate(read_regular(path, most=_LARGEST_FILE).splitlines()):
+        try:
+            content = strict_json.loads(line)
+        except NotJson:  # the last line of a run that was killed
+            continue
+        mapping(content, f"events[{number}]")
+        point = {name: float(content[name]) for name in names if type(content.get(name)) in (int, float)}
+        if point:
+            found.append(point)
+    return tuple(found)

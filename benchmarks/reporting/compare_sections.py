@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from allstep.benchmarks.comparison.cells import INDEPENDENT
 from allstep.benchmarks.comparison.ranking import groups, sentence
 from allstep.benchmarks.comparison.samples import resolution
+from allstep.benchmarks.comparison.table import further_columns
 from allstep.benchmarks.records.comparison import CellResult, ComparisonResult
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, facts, mebibytes, median, share
 from allstep.benchmarks.reporting.figures import Drawing, Line, bars, lines
@@ -28,8 +29,8 @@ def sections(result: ComparisonResult) -> list[Section]:
     for cell in cells:
         if cell.images_per_second:
             measured.setdefault(cell.table, []).append(cell)
-    for (workload, model, batch_size, precision), rows in measured.items():
-        found.append(_measured(f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {precision}", rows))
+    for (workload, model, batch_size, arithmetic), rows in measured.items():
+        found.append(_measured(f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {arithmetic}", rows))
     missed = [cell for cell in cells if cell.status not in ("ok", "pending")]
     apart = [cell for cell in cells if cell.images_per_second and not cell.comparable]
     if missed or apart:
@@ -38,6 +39,8 @@ def sections(result: ComparisonResult) -> list[Section]:
         found.append(Section("What failed or may not be compared", tables=[Table("", ["cell", "status", "why"], rows)]))
     found.append(Section("Rules of the comparison", items=list(result.rules)))
     pairs = [list(pair) for pair in facts(to_json(result.environment))]
+    for framework, cell in {cell.framework: cell for cell in reversed(cells) if cell.gpu_libraries}.items():
+        pairs += [[f"{name} of {framework}", ", ".join(paths)] for name, paths in cell.gpu_libraries.items()]
     found.append(Section("Environment", tables=[Table("", ["", ""], pairs)]))
     return found
 
@@ -50,7 +53,7 @@ def _overview(result: ComparisonResult) -> Section:
         text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
     for group in _fastest([cell for cell in cells if cell.comparable]):
         cell = group[0]
-        place = f"{cell.workload}, {cell.model}, batch {cell.batch_size}, {cell.precision}, {_ranks(cell)}"
+        place = f"{cell.workload}, {cell.model}, batch {cell.batch_size}, {cell.arithmetic}, {_ranks(cell)}"
         rates = (f"{one.strategy} ({amount(median(one.images_per_second))} images/s)" for one in group)
         suffix = ", not distinguished" if len(group) > 1 else ""
         text.append(f"Fastest of {place} in {cell.framework}: {' ~ '.join(rates)}{suffix}.")
@@ -180,7 +183,9 @@ def _table(cells: Sequence[CellResult]) -> Table:
                 cell.gate.status,
             ]
         )
-    return Table("Medians over repetitions; spread is the standard deviation of single ones.", header, rows)
+    more = further_columns([cell for cell, _ in measured])
+    rows = [[*row, *texts] for row, *texts in zip(rows, *more.values(), strict=True)]
+    return Table("Medians over repetitions; spread is the standard deviation of single ones.", [*header, *more], rows)
 
 
 def _efficiency(cell: CellResult, name: str) -> float | None:

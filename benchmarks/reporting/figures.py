@@ -1,6 +1,7 @@
 """Figures as SVG for the page: Matplotlib draws them, and the page's style sheet colours them.
 
-Colours are replaced by variables of the style sheet, so that a figure follows light, dark and print.
+Colours are replaced by variables of the style sheet, so that a figure follows light, dark and print. As files of their
+own they have the colours for light paper.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 # Okabe and Ito 2008, distinguished by people with any colour vision; report.html has a lighter set for dark pages.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_INK, _FAINT = "#010203", "#040506"
+_INK, _FAINT = "#1c1f24", "#8a929d"  # of nothing else in a figure
 _MARKERS = "osD^vP"
 _DASHES = ("-", "--", "-.", ":")
 _REFERENCE_DASHES = (":", "--")
@@ -39,7 +42,25 @@ class Drawing:
     """A drawing with what stands under it."""
 
     caption: str
-    svg: str
+    canvas: Any
+    """Matplotlib's figure."""
+    file: str | None = None
+    """Its name beside the page, where it was saved."""
+
+    @property
+    def svg(self) -> str:
+        """The figure as an element of a page."""
+        return _element(_svg(self.canvas, transparent=True))
+
+    def save(self, path: Path) -> Drawing:
+        """Write it as PATH.svg and PATH.png; returns the drawing that knows its file.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        path.with_suffix(".svg").write_text(_svg(self.canvas, facecolor="white"))
+        self.canvas.savefig(path.with_suffix(".png"), dpi=200, facecolor="white")
+        return replace(self, file=f"{path.name}.svg")
 
 
 def lines(
@@ -93,7 +114,9 @@ def lines(
         axes.locator_params(axis="x", integer=True)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    return Drawing(caption, _svg(figure, axes, columns))
+    look = {"ncols": columns, "frameon": False, "fontsize": 8}
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **look)
+    return Drawing(caption, figure)
 
 
 def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str) -> Drawing:
@@ -109,7 +132,7 @@ def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_labe
         axes.annotate(label, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
-    return Drawing(caption, _svg(figure, axes))
+    return Drawing(caption, figure)
 
 
 def _logarithmic(axis, *, binary: bool) -> None:
@@ -153,14 +176,14 @@ def _frame(num_legend_rows: int, height: float = _HEIGHT):
     return figure, figure.add_subplot()
 
 
-def _svg(figure, axes, legend_columns: int = 0) -> str:
-    """The figure as an element that a page can hold: without prolog, background and names that nothing refers to."""
-    if legend_columns:
-        look = {"ncols": legend_columns, "frameon": False, "fontsize": 8}
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **look)
+def _svg(figure, **options: Any) -> str:
     written = io.StringIO()
-    figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-    svg = written.getvalue()
+    figure.savefig(written, format="svg", metadata={"Date": None}, **options)
+    return written.getvalue()
+
+
+def _element(svg: str) -> str:
+    """The figure as an element that a page can hold: without prolog, background and names that nothing refers to."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r"#([\w-]+)[\")]", svg))
     svg = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in used else "", svg)

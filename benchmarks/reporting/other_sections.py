@@ -158,8 +158,9 @@ def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
         if run.epochs:
             numbers, epoch_losses = [epoch.epoch for epoch in run.epochs], [epoch.train_loss for epoch in run.epochs]
             losses.append(Line(label, numbers, epoch_losses))
-            seconds = [epoch.cumulative_seconds for epoch in run.epochs]
-            accuracies.append(Line(label, seconds, [epoch.validation_accuracy for epoch in run.epochs]))
+        known = [(epoch.cumulative_seconds, epoch.validation_accuracy) for epoch in run.epochs]
+        if measured := [(seconds, accuracy) for seconds, accuracy in known if accuracy is not None]:
+            accuracies.append(Line(label, *map(list, zip(*measured, strict=True))))
         if run.end and run.end.peak_memory_bytes:
             memory.append((path.name, run.end.peak_memory_bytes / 2**20))
         last = run.epochs[-1] if run.epochs else None
@@ -181,6 +182,7 @@ def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
             section.commands.append(_command(run.config, run))
     if losses:
         section.figures.append(lines("Training loss", losses, x_label="epoch", y_label="loss"))
+    if accuracies:
         caption = "Validation accuracy against training time"
         section.figures.append(lines(caption, accuracies, x_label="seconds", y_label="accuracy"))
     if memory:

@@ -17,6 +17,7 @@ from allstep.benchmarks.records.comparison import ComparisonResult
 from allstep.benchmarks.records.figures import BenchmarkResult
 from allstep.benchmarks.records.forecasts import ForecastsResult, ValidationResult
 from allstep.benchmarks.records.runs import FILE, End, Epoch, Start, read_events
+from allstep.benchmarks.records.studies import SUMMARY, StudyResult
 from allstep.common.files.records import from_json
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
@@ -37,12 +38,13 @@ class Sources:
     forecasts: list[tuple[Path, ForecastsResult]] = field(default_factory=list)
     validations: list[tuple[Path, ValidationResult]] = field(default_factory=list)
     benchmarks: list[tuple[Path, BenchmarkResult]] = field(default_factory=list)
+    studies: list[tuple[Path, StudyResult]] = field(default_factory=list)
     runs: list[tuple[Path, RecordedRun]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """One line each."""
 
     def __len__(self) -> int:
-        results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks)
+        results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks, self.studies)
         return sum(map(len, (*results, self.runs)))
 
 
@@ -69,7 +71,9 @@ def read(directories: Iterable[Path]) -> Sources:
         for path in sorted(directory.rglob("*.json")):
             if not {"samples", "gates", "checkpoints"} & set(path.relative_to(directory).parts[:-1]):
                 _guarded(found, path, _read_json)
-        for path in sorted(directory.rglob(FILE)):
+        # Those of a study are in its own section.
+        runs = (path for path in directory.rglob(FILE) if not (path.parents[1].parent / SUMMARY).exists())
+        for path in sorted(runs):
             _guarded(found, path, _read_run)
         if len(found) + len(found.problems) == before:
             found.problems.append(f"{directory}: no results of allstep in it")
@@ -93,6 +97,7 @@ def _read_json(found: Sources, path: Path) -> None:
         ForecastsResult: found.forecasts,
         ValidationResult: found.validations,
         BenchmarkResult: found.benchmarks,
+        StudyResult: found.studies,
     }
     for kind, results in lists.items():
         if isinstance(content, dict) and content.get("format") == kind.FORMAT:

@@ -44,7 +44,7 @@ class Manifest:
 
     sequence: int  # order of writing within one output directory: the highest is the latest
     created: str  # UTC, ISO 8601
-    metric: float | None  # validation accuracy, higher is better; None where it was not measured
+    metric: float | None  # of validation: accuracy or minus mae, higher is better; None where it was not measured
     framework: str
     progress: Progress
     rng: dict[str, Any]

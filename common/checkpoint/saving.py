@@ -52,8 +52,8 @@ class Saver:
         """Whether to save in mid-epoch after `step`."""
         return self._active and self._every > 0 and step % self._every == 0
 
-    def save(self, progress: Progress, validation_accuracy: float | None = None) -> None:
-        """Save the run as it stands; every rank calls this at the same step."""
+    def save(self, progress: Progress, score: float | None = None) -> None:
+        """See `engine.Saver`."""
         if not self._active or self._saved == (progress.step, progress.position):
             return
         self._saved = progress.step, progress.position
@@ -64,7 +64,7 @@ class Saver:
         arrays = self._worker.export_state()
         self._progress_state.enter("writing")
         if self._checkpoints:
-            self._checkpoints.save(self._state(progress, arrays, *map(float, sums)), metric=validation_accuracy)
+            self._checkpoints.save(self._state(progress, arrays, *map(float, sums)), metric=score)
         self._on_saved()
 
     def _state(

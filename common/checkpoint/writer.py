@@ -63,7 +63,7 @@ class Checkpoints:
         """Copies `state`, which may be changed at once, and writes it in the background.
 
         A save while the one before is still being written waits for that. Where memory is too short for
-        a copy, it returns when all is written. `metric` is the validation accuracy, if just measured.
+        a copy, it returns when all is written. `metric` is what validation has measured, if it just has.
 
         Raises:
             UserError: the save before failed (the disk is full, it held nan or inf, ...), or an array's

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from allstep.common.config.flags import EVER, WEEK, local_ranks, number, ramp_step, whole
+from allstep.common.config.flags import EVER, WEEK, local_ranks, number, one_of, ramp_step, whole
 from allstep.common.data.datasets.config import DataConfig, redact_url
+from allstep.common.losses import LOSSES
 from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH
 
 DEFAULT_BATCH_SIZE = 32
@@ -150,6 +151,10 @@ class StrategyConfig:
     """Have steps compiled when they first run: by torch.compile in PyTorch, by XLA in TensorFlow. The curve is the same
     within rounding. There is a program for each size of a global batch, and validation is not compiled."""
 
+    recompute: bool = False
+    """Forget what the blocks of a network compute, and compute it again when gradients are: less memory for a third
+    more computing (Chen et al. 2016). The curve is the same."""
+
     accumulate_steps: Annotated[int, whole(1, 2**20)] = 1
     """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
 
@@ -240,6 +245,10 @@ class TrainConfig:
         "vit-tiny", "vit-small-images",
     ] = "cnn"  # fmt: skip
     """The network."""
+
+    loss: Annotated[str | None, one_of(*LOSSES)] = None
+    """What training makes small; by default cross-entropy for classes and tokens, mse (the mean of squared differences)
+    for numbers. huber is linear from a difference of 1 on; bce has targets of 0 and 1."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """On what to train; auto takes GPUs where every rank of a host gets its own, else the CPU."""

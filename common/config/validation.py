@@ -52,6 +52,11 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_optimizer(config)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
+    if config.parallel.recompute and config.parallel.compile:
+        raise UserError(
+            "expected --recompute or --compile, received both: a compiler decides itself what to compute again; leave "
+            "one of them out"
+        )
     _check_ramp(config, framework)
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere

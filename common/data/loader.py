@@ -27,10 +27,10 @@ READ_AHEAD = "read-ahead"
 class Batch:
     """This rank's slice of a global batch."""
 
-    images: np.ndarray
-    """uint8 (samples, height, width, channels), not normalised."""
-    labels: np.ndarray
-    """int64 (samples,)."""
+    inputs: np.ndarray
+    """(samples, ...), as the data set has them."""
+    targets: np.ndarray
+    """(samples, ...)."""
     num_samples: int
     """True number of samples in the slice; 0 where the global batch has fewer samples than ranks."""
     num_global: int
@@ -118,11 +118,11 @@ def _with_indices(
 
 
 def _read(split: Split, plan: _Plan, indices: np.ndarray, world_size: int) -> Batch:
-    images, labels = split.read(indices, epoch=plan.epoch)
+    inputs, targets = split.read(indices, epoch=plan.epoch)
     num_samples, num_global = plan.end - plan.begin, plan.stop - plan.start
     return Batch(
-        images,
-        labels,
+        inputs,
+        targets,
         num_samples,
         num_global,
         world_size / num_global if num_samples else 0.0,

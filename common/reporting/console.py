@@ -24,14 +24,16 @@ def epoch_line(
     epoch_seconds: float,
     images_per_second: float,
     validation_loss: float,
-    validation_accuracy: float,
+    validation_accuracy: float | None = None,
+    validation_mae: float | None = None,
     **_: Any,
 ) -> str:
-    """The epoch line; times in seconds."""
+    """The epoch line; times in seconds. A run has an accuracy or, where there are no classes, a mean absolute error."""
+    metric = f"MAE = {validation_mae:.3f}" if validation_accuracy is None else f"Accuracy = {validation_accuracy:.3f}"
     return (
         f"Epoch = {epoch:2d}: Cumulative Time = {cumulative_seconds:.3f}, Epoch Time = {epoch_seconds:.3f}, "
         f"Images/sec = {images_per_second:.1f}, Validation Loss = {validation_loss:.3f}, "
-        f"Validation Accuracy = {validation_accuracy:.3f}"
+        f"Validation {metric}"
     )
 
 

@@ -11,7 +11,7 @@ from allstep.common.reporting.base import Reporter, output_dir_errors
 
 _FIELDS = {
     "step": ("learning_rate", "loss"),
-    "epoch": ("train_loss", "validation_loss", "validation_accuracy", "images_per_second"),
+    "epoch": ("train_loss", "validation_loss", "validation_accuracy", "validation_mae", "images_per_second"),
 }
 
 
@@ -36,7 +36,8 @@ class TensorBoard(Reporter):
 
     def event(self, name: str, **fields: Any) -> None:
         if name in _FIELDS:
-            values = [self._summary.Value(tag=f"{name}/{field}", simple_value=fields[field]) for field in _FIELDS[name]]
+            known = [field for field in _FIELDS[name] if field in fields]
+            values = [self._summary.Value(tag=f"{name}/{field}", simple_value=fields[field]) for field in known]
             self._files[name].write(
                 self._event(wall_time=time.time(), step=fields[name], summary=self._summary(value=values))
             )

@@ -64,9 +64,9 @@ class DDP(ProcessGroup):
         model = step.model
         assert isinstance(model, DistributedDataParallel)
 
-        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+        def compiled(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
             with contextlib.nullcontext() if is_last else model.no_sync():
-                return step(images, labels, loss_weight)
+                return step(inputs, targets, loss_weight)
 
         return compiled
 

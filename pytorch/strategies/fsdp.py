@@ -58,9 +58,9 @@ class FSDP(ProcessGroup):
         model = step.model
         assert isinstance(model, FSDPModule)  # which fully_shard makes of any module
 
-        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+        def compiled(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
             model.set_requires_gradient_sync(is_last)
-            return step(images, labels, loss_weight)
+            return step(inputs, targets, loss_weight)
 
         return compiled
 

@@ -56,8 +56,8 @@ class Horovod(Strategy):
         self._steps_without_waiting = contextlib.ExitStack()  # kept, for the context ends with it
         self._steps_without_waiting.enter_context(self._optimizer.skip_synchronize())
 
-        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            loss_sum = step(images, labels, loss_weight)
+        def compiled(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+            loss_sum = step(inputs, targets, loss_weight)
             if is_last:
                 self._optimizer.synchronize()
             return loss_sum

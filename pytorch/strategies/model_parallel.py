@@ -81,34 +81,34 @@ class ModelParallel(ProcessGroup):
         """The compiled step returns the sum of losses on the last stage, 0 on the others."""
         weight = 0.0
 
-        def weighted_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            return step.loss(logits, labels) * weight
+        def weighted_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return step.loss(logits, targets) * weight
 
         schedule = self._schedules(step.model, weighted_loss)
 
-        def compiled(images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+        def compiled(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
             nonlocal weight
             weight, losses = loss_weight, []
             if self._stage_number < self._last:
-                schedule(len(images)).step(*self._input(images), **_NO_OUTPUTS)
+                schedule(len(inputs)).step(*self._input(inputs), **_NO_OUTPUTS)
                 return torch.zeros(())
-            schedule(len(images)).step(*self._input(images), target=labels, losses=losses, **_NO_OUTPUTS)
+            schedule(len(inputs)).step(*self._input(inputs), target=targets, losses=losses, **_NO_OUTPUTS)
             return torch.stack(losses).sum().detach() / loss_weight
 
         return compiled
 
-    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, int]]:
+    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
         """The compiled step returns the score on the last stage, 0 on the others."""
         schedule = self._schedules(step.model, None)
 
-        def compiled(images: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:
-            logits = schedule(len(images)).eval(*self._input(images))
-            return (0.0, 0) if logits is None else step.score(logits, labels)
+        def compiled(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+            logits = schedule(len(inputs)).eval(*self._input(inputs))
+            return (0.0, 0.0) if logits is None else step.score(logits, targets)
 
         return compiled
 
-    def _input(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (images,) if self._stage_number == 0 else ()
+    def _input(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (inputs,) if self._stage_number == 0 else ()
 
     def _schedules(
         self, model: torch.nn.Module, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None

@@ -17,6 +17,7 @@ from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
 from allstep.pytorch.compat import set_most_programs, unscale
+from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
@@ -87,10 +88,14 @@ class Strategy(ABC):
     def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
         """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.
 
+        With --recompute, its blocks forget what they computed.
+
         They are inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
         those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its
         own, which is faster than one for all.
         """
+        if self.flags.recompute:
+            recompute_blocks(module)
         if self.flags.compile:
             set_most_programs(_MOST_PROGRAMS)
             for layer in module.modules():
@@ -103,15 +108,13 @@ class Strategy(ABC):
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
         """Have the gradients of `step` meet those of the other ranks."""
-        return lambda images, labels, loss_weight, *, is_last: step(images, labels, loss_weight)
+        return lambda inputs, targets, loss_weight, *, is_last: step(inputs, targets, loss_weight)
 
-    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, int]]:
+    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
         """Have `step` use weights that this rank may not have as a whole."""
         return step
 
-    def apply_unscaled(
-        self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]
-    ) -> bool:
+    def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]) -> bool:
         """Divide the averaged gradients by `loss_scale`, and `apply` them unless one is not finite.
 
         Returns: whether it was so, on any rank: then no rank has changed anything.
@@ -191,14 +194,14 @@ class TrainStep:
     model: torch.nn.Module
     """What the strategy's `wrap` returned."""
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """The sum of losses of logits and labels."""
+    """The sum of losses of outputs and targets."""
 
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor, loss_weight: float) -> torch.Tensor:
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float) -> torch.Tensor:
         """Add the gradients of the weighted sum of losses to those of `model`.
 
         Returns: the sum of the losses.
         """
-        loss_sum = self.loss(self.model(images), labels)
+        loss_sum = self.loss(self.model(inputs), targets)
         (loss_sum * loss_weight).backward()
         return loss_sum.detach()
 
@@ -207,7 +210,7 @@ class CompiledTrainStep(Protocol):
     """A `TrainStep` of all ranks."""
 
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, loss_weight: float, *, is_last: bool
+        self, inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool
     ) -> torch.Tensor:
         """`is_last`: whether this pass is the last one before the optimizer's step: the one in which gradients meet."""
         ...
@@ -218,8 +221,14 @@ class EvalStep:
     """A forward pass, and what it is worth."""
 
     model: torch.nn.Module
-    score: Callable[[torch.Tensor, torch.Tensor], tuple[float, int]]
-    """The sum of losses of logits and labels, and the number of samples classified rightly."""
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """The sum of losses of outputs and targets."""
+    metric: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """The sum of what validation measures besides."""
 
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[float, int]:
-        return self.score(self.model(images), labels)
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+        return self.score(self.model(inputs), targets)
+
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+        """Both sums."""
+        return float(self.loss(outputs, targets)), float(self.metric(outputs, targets))

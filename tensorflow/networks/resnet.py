@@ -81,6 +81,19 @@ def counted(counts: float | tf.Tensor) -> Iterator[None]:
         _COUNTS.reset(token)
 
 
+_TRACKED: ContextVar[bool] = ContextVar("tracked", default=True)
+
+
+@contextlib.contextmanager
+def tracked(is_tracked: bool) -> Iterator[None]:
+    """Within it, samples change running statistics or not: not, where they are computed once more."""
+    token = _TRACKED.set(is_tracked)
+    try:
+        yield
+    finally:
+        _TRACKED.reset(token)
+
+
 class BatchNorm(layers.Layer):
     """Batch norm as PyTorch has it, in one fused kernel.
 
@@ -109,9 +122,10 @@ class BatchNorm(layers.Layer):
         if not training:
             return self._fused(inputs, mean=self.running_mean.value, variance=self.running_variance.value)[0]
         values, mean, variance, counts = self.normalise(inputs, _COUNTS.get())
-        momentum = self.MOMENTUM * counts
-        for running, of_batch in ((self.running_mean, mean), (self.running_variance, variance)):
-            running.assign(running.value * (1 - momentum) + of_batch * momentum)
+        if _TRACKED.get():
+            momentum = self.MOMENTUM * counts
+            for running, of_batch in ((self.running_mean, mean), (self.running_variance, variance)):
+                running.assign(running.value * (1 - momentum) + of_batch * momentum)
         return values
 
     def normalise(

@@ -61,13 +61,13 @@ class DistributedStrategy(Strategy):
         return overflow
 
     def _on_devices(
-        self, step: Callable, images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor
+        self, step: Callable, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor
     ) -> tf.Tensor:
         def on_device() -> tf.Tensor:
             if self.num_local_devices == 1:
-                return step(images, labels, loss_weight, *numbers)
+                return step(inputs, targets, loss_weight, *numbers)
             device = tf.distribute.get_replica_context().replica_id_in_sync_group
-            return step(*cut(images, labels, loss_weight, device, self.num_local_devices), *numbers)
+            return step(*cut(inputs, targets, loss_weight, device, self.num_local_devices), *numbers)
 
         results = self.strategy.run(on_device)
         return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)

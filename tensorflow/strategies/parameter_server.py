@@ -37,7 +37,7 @@ from allstep.common.launch.tf_config import TFConfig
 from allstep.common.process.exit import EXIT_FAULT, leave, seconds_to_turn, who
 from allstep.common.watch import NOTICES
 from allstep.tensorflow.strategies.distribute import DistributedStrategy
-from allstep.tensorflow.strategies.strategy import EvalStep, TrainStep, compile_step
+from allstep.tensorflow.strategies.strategy import EvalStep, Samples, TrainStep, compile_step
 
 _LOOK_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
@@ -127,13 +127,13 @@ class ParameterServer(DistributedStrategy):
         return model, optimizer
 
     def compile_train_step(
-        self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], image_shape: tuple[int, int, int]
+        self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
     ) -> Callable[[np.ndarray, np.ndarray, float, float, float], Update]:
         """The compiled step hands the batch to a worker, and returns at once."""
 
         def traced(
-            images: tf.Tensor,
-            labels: tf.Tensor,
+            inputs: tf.Tensor,
+            targets: tf.Tensor,
             loss_weight: tf.Tensor,
             learning_rate: tf.Tensor,
             loss_scale: tf.Tensor,
@@ -141,27 +141,27 @@ class ParameterServer(DistributedStrategy):
             set_learning_rate(learning_rate)
             before = tf.identity(self._num_updates.value)
             with tf.control_dependencies([before]):
-                loss_sum, overflow = self._on_devices(step, images, labels, loss_weight, loss_scale)
+                loss_sum, overflow = self._on_devices(step, inputs, targets, loss_weight, loss_scale)
             own_updates = tf.where(overflow > 0, 0, 1)
             with tf.control_dependencies([overflow]):
                 missed = self._num_updates.value - before
             return loss_sum, overflow, missed - tf.cast(own_updates, missed.dtype)
 
-        compiled = compile_step(traced, image_shape, num_numbers=3)
+        compiled = compile_step(traced, samples, num_numbers=3)
 
         def start(
-            images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
+            inputs: np.ndarray, targets: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
         ) -> Update:
-            args = images, labels, *map(np.float32, (loss_weight, learning_rate, loss_scale))
+            args = inputs, targets, *map(np.float32, (loss_weight, learning_rate, loss_scale))
             return Update(self._coordinator.schedule(compiled, args), self._staleness)
 
         return start
 
     def compile_eval_step(
-        self, step: EvalStep, image_shape: tuple[int, int, int]
+        self, step: EvalStep, samples: Samples
     ) -> Callable[[np.ndarray, np.ndarray], tuple[tf.Tensor, tf.Tensor]]:
         """The compiled step runs on the chief, when all updates are in."""
-        return compile_step(lambda images, labels: step(images, labels, tf.constant(1.0)), image_shape)
+        return compile_step(lambda inputs, targets: step(inputs, targets, tf.constant(1.0)), samples)
 
     def metrics(self) -> dict[str, float]:
         return {"staleness_mean": self._staleness.mean, "staleness_max": self._staleness.max}

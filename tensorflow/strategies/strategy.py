@@ -21,15 +21,17 @@ from allstep.common.worker import StepResult
 
 Result = TypeVar("Result")
 TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
-"""Images, labels, the weight of their losses and the loss scale -> the fields of a `StepResult`: the sum of their
+"""Inputs, targets, the weight of their losses and the loss scale -> the fields of a `StepResult`: the sum of their
 losses, after a step of the optimizer; a number above 0 where gradients overflowed and nothing was changed; and what
 `noise_scale` measures, if it does. They are added up over the devices of this process."""
 EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""Images, labels and a weight of 0 where they do not count -> the sum of losses, the number classified rightly."""
+"""Inputs, targets and a weight of 0 where they do not count -> the sums of losses and of the metric."""
 
 
+Samples = tuple[tf.TensorSpec, tf.TensorSpec]
+"""Shape and type of inputs and of targets, for any number of samples."""
 CompiledTrainStep = Callable[[np.ndarray, np.ndarray, float, float, float], StepResult]
-"""Takes images, labels, their loss weight, the learning rate and the loss scale; starts the step."""
+"""Takes inputs, targets, their loss weight, the learning rate and the loss scale; starts the step."""
 
 
 class Strategy(ABC):
@@ -103,7 +105,7 @@ class Strategy(ABC):
     # What the worker calls in place of its own steps.
 
     def compile_train_step(
-        self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], image_shape: tuple[int, int, int]
+        self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
     ) -> CompiledTrainStep:
         """Have `step` run on every device of this process, each with its part of the batch, and its gradients meet.
 
@@ -112,34 +114,34 @@ class Strategy(ABC):
         """
 
         def traced(
-            images: tf.Tensor,
-            labels: tf.Tensor,
+            inputs: tf.Tensor,
+            targets: tf.Tensor,
             loss_weight: tf.Tensor,
             learning_rate: tf.Tensor,
             loss_scale: tf.Tensor,
         ) -> tuple[tf.Tensor, ...]:
             set_learning_rate(learning_rate)
-            return self._on_devices(step, images, labels, loss_weight, loss_scale)
+            return self._on_devices(step, inputs, targets, loss_weight, loss_scale)
 
-        compiled = compile_step(traced, image_shape, num_numbers=3)
+        compiled = compile_step(traced, samples, num_numbers=3)
 
         def start(
-            images: np.ndarray, labels: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
+            inputs: np.ndarray, targets: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
         ) -> StepResult:
             numbers = loss_weight * self.rank_weight, learning_rate, loss_scale
-            return StepResult(*compiled(images, labels, *map(np.float32, numbers)))
+            return StepResult(*compiled(inputs, targets, *map(np.float32, numbers)))
 
         return start
 
     def compile_eval_step(
-        self, step: EvalStep, image_shape: tuple[int, int, int]
+        self, step: EvalStep, samples: Samples
     ) -> Callable[[np.ndarray, np.ndarray], tuple[tf.Tensor, tf.Tensor]]:
         """Have `step` run on every device of this process, each with its part of the batch."""
 
-        def traced(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return self._on_devices(step, images, labels, tf.constant(1.0))
+        def traced(inputs: tf.Tensor, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return self._on_devices(step, inputs, targets, tf.constant(1.0))
 
-        return compile_step(traced, image_shape)
+        return compile_step(traced, samples)
 
     def apply_unscaled(
         self,
@@ -159,13 +161,13 @@ class Strategy(ABC):
     def _on_devices(
         self,
         step: Callable[..., Result],
-        images: tf.Tensor,
-        labels: tf.Tensor,
+        inputs: tf.Tensor,
+        targets: tf.Tensor,
         loss_weight: tf.Tensor,
         *numbers: tf.Tensor,
     ) -> Result:
         """The sum of what the devices of this process return; called inside a compiled step."""
-        return step(images, labels, loss_weight, *numbers)
+        return step(inputs, targets, loss_weight, *numbers)
 
     # What each rank holds of the state.
 
@@ -200,13 +202,12 @@ class Strategy(ABC):
         return {}
 
 
-def compile_step(function: Callable, image_shape: tuple[int, int, int], *, num_numbers: int = 0) -> Callable:
-    """`function` of images (n, *image_shape), labels (n,) and so many numbers as one TensorFlow function.
+def compile_step(function: Callable, samples: Samples, *, num_numbers: int = 0) -> Callable:
+    """`function` of inputs, targets and so many numbers as one TensorFlow function.
 
-    n is left open, so that a smaller last batch does not compile the step anew. AutoGraph would rewrite Python's
-    control flow, of which there is none on tensors, and takes longer than all the rest.
+    The number of samples is left open, so that a smaller last batch does not compile the step anew. AutoGraph would
+    rewrite Python's control flow, of which there is none on tensors, and takes longer than all the rest.
     """
-    samples = tf.TensorSpec((None, *image_shape), tf.uint8), tf.TensorSpec((None,), tf.int64)
     numbers = [tf.TensorSpec((), tf.float32)] * num_numbers
     return tf.function(function, input_signature=(*samples, *numbers), autograph=False)
 
@@ -228,14 +229,14 @@ def apply_if(overflow: tf.Tensor, apply: Callable[[], None]) -> None:
 
 
 def cut(
-    images: tf.Tensor, labels: tf.Tensor, loss_weight: tf.Tensor, number: int | tf.Tensor, num_parts: int
+    inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, number: int | tf.Tensor, num_parts: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Part `number` of some samples, as `sharding.rank_slice` cuts them.
 
-    Returns: images, labels, and the weight of their losses: 0 where the part is empty and has a sample that does not
+    Returns: inputs, targets, and the weight of their losses: 0 where the part is empty and has a sample that does not
     count, since convolutions do not take none; else `loss_weight`.
     """
-    size = tf.shape(labels)[0]
+    size = tf.shape(targets)[0]
     start, stop = size * number // num_parts, size * (number + 1) // num_parts
     part = slice(start, tf.maximum(stop, start + 1))
-    return images[part], labels[part], loss_weight * tf.cast(stop > start, tf.float32)
+    return inputs[part], targets[part], loss_weight * tf.cast(stop > start, tf.float32)

@@ -122,5 +122,5 @@ def test_batch_is_this_ranks_slice_of_the_first_global_batch():
     dataset = datasets.load(DataConfig(dataset="synthetic", synthetic_shape=(6, 6, 1), synthetic_samples=100))
     batch = own_batch(dataset, TrainConfig(schedule=ScheduleConfig(global_batch_size=7)), CountingWorker())
     images, labels = dataset.train.read(np.arange(3, 7), epoch=0)
-    assert np.array_equal(batch.images.numpy(), images) and np.array_equal(batch.labels.numpy(), labels)
+    assert np.array_equal(batch.inputs.numpy(), images) and np.array_equal(batch.targets.numpy(), labels)
     assert (batch.num_samples, batch.num_global, batch.loss_weight) == (4, 7, 2 / 7)

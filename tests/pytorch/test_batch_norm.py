@@ -45,7 +45,7 @@ def test_validates_with_what_is_saved(undisturbed):
     """Oracle: all validation samples in this process, with the statistics of the checkpoint."""
     _, output_dir, events = undisturbed
     dataset = datasets.load(DATA)
-    network = build_model("resnet18", dataset.image_shape, dataset.num_classes)
+    network = build_model("resnet18", dataset.input_shape, dataset.num_classes)
     state = load("latest", output_dir / "checkpoints", warn=print)
     import_weights(network, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())

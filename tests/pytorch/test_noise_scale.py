@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE
@@ -19,7 +19,7 @@ from allstep.pytorch.models import build_model
 from allstep.pytorch.strategies.single import Single
 from allstep.pytorch.worker import Worker
 
-DATASET = SimpleNamespace(mean=(0.5,), std=(0.25,))
+DATASET = Dataset(None, None, (8, 8, 1), 3, mean=(0.5,), std=(0.25,))
 
 
 def square(network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:

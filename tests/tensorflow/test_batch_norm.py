@@ -39,7 +39,7 @@ def train_by(strategy: str, output_dir: Path, *flags) -> list[dict]:
 def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) -> None:
     """Oracle: all validation samples in this process, with the statistics of the checkpoint."""
     dataset = datasets.load(DATA)
-    model = build_model("resnet18", dataset.image_shape, dataset.num_classes)
+    model = build_model("resnet18", dataset.input_shape, dataset.num_classes)
     state = load("latest", output_dir / "checkpoints", warn=print)
     import_weights(model, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from allstep.common.data.datasets.base import Dataset, Split
+from allstep.common.data.datasets.base import Dataset, Split, Task
 from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.datasets.files import data_dir_errors
 
-__all__ = ["DataConfig", "Dataset", "Split", "load", "prepare"]
+__all__ = ["DataConfig", "Dataset", "Split", "Task", "load", "prepare"]
 
 _MODULES = {
     "digits": "digits",

@@ -1,12 +1,15 @@
-"""What the rest of allstep knows of a data set: two splits of uint8 images, and how to normalise them."""
+"""What the rest of allstep knows of a data set: two splits of samples, what is learnt of them, how they are scaled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:  # flags are read without NumPy, which would take 0.1 s of every mistake and of --help
     import numpy as np
+
+InputType = Literal["uint8", "float32", "int64"]
+Task = Literal["classification", "regression", "next-token"]
 
 
 class Split(Protocol):
@@ -20,7 +23,7 @@ class Split(Protocol):
         ...
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images, uint8 (n, height, width, channels), and labels, int64 (n,), of n sample indices.
+        """Inputs (n, ...) and targets (n, ...) of n sample indices; the data set says their shapes and types.
 
         The result depends on the arguments alone; `epoch` (from 0) selects the augmentation, if there is any.
         """
@@ -29,20 +32,42 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a validation split of images of one shape.
+    """A training and a validation split of samples of one shape.
 
-    The worker normalises on the device: `(pixel / 255 - mean) / std`, channel by channel.
+    The worker scales inputs on the device, by the channels in their last axis: uint8 to `(x / 255 - mean) / std`,
+    float32 to `(x - mean) / std`; int64 are tokens and stay as they are. Inputs of three axes are images; PyTorch's
+    networks see their channels first.
     """
 
     train: Split
     validation: Split
-    image_shape: tuple[int, int, int]
-    """Height, width, channels."""
+    input_shape: tuple[int, ...]
+    """Of one sample: (height, width, channels) of an image, (length,) of a text."""
     num_classes: int
-    mean: tuple[float, ...]
-    """Of each channel, with pixels scaled to 0..1."""
-    std: tuple[float, ...]
-    """Of each channel, with pixels scaled to 0..1."""
+    """How many numbers the network puts out, for each token where the task is next-token."""
+    mean: tuple[float, ...] = (0.0,)
+    """Of each channel, with uint8 scaled to 0..1; one for all of them does as well."""
+    std: tuple[float, ...] = (1.0,)
+    """The same."""
+    input_type: InputType = "uint8"
+    task: Task = "classification"
+    """Targets: int64 (n,), the classes; float32 (n, num_classes) in regression; int64 (n, length), the tokens that come
+    after each one, in next-token."""
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return {"classification": (), "regression": (self.num_classes,), "next-token": self.input_shape}[self.task]
+
+    @property
+    def target_type(self) -> str:
+        """Of the arrays of targets."""
+        return "float32" if self.task == "regression" else "int64"
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """What the network makes of one sample."""
+        return (*self.input_shape, self.num_classes) if self.task == "next-token" else (self.num_classes,)
 
 
 class ArraySplit:
@@ -50,13 +75,13 @@ class ArraySplit:
 
     parallel = False
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
-        """Takes uint8 images (samples, height, width, channels) and int64 labels (samples,)."""
-        self.images = images
-        self.labels = labels
+    def __init__(self, inputs: np.ndarray, targets: np.ndarray) -> None:
+        """Takes inputs and targets (samples, ...)."""
+        self.inputs = inputs
+        self.targets = targets
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        return self.images[indices], self.labels[indices]
+        return self.inputs[indices], self.targets[indices]

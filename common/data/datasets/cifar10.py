@@ -61,7 +61,7 @@ def load(config: DataConfig) -> Dataset:
     return Dataset(
         train=train,
         validation=validation,
-        image_shape=IMAGE_SHAPE,
+        input_shape=IMAGE_SHAPE,
         num_classes=NUM_CLASSES,
         # Of the training images, as usually given.
         mean=(0.4914, 0.4822, 0.4465),

@@ -42,10 +42,10 @@ def load(config: DataConfig) -> Dataset:
     return Dataset(
         train=train,
         validation=ArraySplit(images[is_validation], labels[is_validation]),
-        image_shape=(8, 8, 1),
+        input_shape=(8, 8, 1),
         num_classes=10,
-        mean=(float(train.images.mean() / 255),),
-        std=(float(train.images.std() / 255),),
+        mean=(float(train.inputs.mean() / 255),),
+        std=(float(train.inputs.std() / 255),),
     )
 
 

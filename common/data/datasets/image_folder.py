@@ -68,7 +68,7 @@ def load(config: DataConfig) -> Dataset:
     return Dataset(
         train=ImageFolderSplit(train, config=config, pool=pool, augmented=True),
         validation=ImageFolderSplit(validation, config=config, pool=pool, augmented=False),
-        image_shape=(config.image_size, config.image_size, 3),
+        input_shape=(config.image_size, config.image_size, 3),
         num_classes=len(train.classes),
         mean=MEAN,
         std=STD,

@@ -87,7 +87,7 @@ def load(config: DataConfig) -> Dataset:
     return Dataset(
         train=train,
         validation=validation,
-        image_shape=IMAGE_SHAPE,
+        input_shape=IMAGE_SHAPE,
         num_classes=NUM_CLASSES,
         mean=(mean,),
         std=(std,),

@@ -65,7 +65,7 @@ def load(config: DataConfig) -> Dataset:
     return Dataset(
         train=SyntheticSplit(num_samples, first=0, shape=shape, patterns=patterns),
         validation=SyntheticSplit(num_validation, first=MAX_SAMPLES, shape=shape, patterns=patterns),
-        image_shape=shape,
+        input_shape=shape,
         num_classes=num_classes,
         mean=tuple(mean.tolist()),
         std=tuple(std.tolist()),

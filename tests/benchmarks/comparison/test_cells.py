@@ -29,6 +29,19 @@ def test_matrix_has_what_frameworks_have_and_what_the_others_are_compared_with()
     assert len({one.id for one in cells}) == len(cells)
 
 
+def test_compiled_steps_have_cells_of_strategies_that_can_beside_the_others():
+    strategies = ["horovod", "data-parallel"]
+    cells = matrix(["synthetic-weak"], ["pytorch"], strategies, [1], ["cnn"], [64], ["float32"], compilations=[0, 1])
+    assert [(one.strategy, one.arithmetic) for one in cells] == [
+        *((name, "float32") for name in ("independent", *strategies)),
+        *((name, "float32, compiled") for name in ("independent", "horovod")),
+    ]
+    assert len({one.id for one in cells}) == len(cells) and len({one.place for one in cells}) == 2
+    for one in cells:
+        [command], _ = commands(one, SETTINGS, Path("at"))
+        assert ("--compile" in command) == one.compiled
+
+
 def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_scaling_that_of_all():
     assert cell("synthetic-weak").global_batch_size == 128 and cell("synthetic-strong").global_batch_size == 64
     for workload, batch in (("real-weak", "64"), ("real-strong", "32")):

@@ -99,6 +99,12 @@ def test_bf16_is_judged_by_losses_alone(framework, bound, changes):
         assert (verdict.status, verdict.bound) == (status, bound)
 
 
+def test_a_compiled_place_is_held_against_the_one_that_is_not():
+    places = [gate_run(cell(strategy="independent", ranks=1)), gate_run(cell(compiled=True))]
+    assert places[0].group == places[1].group and places[0].id != places[1].id
+    assert MadeUp(horovod=5e-5).judge(places[1], places[0]).status == "failed"
+
+
 def test_what_has_no_one_curve_is_not_judged():
     assert gate_run(cell(strategy="independent")) is None
     assert gate_run(cell(strategy="parameter-server", framework="tensorflow")) is None

@@ -15,7 +15,7 @@ from allstep.benchmarks.comparison import samples
 from allstep.benchmarks.comparison.estimate import Estimate, estimate
 from allstep.benchmarks.comparison.table import note
 from allstep.benchmarks.harness.jobs import Outcome
-from allstep.benchmarks.records.comparison import CellResult, Verdict
+from allstep.benchmarks.records.comparison import Block, CellResult, Measured, Verdict
 
 efficiency = functools.partial(samples.efficiency, first_framework="pytorch")
 
@@ -45,6 +45,14 @@ def test_independent_processes_add_up_and_the_slowest_of_them_counts():
     sample = made(cell(strategy="independent"), 0, output([1.0]), output([2.0], first_step_at=1007.0))
     assert (sample.images_per_second, sample.startup_seconds) == (100, 7.0)
     assert sample.peak_memory_bytes_by_rank == (10, 10)
+
+
+def test_the_energy_of_an_image_is_that_of_all_gpus():
+    one, two = (Block(100, (1.0,), joules=joules) for joules in (30.0, 50.0))
+    unknown = dataclasses.replace(two, joules=None)
+    processes = [Measured((block,), (10,), 1004.0, None) for block in (one, two, unknown)]
+    assert made(cell(strategy="independent"), 0, *processes[:2]).joules_per_image == 80 / 200
+    assert made(cell(strategy="independent"), 0, *processes).joules_per_image is None
 
 
 @pytest.mark.parametrize(("accuracies", "seconds"), [((0.8, 0.91, 0.95), 4.0), ((0.8, 0.89), None)])

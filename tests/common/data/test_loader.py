@@ -44,7 +44,7 @@ def epoch_of(
 
 def seen(batches: list[list[Batch]]) -> list[int]:
     """The samples that count, in order."""
-    return [label for batch in batches for part in batch for label in part.labels[: part.num_samples].tolist()]
+    return [label for batch in batches for part in batch for label in part.targets[: part.num_samples].tolist()]
 
 
 @given(counts, counts, world_sizes)
@@ -70,10 +70,10 @@ def test_goes_on_from_any_batch_on_another_number_of_ranks(num_samples, batch_si
 def test_average_of_weighted_sums_is_the_mean_of_the_global_batch(num_samples, batch_size, world_size):
     """Oracle: the mean over the global batch of a number known for each sample."""
     for batch in epoch_of(num_samples, batch_size, world_size):
-        labels = [label for part in batch for label in part.labels[: part.num_samples]]
+        labels = [label for part in batch for label in part.targets[: part.num_samples]]
         assert [part.num_global for part in batch] == [len(labels)] * world_size
         assert len({part.position for part in batch}) == 1
-        sums = [part.labels[: part.num_samples].sum() * part.loss_weight for part in batch]
+        sums = [part.targets[: part.num_samples].sum() * part.loss_weight for part in batch]
         assert sum(sums) / world_size == pytest.approx(np.mean(labels))
 
 
@@ -81,9 +81,9 @@ def test_average_of_weighted_sums_is_the_mean_of_the_global_batch(num_samples, b
 @settings(max_examples=60, deadline=None)
 def test_a_rank_without_samples_has_a_batch_that_weighs_nothing(num_samples, batch_size, world_size):
     for part in (part for batch in epoch_of(num_samples, batch_size, world_size) for part in batch):
-        assert len(part.labels) == len(part.images) == max(1, part.num_samples)
+        assert len(part.targets) == len(part.inputs) == max(1, part.num_samples)
         assert (part.loss_weight == 0) == (part.num_samples == 0)
-        assert np.array_equal(part.images.ravel(), part.labels % 256)
+        assert np.array_equal(part.inputs.ravel(), part.targets % 256)
 
 
 def test_seed_and_epoch_change_the_order():
@@ -119,7 +119,7 @@ class Slow(ArraySplit):
     parallel = True
 
     def __init__(self, num_samples: int, *, breaks_at: int | None = None) -> None:
-        super().__init__(numbered(num_samples).images, numbered(num_samples).labels)
+        super().__init__(numbered(num_samples).inputs, numbered(num_samples).targets)
         self.breaks_at, self.num_reads = breaks_at, 0
 
     def read(self, indices, *, epoch):
@@ -142,13 +142,13 @@ def wait_for_end_of_readers() -> None:
 def test_reading_ahead_changes_nothing():
     ahead = validation_batches(Slow(100), 7, rank=1, world_size=3)
     plain = validation_batches(numbered(100), 7, rank=1, world_size=3)
-    assert [batch.labels.tolist() for batch in ahead] == [batch.labels.tolist() for batch in plain]
+    assert [batch.targets.tolist() for batch in ahead] == [batch.targets.tolist() for batch in plain]
     wait_for_end_of_readers()
 
 
 def test_reading_ahead_raises_where_the_reader_did():
     batches = validation_batches(Slow(100, breaks_at=4), 10, rank=0, world_size=1)
-    assert [next(batches).labels[0] for _ in range(4)] == [0, 10, 20, 30]
+    assert [next(batches).targets[0] for _ in range(4)] == [0, 10, 20, 30]
     with pytest.raises(OSError, match="unreadable image"):
         next(batches)
     wait_for_end_of_readers()

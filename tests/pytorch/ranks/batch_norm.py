@@ -6,13 +6,13 @@ Oracle: the same samples in one process; for each rank's own statistics, the for
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch import nn
 
 from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE, Placement, placement
@@ -22,7 +22,7 @@ from allstep.pytorch.strategies.strategy import Strategy
 from allstep.pytorch.worker import Worker
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)
-DATASET = SimpleNamespace(mean=(0.5,), std=(0.25,))
+DATASET = Dataset(None, None, (6, 6, 1), 3, mean=(0.5,), std=(0.25,))
 # The last one has a sample for rank 1 alone, so rank 0 fills its slice up. One pass of two has none on either rank.
 GLOBAL_BATCHES = ((0, 4), (4, 6), (6, 7))
 

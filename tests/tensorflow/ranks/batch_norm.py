@@ -6,13 +6,12 @@ process.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import keras
 import numpy as np
 from keras import layers
 
 from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE, Placement, placement
@@ -24,7 +23,7 @@ from allstep.tensorflow.strategies.strategy import Strategy
 from allstep.tensorflow.worker import Worker
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)
-DATASET = SimpleNamespace(mean=(0.5,), std=(0.25,), image_shape=(6, 6, 1))
+DATASET = Dataset(None, None, (6, 6, 1), 3, mean=(0.5,), std=(0.25,))
 # The last one has a sample for rank 1 alone, so rank 0 fills its slice up. With two passes so does rank 1 in one.
 GLOBAL_BATCHES = ((0, 4), (4, 6), (6, 7))
 

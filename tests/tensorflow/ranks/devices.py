@@ -8,12 +8,12 @@ import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 # A process cannot change its number of threads again: all cores, for any number of devices.
 os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
-from types import SimpleNamespace
 
 import numpy as np
 
 from allstep.benchmarks.proofs.parity import weights_apart
 from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position
 from allstep.common.launch.placement import ALONE
@@ -28,7 +28,7 @@ from allstep.tensorflow.strategies.single import Single
 from allstep.tensorflow.strategies.strategy import Strategy
 from allstep.tensorflow.worker import Worker
 
-DATASET = SimpleNamespace(image_shape=(8, 8, 1), mean=(0.3,), std=(0.4,))
+DATASET = Dataset(None, None, (8, 8, 1), 10, mean=(0.3,), std=(0.4,))
 OPTIMIZERS = {
     "sgd": OptimizerConfig(momentum=0.0, weight_decay=0.01),
     "nesterov": OptimizerConfig(optimizer="nesterov", weight_decay=0.01),
@@ -42,7 +42,7 @@ def make_worker(kind: type[Strategy], config: OptimizerConfig, accumulate_steps:
     strategy.init()
     device = strategy.pin_device()
     with strategy.scope():
-        model = build_model("mlp", DATASET.image_shape, 10)
+        model = build_model("mlp", DATASET.input_shape, 10)
         optimizer = build_optimizer(config)
         optimizer.build(model.trainable_variables)
     import_weights(model, initial_weights({name: one.shape for name, one in export_weights(model).items()}, seed=3))
@@ -55,8 +55,8 @@ def batches() -> list[Batch]:
     random = np.random.default_rng(5)
     return [
         Batch(
-            images=random.integers(0, 256, (size, 8, 8, 1), np.uint8),
-            labels=random.integers(0, 10, size),
+            inputs=random.integers(0, 256, (size, 8, 8, 1), np.uint8),
+            targets=random.integers(0, 10, size),
             num_samples=size,
             num_global=size,
             loss_weight=1 / size,

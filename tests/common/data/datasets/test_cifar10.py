@@ -54,7 +54,7 @@ def test_samples_in_the_order_of_the_batches(tmp_path, vouch):
     images, labels = dataset.validation.read(np.array([3, 0]), epoch=0)
     np.testing.assert_array_equal(images, IMAGES["test_batch.bin"][[3, 0]])
     assert labels.dtype == np.int64 and labels.tolist() == LABELS["test_batch.bin"][[3, 0]].tolist()
-    assert dataset.image_shape == (32, 32, 3) and len(dataset.mean) == len(dataset.std) == 3
+    assert dataset.input_shape == (32, 32, 3) and len(dataset.mean) == len(dataset.std) == 3
 
 
 def test_a_hostile_archive_writes_nothing_elsewhere(tmp_path, vouch):

@@ -38,7 +38,7 @@ def test_split_is_fixed_and_balanced():
         sums.append(hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()[:16])
     assert (len(dataset.train), len(dataset.validation)) == (1437, 360)
     assert sums == ["b91746db64e14d19", "83c99461e31a2576"]
-    assert np.bincount(dataset.validation.labels).min() >= 35
+    assert np.bincount(dataset.validation.targets).min() >= 35
 
 
 def test_normalised_training_images_have_mean_0_and_deviation_1():

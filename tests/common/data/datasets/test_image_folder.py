@@ -66,7 +66,7 @@ def gradients(tmp_path) -> Path:
 
 def test_classes_are_numbered_by_name_and_images_have_their_colour(folder):
     dataset = open_folder(folder)
-    assert dataset.num_classes == 3 and dataset.image_shape == (16, 16, 3)
+    assert dataset.num_classes == 3 and dataset.input_shape == (16, 16, 3)
     for split, count in ((dataset.train, 4), (dataset.validation, 2)):
         assert len(split) == 3 * count and split.parallel
         indices = np.random.default_rng(0).permutation(len(split))

@@ -55,7 +55,7 @@ def own_files(directory: Path, vouch, **changed: bytes) -> DataConfig:
 
 def check_samples(config: DataConfig) -> None:
     dataset = load(config)
-    assert dataset.image_shape == (28, 28, 1) and dataset.num_classes == 10
+    assert dataset.input_shape == (28, 28, 1) and dataset.num_classes == 10
     for split, images, labels in (
         (dataset.train, ARRAYS[TRAIN_IMAGES], ARRAYS[TRAIN_LABELS]),
         (dataset.validation, ARRAYS[TEST_IMAGES], ARRAYS[TEST_LABELS]),
@@ -100,7 +100,7 @@ def test_arrays_are_mapped_not_read(published, server, tmp_path):
     server.answers.update(FILES)
     config = DataConfig(dataset="mnist", data_dir=tmp_path, mirror=server.url)
     prepare(config)
-    images = load(config).train.images
+    images = load(config).train.inputs
     assert not images.flags.owndata and not images.flags.writeable
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
 
@@ -159,7 +159,7 @@ def test_own_files_in_place_of_earlier_ones(tmp_path, vouch):
     prepare(config)
     other = np.arange(50, dtype=np.uint8)[::-1] % 10
     prepare(own_files(tmp_path, vouch, **{TRAIN_LABELS: idx(other)}))
-    np.testing.assert_array_equal(load(config).train.labels, other)
+    np.testing.assert_array_equal(load(config).train.targets, other)
 
 
 def with_dimension(body: bytes, num_images: int) -> bytes:

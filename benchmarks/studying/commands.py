@@ -1,0 +1,115 @@
+"""The runs of a study, and the command of each: what the trainers are given."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allstep.benchmarks.harness.launchers import train_command
+from allstep.benchmarks.studying.description import NOT_STUDIED, RUN_SETTINGS, Description, names_of_variants
+from allstep.common.config.command_line import parse
+from allstep.common.launch.placement import ALONE, Placement
+from allstep.common.process.errors import UserError
+from allstep.common.registry import FRAMEWORKS, STRATEGIES
+
+LANDSCAPE = "landscape.jsonl"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One series at one x."""
+
+    name: str
+    framework: str
+    strategy: str
+    num_ranks: int
+    slow_rank: int | None
+    words: tuple[str, ...]
+    """For the trainer."""
+
+    def command(self, seed: int, directory: Path, *, landscape: bool) -> list[str]:
+        """What trains it from a seed into a directory, and then measures the loss around its weights where asked."""
+        words = (*self.words, "--seed", seed, "--output-dir", directory)
+        module = None
+        if self.slow_rank is not None:
+            module = "allstep.benchmarks.studying.slowed"
+            words = ("--framework", self.framework, "--slow-rank", self.slow_rank, *words)
+        command = train_command(self.framework, self.strategy, self.num_ranks, words, module=module)
+        if not landscape:
+            return command
+        program = ("python", "-m", "allstep.benchmarks.studying.landscape", "--framework", self.framework)
+        files = ("--config", directory / "config.yaml", "--init-from", "latest", "--output", directory / LANDSCAPE)
+        return ["bash", "-c", f"{shlex.join(command)} && {shlex.join(map(str, (*program, *files)))}"]
+
+
+def variants(description: Description, framework: str | None, trainer_flags: Sequence[str]) -> list[Variant]:
+    """All that a study trains, checked before the first run.
+
+    Args:
+        framework: in place of the study's own; None leaves it that.
+        trainer_flags: words that take the place of the study's base flags.
+
+    Raises:
+        UserError: a run cannot be what the flags ask for, or a flag is the study's to give.
+    """
+    _check_given(description, framework, trainer_flags)
+    found = []
+    for name, (series, x) in names_of_variants(description).items():
+        own = {**description.series[series], **({description.x.flag: x} if description.x else {})}
+        settings = {**description.flags, **({"framework": framework} if framework else {}), **own}
+        base = {flag: value for flag, value in description.flags.items() if flag not in own}
+        words = (*_words(base), *trainer_flags, *_words(own))
+        found.append(_variant(name, settings, words))
+    return found
+
+
+def _variant(name: str, settings: Mapping[str, Any], words: tuple[str, ...]) -> Variant:
+    framework, num_ranks = settings.get("framework", FRAMEWORKS[0]), settings.get("ranks", 1)
+    slow_rank = settings.get("slow-rank")
+    if framework not in FRAMEWORKS:
+        raise UserError(f"expected framework to be {' or '.join(FRAMEWORKS)} in {name}, received {framework}; mend it")
+    for what, value in (("ranks", num_ranks), ("slow-rank", slow_rank)):
+        if value is not None and type(value) is not int:
+            raise UserError(f"expected {what} to be a whole number in {name}, received {value}; mend it")
+    hosts = (socket.gethostname(),)
+    place = Placement("horovodrun", 0, num_ranks, 0, num_ranks, 0, hosts) if num_ranks > 1 else ALONE
+    config = parse(tuple(STRATEGIES[framework]), place, words)
+    entry = STRATEGIES[framework][config.strategy_name]
+    if not entry.can_have(num_ranks):
+        raise UserError(
+            f"expected a number of ranks that --strategy {config.strategy_name} can have in {name}, received "
+            f"{num_ranks}; mend one of them"
+        )
+    return Variant(name, framework, config.strategy_name, num_ranks, slow_rank, words)
+
+
+def _check_given(description: Description, framework: str | None, trainer_flags: Sequence[str]) -> None:
+    """Refuse flags on the command line that differ between the runs of the study."""
+    varied = {flag for flags in description.series.values() for flag in flags}
+    varied |= {description.x.flag} if description.x else set()
+    named = {re.sub("^--(no-)?", "", word).partition("=")[0] for word in trainer_flags if word.startswith("--")}
+    named |= {"framework"} if framework else set()
+    for flag in sorted(named):
+        if flag in varied or flag in NOT_STUDIED:
+            raise UserError(
+                f"expected flags that are the same in all runs, received --{flag}, which this study gives; leave it "
+                "out, or change it in a copy of the study's file"
+            )
+
+
+def _words(flags: Mapping[str, Any]) -> list[str]:
+    """The words that give a trainer these flags, without what is none of its own."""
+    words = []
+    for name, value in flags.items():
+        if name in RUN_SETTINGS:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words

@@ -1,0 +1,24 @@
+"""The page of a study: study.md with its figures beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from allstep.benchmarks.records.studies import StudyResult
+from allstep.benchmarks.report import render
+from allstep.benchmarks.reporting.study_section import study
+from allstep.common.files.disk import write_atomically
+
+PAGE = "study.md"
+
+
+def write_page(directory: Path, result: StudyResult) -> list[str]:
+    """Write study.md, and each figure as SVG and PNG; returns what came out, in lines for the terminal."""
+    section = study(result)
+    names = [f"figure-{number}" for number, _ in enumerate(section.figures, 1)]
+    figures = [figure.save(directory / name) for name, figure in zip(names, section.figures, strict=True)]
+    saved = dataclasses.replace(section, figures=figures)
+    with write_atomically(directory / PAGE) as stream:
+        stream.write(render("report.md", f"allstep study {result.name}", [saved], []).encode())
+    return [*section.items, section.text[2], f"written to {directory / PAGE}: allstep report {directory} includes it"]

@@ -1,0 +1,51 @@
+"""Train as a trainer does, with one rank that has its processor for a part of the time only.
+
+    horovodrun -np 2 python -m allstep.benchmarks.studying.slowed --framework pytorch --slow-rank 1 [trainer's flags]
+
+A helper process stops and continues that rank in turn, as another program on its host would: so every strategy meets
+it alike, also where the work is done in threads of the framework.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from allstep.benchmarks.comparison.rank import open_session
+from allstep.common.config.flags import Parser, one_of, whole
+from allstep.common.launch.placement import placement
+from allstep.common.process.exit import run_rank
+from allstep.common.registry import FRAMEWORKS
+
+_STOPPED_SECONDS, _RUNNING_SECONDS = 0.03, 0.01  # a quarter of the time; far below what counts as a stall
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser("python -m allstep.benchmarks.studying.slowed", __doc__)
+    parser.add_argument("--framework", type=one_of(*FRAMEWORKS), default=FRAMEWORKS[0])
+    parser.add_argument("--slow-rank", type=whole(0, 10**6), required=True, metavar="N")
+    flags, trainer_flags = parser.parse_known_args(argv)
+    if placement().rank == flags.slow_rank:
+        subprocess.Popen([sys.executable, "-c", f"{_BRAKE}\nbrake({os.getpid()})"], stdin=subprocess.PIPE)
+    if session := open_session(flags.framework, trainer_flags):
+        session.train()
+
+
+def brake(pid: int) -> None:
+    """Slow a process until it is gone."""
+    while os.getppid() == pid:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(_STOPPED_SECONDS)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(_RUNNING_SECONDS)
+
+
+_BRAKE = "from allstep.benchmarks.studying.slowed import brake"
+
+
+if __name__ == "__main__":
+    run_rank(main)

@@ -1,0 +1,51 @@
+"""For which frameworks the installed Horovod was compiled, and with what; read without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.common.process.errors import UserError
+
+_FEATURES = {"mpi_built": "MPI", "gloo_built": "Gloo", "nccl_built": "NCCL"}
+
+
+@dataclass(frozen=True)
+class HorovodBuild:
+    """What Horovod's build has written down."""
+
+    versions: dict[str, str]
+    """That it was compiled for, by framework: pytorch, tensorflow."""
+    features: tuple[str, ...]
+    """Of MPI, Gloo and NCCL those by which it communicates."""
+
+
+def read_build() -> HorovodBuild | None:
+    """What the installed Horovod was built for; None where there is none."""
+    found = importlib.util.find_spec("horovod")
+    if found is None or found.origin is None:
+        return None
+    built = json.loads(Path(found.origin).with_name("metadata.json").read_text())
+    versions = {name: built[name] for name in ("pytorch", "tensorflow") if name in built}
+    return HorovodBuild(versions, tuple(name for key, name in _FEATURES.items() if built.get(key)))
+
+
+def check_built_for(framework: str, version: str) -> None:
+    """Refuse a Horovod that was compiled for another version of a framework: its import fails, or its sums do.
+
+    Args:
+        framework: pytorch or tensorflow.
+        version: that of the installed one, as it says itself.
+
+    Raises:
+        UserError: it was, or there is no Horovod.
+    """
+    build = read_build()
+    if build is None:
+        raise UserError("expected Horovod, received an environment without it; run make setup")
+    built_for = build.versions.get(framework)
+    if built_for != version:
+        received = f"one built for {built_for}" if built_for else "one built without it"
+        raise UserError(f"expected Horovod built for {framework} {version}, received {received}; run make setup")

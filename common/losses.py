@@ -1,0 +1,52 @@
+"""What a network is trained to make small, by name, and what validation says of it besides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from allstep.common.process.errors import UserError
+
+if TYPE_CHECKING:
+    from allstep.common.config.train_config import TrainConfig
+    from allstep.common.data.datasets import Task
+
+LOSSES: dict[str, tuple[Task, ...]] = {
+    "cross-entropy": ("classification", "next-token"),
+    "mse": ("regression",),
+    "mae": ("regression",),
+    "huber": ("regression",),
+    "bce": ("regression",),
+}
+"""By the names of `--loss`: the tasks that each is for, whose first loss here is that task's own."""
+
+
+def default_loss(task: Task) -> str:
+    """The loss of a task where nobody names another."""
+    return next(name for name, tasks in LOSSES.items() if task in tasks)
+
+
+def metric_of(task: Task, loss: str | None = None) -> str:
+    """What validation measures beside the loss, a mean over samples: `accuracy`, or `mae` where there are no classes.
+
+    With `bce`, the targets are answers of 0 or 1, and the accuracy is the share that has the right sign.
+    """
+    return "mae" if task == "regression" and loss != "bce" else "accuracy"
+
+
+def check_loss(config: TrainConfig, task: Task) -> None:
+    """Refuse a loss that is for other targets than a data set has.
+
+    Raises:
+        UserError: names those that are for them.
+    """
+    dataset = config.data.dataset
+    names = [name for name, tasks in LOSSES.items() if task in tasks]
+    if config.loss is not None and config.loss not in names:
+        raise UserError(
+            f"expected --loss {' or '.join(names)} for the targets of {dataset}, received {config.loss}; name another"
+        )
+    if config.optimizer.label_smoothing and (config.loss or default_loss(task)) != "cross-entropy":
+        raise UserError(
+            f"expected --label-smoothing with classes to spread a label over, received the targets of {dataset}, which "
+            "has none; leave it out"
+        )

@@ -1,0 +1,45 @@
+"""What PyTorch says of itself, as JSON, to `allstep doctor`, which does not import it.
+
+python -m allstep.pytorch.installation
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+import torch
+
+from allstep.common.doctor.frameworks import Installation
+from allstep.common.files.records import to_json
+from allstep.common.process.errors import summary
+from allstep.common.process.gpu_libraries import loaded_libraries
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print an `Installation`."""
+    num_gpus = torch.cuda.device_count()
+    pairs = itertools.permutations(range(num_gpus), 2)
+    installation = Installation(
+        version=torch.__version__,
+        cuda=torch.version.cuda,
+        num_gpus=num_gpus,
+        no_peer_access=tuple(pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)),
+        horovod_error=_horovod_error(),
+        libraries={name: tuple(paths) for name, paths in loaded_libraries().items()},
+    )
+    print(json.dumps(to_json(installation)))
+
+
+def _horovod_error() -> str | None:
+    try:
+        import horovod.torch as hvd
+
+        hvd.is_initialized()  # without its compiled part the import alone succeeds
+    except Exception as error:  # whatever is wrong with it: it is what is asked for
+        return summary(error)
+
+
+if __name__ == "__main__":
+    main()

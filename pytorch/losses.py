@@ -1,0 +1,59 @@
+"""The losses and metrics by name; `tensorflow/losses.py` has the same ones.
+
+Each takes outputs and targets, (n, ...), and returns a sum over the n samples of what is a mean over the other axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
+    """A loss of `common.losses.LOSSES`."""
+    if name == "cross-entropy":
+        return partial(_cross_entropy, label_smoothing=label_smoothing)
+    return partial(_sum_over_samples, _LOSSES[name])
+
+
+def build_metric(name: str, loss: str) -> Measure:
+    """A metric of `common.losses.metric_of`."""
+    measured = _mae if name == "mae" else _has_right_sign if loss == "bce" else _is_right_class
+    return partial(_sum_over_samples, measured)
+
+
+def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    """Of logits (n, ..., classes) and classes (n, ...)."""
+    logits, classes = outputs.float().flatten(0, -2), targets.flatten()
+    loss_sum = functional.cross_entropy(logits, classes, reduction="sum", label_smoothing=label_smoothing)
+    return loss_sum if targets.dim() == 1 else loss_sum / targets[0].numel()
+
+
+def _sum_over_samples(measure: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return measure(outputs.float(), targets).sum() / math.prod(targets.shape[1:])
+
+
+def _is_right_class(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(-1) == targets).float()
+
+
+def _has_right_sign(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs > 0) == (targets > 0.5)).float()
+
+
+def _mae(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).abs()
+
+
+_LOSSES: dict[str, Measure] = {
+    "mse": partial(functional.mse_loss, reduction="none"),
+    "mae": _mae,
+    "huber": partial(functional.huber_loss, reduction="none"),
+    "bce": partial(functional.binary_cross_entropy_with_logits, reduction="none"),
+}

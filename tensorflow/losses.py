@@ -1,0 +1,68 @@
+"""The losses and metrics by name; `pytorch/losses.py` has the same ones.
+
+Each takes outputs and targets, (n, ...), and returns a sum over the n samples of what is a mean over the other axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import tensorflow as tf
+
+Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
+    """A loss of `common.losses.LOSSES`."""
+    losses = partial(_cross_entropy, label_smoothing=label_smoothing) if name == "cross-entropy" else _LOSSES[name]
+    return partial(_sum_over_samples, losses)
+
+
+def build_metric(name: str, loss: str) -> Measure:
+    """A metric of `common.losses.metric_of`."""
+    measured = _mae if name == "mae" else _has_right_sign if loss == "bce" else _is_right_class
+    return partial(_sum_over_samples, measured)
+
+
+def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tf.Tensor:
+    """Of logits (n, ..., classes) and classes (n, ...)."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
+    if label_smoothing:
+        of_all = -tf.reduce_mean(tf.nn.log_softmax(outputs), axis=-1)
+        losses = (1 - label_smoothing) * losses + label_smoothing * of_all
+    return losses
+
+
+def _sum_over_samples(measure: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(measure(tf.cast(outputs, tf.float32), targets)) / math.prod(targets.shape[1:])
+
+
+def _is_right_class(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.argmax(outputs, -1) == targets, tf.float32)
+
+
+def _has_right_sign(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    return tf.cast((outputs > 0) == (targets > 0.5), tf.float32)
+
+
+def _mse(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    return tf.math.squared_difference(outputs, targets)
+
+
+def _mae(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    return tf.abs(outputs - targets)
+
+
+def _huber(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Quadratic up to a difference of 1, linear from there (Huber 1964)."""
+    apart = _mae(outputs, targets)
+    return tf.where(apart < 1, tf.square(apart) / 2, apart - 0.5)
+
+
+def _bce(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=outputs)
+
+
+_LOSSES: dict[str, Measure] = {"mse": _mse, "mae": _mae, "huber": _huber, "bce": _bce}

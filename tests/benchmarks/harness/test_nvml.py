@@ -1,0 +1,42 @@
+"""What NVML says of GPUs. Oracles: nvidia-smi, and that there is nothing where there is no GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import gpus
+import pytest
+
+from allstep.benchmarks.harness import nvml
+
+SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+MEASURE = """
+import time, torch
+from allstep.benchmarks.harness import nvml
+joules = nvml.energy_counter(0)
+a, before, started = torch.ones(8192, 8192, device="cuda"), joules(), time.perf_counter()
+while time.perf_counter() - started < 1:
+    (a @ a).sum().item()
+print(joules() - before)
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a driver")
+def test_without_a_driver_nothing_is_known():
+    assert nvml.free_memory() == ()
+
+
+@pytest.mark.gpu
+def test_free_memory_is_that_of_nvidia_smi():
+    gpus.need()
+    expected = [int(line) * 2**20 for line in subprocess.check_output(SMI, text=True).split()]
+    assert nvml.free_memory() == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.gpu
+def test_a_busy_gpu_takes_energy():
+    environ = gpus.need()
+    found = subprocess.run([sys.executable, "-c", MEASURE], env=environ, capture_output=True, text=True, check=True)
+    assert 50 < float(found.stdout) < 2000  # a second at 50 to 2,000 W

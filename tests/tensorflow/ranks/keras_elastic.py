@@ -1,0 +1,76 @@
+"""Runs on every rank of test_horovod_elastic.py: Horovod's elastic example for Keras, on less data; a rank is killed.
+
+Usage: horovodrun --min-np 1 ... python keras_elastic.py DIRECTORY. Rank 1 kills itself once, in its second epoch. The
+job trains until one epoch after that was trained by two ranks again. Each rank prints a line in JSON of each moment.
+"""
+
+import json
+import os
+import signal
+import sys
+import zlib
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import allstep.tensorflow.horovod_keras as hvd
+
+KILLED = Path(sys.argv[1]) / "killed"
+hvd.init()
+random = np.random.default_rng(0)
+images, labels = random.random((640, 8, 8, 1), np.float32), random.integers(0, 10, 640)
+dataset = tf.data.Dataset.from_tensor_slices((images, labels)).repeat().shuffle(640).batch(16)
+model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(10, activation="softmax")])
+optimizer = hvd.DistributedOptimizer(
+    keras.optimizers.Adam(0.001 * hvd.size()), backward_passes_per_step=1, average_aggregated_gradients=True
+)
+model.compile(
+    loss=keras.losses.SparseCategoricalCrossentropy(), optimizer=optimizer, experimental_run_tf_function=False
+)
+model.fit(dataset, steps_per_epoch=1, epochs=1, verbose=0)
+state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+
+
+def say(event: str) -> None:
+    values = b"".join(variable.numpy().tobytes() for variable in [*model.variables, *optimizer.variables])
+    where = {"rank": hvd.rank(), "size": hvd.size(), "epoch": state.epoch, "batch": state.batch}
+    # In one piece: both ranks write into one pipe.
+    sys.stdout.write(json.dumps({"event": event, **where, "state": zlib.crc32(values)}) + "\n")
+    sys.stdout.flush()
+
+
+def on_state_reset() -> None:
+    tf.keras.backend.set_value(state.model.optimizer.lr, 0.001 * hvd.size())
+    state.model.fit(dataset, steps_per_epoch=1, epochs=1, verbose=0)
+
+
+class KillsOnce(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if hvd.rank() == 1 and state.epoch == 1 and batch == 7 and not KILLED.exists():
+            KILLED.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_epoch_end(self, epoch, logs=None):
+        say("epoch")
+        if KILLED.exists() and hvd.size() == 2:
+            self.model.stop_training = True
+
+
+@hvd.elastic.run
+def train(state):
+    say("begin")
+    callbacks = [
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.CommitStateCallback(state),
+        KillsOnce(),
+    ]
+    state.model.fit(dataset, steps_per_epoch=20, epochs=1000 - state.epoch, callbacks=callbacks, verbose=0)
+
+
+state.register_reset_callbacks([on_state_reset])
+train(state)
+say("end")
