@@ -204,6 +204,7 @@ def train_epoch(run: Run) -> None:
         rank=worker.collectives.rank,
         world_size=worker.collectives.world_size,
         drop_last=config.schedule.drop_last,
+        curriculum=session.dataset.curriculum,
     )
     # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
     unsettled: deque[_Step] = deque()

@@ -22,6 +22,7 @@ from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.config.validation import validate_for_data
 from allstep.common.data import datasets
+from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import Dataset
 from allstep.common.hooks import Hook
 from allstep.common.launch.placement import Placement, cores_per_rank
@@ -74,7 +75,7 @@ def open_dataset(config: TrainConfig, strategy: Strategy) -> Dataset:
     dataset = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
     validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
     check_loss(config, dataset.task)
-    return dataset
+    return dataclasses.replace(dataset, curriculum=curriculum_of(config.data, len(dataset.train)))
 
 
 @dataclass

@@ -39,7 +39,7 @@ class Worker(Protocol):
     collectives: Collectives
     device: Any
     """What it computes on, as the framework names it."""
-    num_parts: Sequence[int]
+    num_parts: tuple[int, ...]
     """Into how many parts, whose gradients are known by themselves, a global batch is cut: by ranks, each slice by the
     devices of its rank, each of those by passes. Empty where there is but one, or the strategy does not see them."""
 

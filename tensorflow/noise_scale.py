@@ -40,4 +40,5 @@ class GradientSquares:
         def compute() -> tf.Tensor:
             return tf.math.divide_no_nan(2 * tf.add_n([tf.nn.l2_loss(one) for one in gradients]), divisor)
 
-        return tf.cond(self._optimizer.num_steps % MEASURED_EVERY == 0, compute, lambda: tf.constant(0.0))
+        is_due = tf.math.floormod(self._optimizer.num_steps, MEASURED_EVERY) == 0
+        return tf.cond(is_due, compute, lambda: tf.constant(0.0))

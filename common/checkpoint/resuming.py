@@ -117,10 +117,12 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
         UserError: names the first flag with which the run cannot go on.
     """
     flags = config.flat()
-    for name in ("dataset", *_SHAPES.get(flags["dataset"], ()), "seed", "model", "optimizer"):
-        if flags[name] != saved.config[name]:
+    order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
+    for name in ("dataset", *_SHAPES.get(flags["dataset"], ()), "seed", *order, "model", "optimizer"):
+        before = saved.config.get(name)  # an older checkpoint knows of no curriculum
+        if flags[name] != before:
             raise UserError(
-                f"expected --{name} {_as_flag(saved.config[name])}, with which the checkpoint was written, received "
+                f"expected --{name} {_as_flag(before)}, with which the checkpoint was written, received "
                 f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
             )
     if (flags["ema"] is None) != (saved.config.get("ema") is None):

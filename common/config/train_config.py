@@ -74,7 +74,6 @@ class ScheduleConfig:
     early_stop_patience: Annotated[int, whole(0, EVER)] = 0
     """Stop when the validation loss has not fallen for N epochs; 0 never stops early."""
 
-
     @property
     def follows_noise(self) -> bool:
         """Whether the batch grows with the measured gradient noise scale."""

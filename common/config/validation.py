@@ -61,6 +61,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
+    _check_curriculum(config.data)
 
 
 def _check_output(output: OutputConfig) -> None:
@@ -162,6 +163,20 @@ def _check_ramp(config: TrainConfig, framework: str) -> None:
             f"expected --batch-ramp auto where the gradient noise scale is measured, received {why}; docs/batches.md "
             "says where that is"
         )
+
+
+def _check_curriculum(data: DataConfig) -> None:
+    """Refuse what paces no curriculum, and one that does not fit a data set whose size is known."""
+    for item in fields(DataConfig):
+        value = getattr(data, item.name)
+        if item.name.startswith("curriculum_") and value != item.default and not data.curriculum:
+            raise UserError(
+                f"expected --curriculum with --{item.name.replace('_', '-')}, received none; name a file"
+            )
+    if data.curriculum:
+        from allstep.common.data.curriculum import curriculum_of
+
+        curriculum_of(data, _num_samples(data))
 
 
 def _num_samples(data: DataConfig) -> int | None:

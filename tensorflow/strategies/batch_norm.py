@@ -4,6 +4,7 @@ samples, and `pytorch/strategies/batch_norm.py` the same formulas."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import keras
 import tensorflow as tf
@@ -56,4 +57,4 @@ class _OverAll:
             # Each sum is on all ranks, so the gradient of what was added is the sum of the gradients of the sums.
             return self._reduce(values, name), lambda gradient: self._reduce(gradient, f"{name}.gradient")
 
-        return summed(values)
+        return cast("tf.Tensor", summed(values))  # what the decorated function returns is that and its gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import horovod
 import keras
@@ -71,7 +72,8 @@ class Horovod(Strategy):
 
 def sum_over_ranks(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """The sum of `tensor` over all ranks."""
-    return allreduce(tensor, op=hvd.Sum, name=f"allstep.{name}", ignore_name_scope=True)
+    summed = allreduce(tensor, op=hvd.Sum, name=f"allstep.{name}", ignore_name_scope=True)
+    return cast("tf.Tensor", summed)  # of tensors Horovod makes tensors, though it does not say so
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from allstep.common.config.flags import whole
+from allstep.common.config.flags import number, whole
 from allstep.common.process.errors import UserError
 
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic"]
@@ -64,6 +64,16 @@ class DataConfig:
 
     skip_unreadable: bool = False
     """image-folder: count unreadable images and put another of the same class in their place, do not stop."""
+
+    curriculum: Path | None = None
+    """File of a difficulty for each training sample, .npy or a number a line, as `allstep difficulty` writes it: easy
+    samples come first (Bengio et al. 2009)."""
+
+    curriculum_start: Annotated[float, number(0, 1, above=True)] = 0.25
+    """Share of the samples, the easiest, with which the first epoch does."""
+
+    curriculum_epochs: Annotated[int, whole(1, 10**6)] = 5
+    """Epochs until all samples take part; their number grows evenly."""
 
     seed: Annotated[int, whole(0, 2**64 - 1)] = 0
     """Seed of the order of samples and of their augmentation."""
