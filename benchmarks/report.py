@@ -3,10 +3,10 @@
     allstep report DIR...
 
 Takes results of `allstep compare`, `allstep collectives`, `allstep predict --output` and `--validate --output`,
-`allstep study`, kept benchmarks, and training runs (metrics.jsonl), wherever in the directories they are. Both files go
-to the first directory. report.html is one file that needs no network: it can be mailed, read on a phone and printed.
-What cannot be read, and a directory without any of these, is named in one line, on the terminal and in the report, and
-the rest goes on; the exit status is 2 where there is no rest.
+`allstep study`, `allstep tune`, kept benchmarks, and training runs (metrics.jsonl), wherever in the directories they
+are. Both files go to the first directory. report.html is one file that needs no network: it can be mailed, read on a
+phone and printed. What cannot be read, and a directory without any of these, is named in one line, on the terminal and
+in the report, and the rest goes on; the exit status is 2 where there is no rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from allstep.benchmarks.reporting import compare_sections, other_sections, study_section
+from allstep.benchmarks.reporting import compare_sections, other_sections, search_section, study_section
 from allstep.benchmarks.reporting.document import Section
 from allstep.benchmarks.reporting.sources import Sources, read
 from allstep.common.config.flags import Parser, nonempty_path
@@ -69,6 +69,7 @@ def build(sources: Sources) -> list[Section]:
     sections += [other_sections.validation(result) for _, result in sources.validations]
     sections += [other_sections.benchmark(path, result) for path, result in sources.benchmarks]
     sections += [study_section.study(result) for _, result in sources.studies]
+    sections += [search_section.search(path, result) for path, result in sources.searches]
     if sources.runs:
         sections.append(other_sections.runs(sources.runs))
     return sections

@@ -12,7 +12,9 @@ space.yaml names flags of the trainers and what may be tried for each:
 All other flags are the trainers', and the same in every trial. After each epoch a trial that is worse than the median
 of the others is pruned, on all ranks at once. The study is a file: a search that was killed goes on with it where it
 stood, and several searches may work on it at once, also from several hosts. The best flags are kept beside it, as a
-file for --config. A name that ends in .db, .sqlite or .sqlite3 is an SQLite database, any other a journal.
+file for --config, and all trials, of which allstep report makes figures. A name that ends in .db, .sqlite or .sqlite3
+is an SQLite database, any other a journal. The ranks of a trial divide their host's cores; where several searches share
+a host, give each its part by OMP_NUM_THREADS.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allstep.benchmarks.harness.jobs import Outcome, run_job
+from allstep.benchmarks.records.files import command
 from allstep.benchmarks.tuning.space import Space, corners, read_space, words_of
-from allstep.benchmarks.tuning.study import DIRECTIONS, next_trial, open_study
+from allstep.benchmarks.tuning.study import DIRECTIONS, keep_trials, next_trial, open_study
 from allstep.common.config.command_line import parse
 from allstep.common.config.flags import EVER, WEEK, Parser, nonempty_path, nonempty_text, number, one_of, whole
 from allstep.common.engine import DIVERGED
@@ -55,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         raise UserError(f"expected to write {shown(flags.study)}: {error.strerror}; name another --study") from None
     study = open_study(flags.study, metric=flags.metric, seed=flags.seed)
+    typed = command("tune", argv)
     while _run_next(study, flags, trainer_flags, space):
-        pass
+        keep_trials(study, flags.study, metric=flags.metric, command=typed)
     _keep_best(study, flags.study)
 
 

@@ -39,6 +39,10 @@ COMMANDS = {
         "allstep.common.doctor.command",
         "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; say how to mend each fault.",
     ),
+    "launch": Command(
+        "allstep.common.launch.batch",
+        "Write or submit a batch script for Slurm that saves at a notice, is queued again, and goes on.",
+    ),
     "parity": Command(
         "allstep.benchmarks.proofs.parity",
         "Train alike in both frameworks and on 1, 2 and 4 ranks; print how far they differ.",
@@ -62,6 +66,10 @@ COMMANDS = {
     "study": Command(
         "allstep.benchmarks.study",
         "Run a study of large batches, optimizers or strategies; say whether what the literature expects came out.",
+    ),
+    "prove": Command(
+        "allstep.benchmarks.prove",
+        "Say what is wrong with a distributed training script, whose it may be: weights, samples, gradients, rates.",
     ),
     "tune": Command(
         "allstep.benchmarks.tune",

@@ -29,8 +29,8 @@ class Collectives(Protocol):
         """Int64 `values` (n,) of all ranks, (world_size, n) in the order of ranks."""
         ...
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rank 0's arrays; the others pass arrays of the same names, shapes and types."""
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
+        """The arrays of rank `root`; the others pass arrays of the same names, shapes and types."""
         ...
 
     def barrier(self) -> None:
@@ -50,7 +50,7 @@ class OneRank:
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         return values[np.newaxis]
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
         return dict(arrays)
 
     def barrier(self) -> None:

@@ -88,7 +88,7 @@ def fit(run: Run) -> bool:
         UserError: a loss is not a finite number any more, or a checkpoint cannot be written.
         Fault: the ranks are out of step, or a step failed; the message names the step.
     """
-    with _naming_the_step(run.progress_state, deterministic=run.session.config.deterministic):
+    with _naming_the_step(run.progress_state, deterministic=run.session.config.same_bits):
         is_through = True
         try:
             _fit(run)
@@ -120,7 +120,7 @@ def _fit(run: Run) -> None:
         own_sums = np.array([progress.loss_sum, progress.noise.variance, progress.noise.square])
         train_loss_sum, *noise = worker.collectives.all_reduce_sum(own_sums)
         worker.average_statistics()
-        validation = evaluate(worker, session.dataset.validation, run.schedule.global_batch_size, run.progress_state)
+        validation = _evaluate(run)
         if not math.isfinite(validation.loss):
             raise UserError(
                 f"{DIVERGED} validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
@@ -129,7 +129,7 @@ def _fit(run: Run) -> None:
         averaged = {}
         if session.config.optimizer.ema is not None:
             with worker.averaged_weights():
-                ema = evaluate(worker, session.dataset.validation, run.schedule.global_batch_size, run.progress_state)
+                ema = _evaluate(run)
             averaged = {"ema_validation_loss": ema.loss, f"ema_validation_{session.metric}": ema.metric}
         epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
         _finish_epoch(progress, validation)
@@ -204,6 +204,7 @@ def train_epoch(run: Run) -> None:
         rank=worker.collectives.rank,
         world_size=worker.collectives.world_size,
         drop_last=config.schedule.drop_last,
+        num_slices=config.parallel.num_slices,
         curriculum=session.dataset.curriculum,
     )
     # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
@@ -275,7 +276,8 @@ class _Step:
 
     def settle(self) -> float:
         """The sum of the losses of this rank's samples, once the device has it."""
-        loss_sum = float(self.result) if self.batch.num_samples else 0.0
+        # With --slices rank 0 has the losses of all.
+        loss_sum = float(self.result) if self.batch.num_samples or self.batch.slices else 0.0
         if not math.isfinite(loss_sum):
             raise UserError(
                 f"{DIVERGED} loss, received {loss_sum} at step {self.number} with learning rate "
@@ -304,28 +306,48 @@ def _naming_the_step(progress_state: ProgressState, *, deterministic: bool) -> I
         if deterministic and "determinis" in str(error):  # so both frameworks say of what they have no such form of
             raise UserError(
                 f"expected operations that have a deterministic form, received one in {progress_state.where} that has "
-                f"none: {summary(error)}; leave out --deterministic"
+                f"none: {summary(error)}; leave out --deterministic and --slices"
             ) from None
         raise Fault(f"{progress_state.where} failed: {summary(error)}") from error
 
 
-def evaluate(worker: Worker, split: Split, global_batch: int, progress_state: ProgressState) -> Evaluation:
+def _evaluate(run: Run) -> Evaluation:
+    session = run.session
+    return evaluate(
+        session.worker,
+        session.dataset.validation,
+        run.schedule.global_batch_size,
+        run.progress_state,
+        num_slices=session.config.parallel.num_slices,
+    )
+
+
+def evaluate(
+    worker: Worker, split: Split, global_batch: int, progress_state: ProgressState, *, num_slices: int | None = None
+) -> Evaluation:
     """Mean loss and metric with every sample counted once over all ranks, for any number of ranks.
+
+    Args:
+        num_slices: with --slices, into how many parts a batch is cut, each of which is evaluated by itself.
 
     Raises:
         Stopped: see there.
     """
     collectives = worker.collectives
-    sums = np.zeros(3)
+    # A row a slice, to which one rank alone adds: so no sum over ranks depends on their number.
+    sums = np.zeros((num_slices or 1, 3))
     progress_state.enter("validation")
-    for batch in validation_batches(split, global_batch, rank=collectives.rank, world_size=collectives.world_size):
+    for batch in validation_batches(
+        split, global_batch, rank=collectives.rank, world_size=collectives.world_size, num_slices=num_slices
+    ):
         if not progress_state.begin_tick():
             raise Stopped
-        # A rank without samples takes part: it may hold weights that the others need.
-        loss_sum, metric_sum = worker.eval_step(batch)
-        if batch.num_samples:
-            sums += (loss_sum, metric_sum, batch.num_samples)
+        for row, part in [(one.number, batch.part(one)) for one in batch.slices] or [(0, batch)]:
+            # A rank without samples takes part: it may hold weights that the others need.
+            loss_sum, metric_sum = worker.eval_step(part)
+            if part.num_samples:
+                sums[row] += (loss_sum, metric_sum, part.num_samples)
         progress_state.enter("validation")
     progress_state.enter("sums")
-    loss_sum, metric_sum, num_samples = collectives.all_reduce_sum(sums)
+    loss_sum, metric_sum, num_samples = collectives.all_reduce_sum(sums.ravel()).reshape(sums.shape).sum(axis=0)
     return Evaluation(loss_sum / num_samples, metric_sum / num_samples, int(num_samples))

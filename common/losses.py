@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from allstep.common import user_file
+from allstep.common.config.flags import one_of
 from allstep.common.process.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +21,11 @@ LOSSES: dict[str, tuple[Task, ...]] = {
     "bce": ("regression",),
 }
 """By the names of `--loss`: the tasks that each is for, whose first loss here is that task's own."""
+
+
+def loss_name(word: str) -> str:
+    """The type of `--loss`: one of LOSSES or FILE.py:FUNCTION."""
+    return word if user_file.parse(word) else one_of(*LOSSES, "FILE.py:FUNCTION")(word)
 
 
 def default_loss(task: Task) -> str:
@@ -41,7 +49,7 @@ def check_loss(config: TrainConfig, task: Task) -> None:
     """
     dataset = config.data.dataset
     names = [name for name, tasks in LOSSES.items() if task in tasks]
-    if config.loss is not None and config.loss not in names:
+    if config.loss in LOSSES and config.loss not in names:
         raise UserError(
             f"expected --loss {' or '.join(names)} for the targets of {dataset}, received {config.loss}; name another"
         )
@@ -50,3 +58,11 @@ def check_loss(config: TrainConfig, task: Task) -> None:
             f"expected --label-smoothing with classes to spread a label over, received the targets of {dataset}, which "
             "has none; leave it out"
         )
+
+
+def wrong_loss(function: Callable, received: object) -> UserError:
+    """What to say of a user's loss that is neither of one sample nor of all."""
+    return UserError(
+        f"expected {function.__name__}() of --loss to return the mean loss, or a loss of each sample, received "
+        f"{received}; return one of them"
+    )

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from allstep.common.process.errors import UserError
+from allstep.common import user_file
+from allstep.common.config.flags import one_of
+from allstep.common.process.errors import UserError, shown, summary
+from allstep.common.registry import TITLES
+
+if TYPE_CHECKING:
+    from allstep.common.data.datasets import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +28,8 @@ class ModelEntry:
     """Layers with weights, as `--strategy model-parallel` can cut it; 1 where it cannot."""
     smallest_image: int = 1
     """Pixels on the shorter side that the layers need to leave anything."""
+    takes_text: bool = False
+    """Whether it is for tokens, and not for images."""
     patch_size: int = 1
     """Pixels of which both sides of an image have to be a multiple."""
     deep: bool = True
@@ -48,9 +59,110 @@ MODELS = {
         module="vision_transformer", num_features=64, most_stages=1, patch_size=4,
         benchmark_image=(28, 28, 1), benchmark_classes=10,
     ),
+    "text-encoder": ModelEntry(module="transformer", num_features=64, most_stages=1, takes_text=True, deep=False),
+    "text-decoder": ModelEntry(module="transformer", num_features=64, most_stages=1, takes_text=True, deep=False),
 }  # fmt: skip
 """By the names of `--model`."""
+IMAGE_MODELS = tuple(name for name, entry in MODELS.items() if not entry.takes_text)
+LIBRARIES = {"timm": "pytorch", "torchvision": "pytorch", "keras": "tensorflow"}
+"""Where `--model LIBRARY:NAME` finds a network, and the framework that it is written in."""
 WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH = 16, 4
+
+
+def model_name(word: str) -> str:
+    """The type of `--model`: one of MODELS, LIBRARY:NAME or FILE.py:FUNCTION."""
+    library, _, name = word.partition(":")
+    if (library in LIBRARIES and name) or user_file.parse(word) or word == user_file.PROGRAM:
+        return word
+    return one_of(*MODELS, "FILE.py:FUNCTION", *(f"{library}:NAME" for library in LIBRARIES))(word)
+
+
+def check_model(model: str, framework: str) -> None:
+    """Refuse a network of the other framework's libraries, and one in a file that is not there.
+
+    Raises:
+        UserError: says where it would be found.
+    """
+    library, _, name = model.partition(":")
+    if model not in MODELS and LIBRARIES.get(library, framework) != framework:
+        raise UserError(
+            f"expected --model to be a network of {TITLES[framework]}, received {model}, which is one of "
+            f"{TITLES[LIBRARIES[library]]}; start {LIBRARIES[library]}/train.py for it"
+        )
+    user_file.check(model, "--model")
+
+
+def is_in_both(model: str) -> bool:
+    """Whether both frameworks have the network: the suite's own, and those of files that have a function for each.
+
+    Both then start from the canonical weights of `common.weights`.
+    """
+    file = user_file.parse(model)
+    if file is None:
+        return model in MODELS
+    return all(user_file.find(file[0], f"{file[1]}_{framework}", "--model") for framework in TITLES)
+
+
+def unknown_name(model: str, names: Iterable[str]) -> UserError:
+    """What to say of a network that a library does not have."""
+    library, _, name = model.partition(":")
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    advice = f"did you mean {' or '.join(near)}?" if near else "see its list of models"
+    return UserError(f"expected --model {library}: and a network that {library} has, received {shown(model)}; {advice}")
+
+
+def cannot_build(model: str, dataset: Dataset, error: Exception) -> UserError:
+    """What to say of a library's network that is not for such samples."""
+    return UserError(
+        f"expected a network for samples of shape {dataset.input_shape} from --model {model}, received "
+        f"{shown(summary(error))}; choose another network, or other samples"
+    )
+
+
+def check_outputs(model: str, received: object, dataset: Dataset) -> None:
+    """Refuse a network by the shape of what it makes of two samples; of anything but one array, that is None.
+
+    Raises:
+        UserError: it is not what the data set needs.
+    """
+    if received != (2, *dataset.output_shape):
+        outputs = "something else" if received is None else _of_samples(received)
+        raise UserError(
+            f"expected outputs {_of_samples((2, *dataset.output_shape))} of --model {model}, received {outputs}; "
+            "its last layer has to have as many as its second argument says"
+        )
+
+
+def _of_samples(shape: object) -> str:
+    assert isinstance(shape, tuple)
+    return f"(n, {', '.join(map(str, shape[1:]))})" if len(shape) > 1 and shape[0] == 2 else f"of shape {shape}"
+
+
+def most_stages(model: str) -> int:
+    """See `ModelEntry`; a network of others is taken as a whole."""
+    return MODELS[model].most_stages if model in MODELS else 1
+
+
+def check_inputs(model: str, dataset: Dataset) -> None:
+    """Refuse samples that a network of MODELS is not for: mlp takes any numbers, others images or texts.
+
+    Raises:
+        UserError: says what would do.
+    """
+    tokens = dataset.input_type == "int64"
+    if MODELS[model].takes_text:
+        expected, fits = "texts to classify", tokens and dataset.task == "classification" and dataset.num_tokens > 0
+        if model == "text-decoder":
+            expected, fits = "texts whose next characters are to be predicted", dataset.task == "next-token"
+        advice = "--dataset text-topics with text-encoder, --dataset text with text-decoder"
+    else:
+        expected, fits = "images", not tokens and len(dataset.input_shape) == 3
+        advice = "--model text-encoder or text-decoder" if tokens else "--model mlp"
+        if model == "mlp":
+            expected, fits = "images or other numbers", not tokens
+    if not fits:
+        received = f"{dataset.task} of {dataset.input_type} of shape {dataset.input_shape}"
+        raise UserError(f"expected {expected} for --model {model}, received a data set for {received}; use {advice}")
 
 
 def check_image_size(model: str, height: int, width: int) -> None:
@@ -59,6 +171,8 @@ def check_image_size(model: str, height: int, width: int) -> None:
     Raises:
         UserError: says which would do.
     """
+    if model not in MODELS:  # which its own layers find out
+        return
     entry = MODELS[model]
     if min(height, width) < entry.smallest_image:
         least = entry.smallest_image

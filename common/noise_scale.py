@@ -81,6 +81,8 @@ def why_not_measured(config: TrainConfig, framework: str) -> str | None:
         return f"--strategy {config.strategy_name}"
     if config.parallel.op != "average":
         return f"--op {config.parallel.op}"
+    if config.parallel.slices is not None:
+        return "--slices"
     if config.precision == "fp16":
         return "--precision fp16"
     if framework == "tensorflow" and config.parallel.compile:

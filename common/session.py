@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from allstep.common import engine, reporting
+from allstep.common import arithmetic, engine, reporting
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, resuming, saving
 from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import OutputConfig, TrainConfig
@@ -24,6 +24,7 @@ from allstep.common.config.validation import validate_for_data
 from allstep.common.data import datasets
 from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import Dataset
+from allstep.common.elastic import CONNECTIONS, HOSTS
 from allstep.common.hooks import Hook
 from allstep.common.launch.placement import Placement, cores_per_rank
 from allstep.common.losses import check_loss, metric_of
@@ -36,11 +37,11 @@ from allstep.common.replica_check import check_replicas_equal
 from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import output_dir_errors, write_whole
 from allstep.common.schedule import Schedule, make_schedule
-from allstep.common.watch import Limits, ProgressState, watching
+from allstep.common.watch import HOSTS_CHANGED, Limits, ProgressState, watching
 from allstep.common.worker import Worker
 
 if TYPE_CHECKING:
-    from allstep.common.data.datasets.image_folder import ImageFolderSplit
+    from allstep.common.data.datasets.encoded import EncodedSplit
 
 # The keepalive of Open MPI's daemons (tools/setup_environment.py), and the time that mpirun takes to end the ranks.
 MPIRUN_NOTICES_SECONDS = 30.0
@@ -62,17 +63,22 @@ class Strategy(Protocol):
         ...
 
 
-def open_dataset(config: TrainConfig, strategy: Strategy) -> Dataset:
+def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = None) -> Dataset:
     """Put the data set in place, by one rank of each host while the others wait, and open it on all.
+
+    Args:
+        own: of a program, in place of the one that a flag names.
 
     Raises:
         UserError: the data set cannot be had, or has fewer samples than there are ranks.
     """
-    if strategy.place.local_rank == 0:
-        datasets.prepare(config.data)
-    strategy.collectives.barrier()
-    decode_threads = config.data.decode_threads or cores_per_rank(strategy.place)
-    dataset = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
+    if own is None:
+        if strategy.place.local_rank == 0:
+            datasets.prepare(config.data)
+        strategy.collectives.barrier()
+        decode_threads = config.data.decode_threads or cores_per_rank(strategy.place)
+        own = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
+    dataset = own
     validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
     check_loss(config, dataset.task)
     return dataclasses.replace(dataset, curriculum=curriculum_of(config.data, len(dataset.train)))
@@ -92,6 +98,8 @@ class Session:
     """How far it has come."""
     open_reporter: Callable[[TrainConfig, int, Progress], Reporter] = reporting.open_reporter
     """What reports, by configuration, rank and where the run begins."""
+    commits: saving.Commits | None = None
+    """In an elastic job, what outlives the ranks of this session."""
     check_replicas: Callable[[Iterable[tuple[str, np.ndarray]], Collectives, str], None] = check_replicas_equal
     """Compares weights across ranks: after the broadcast, after step 1 and after each epoch."""
 
@@ -105,11 +113,13 @@ class Session:
         """What validation measures beside the loss."""
         return metric_of(self.dataset.task, self.config.loss)
 
-    def train(self) -> None:
+    def train(self) -> bool:
         """Train as configured, from the start or from a checkpoint; rank 0 alone reads and writes files.
 
         The ranks watch each other meanwhile. A notice to end (SIGTERM or SIGUSR1) to any rank stops all of them at the
         same point, with a checkpoint.
+
+        Returns: whether all is done; else the hosts of an elastic job have changed, and it goes on with them.
 
         Raises:
             UserError: the output directory cannot be written, or the checkpoint cannot be gone on from.
@@ -121,26 +131,33 @@ class Session:
         limits = Limits(
             stall=config.faults.stall_timeout,
             silence=config.faults.fault_timeout,
+            elastic=self.commits is not None,
             launcher=MPIRUN_NOTICES_SECONDS if place.launcher == "mpirun" else 0.0,
         )
-        with watching(collectives, place, progress_state, limits, self.worker.pending_tensors):
-            if self._train(progress_state):
-                return
+        with watching(
+            collectives, place, progress_state, limits, self.worker.pending_tensors, sever=CONNECTIONS.end
+        ) as ask_to_stop:
+            with HOSTS.passing_on(ask_to_stop):
+                is_through = self._train(progress_state)
+            if is_through:
+                return True
+            if progress_state.notice == HOSTS_CHANGED:
+                return False
             if config.output.output_dir is None:
                 stopped = f"{progress_state.notice} after step {progress_state.step}"
                 raise Fault(f"{stopped}; nothing is saved without --output-dir")
             if place.rank == 0:
                 stopped = f"{who(place)} stopped after step {progress_state.step} by {progress_state.notice}"
                 print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
+        return True
 
     def metrics(self) -> Mapping[str, float]:
         """What the strategy measures, and how many different files any rank could not read; all ranks call it."""
-        metrics, data = self.strategy.metrics(), self.config.data
-        if data.dataset != "image-folder" or not data.skip_unreadable:
+        metrics = self.strategy.metrics()
+        splits = [getattr(split, "whole", split) for split in (self.dataset.train, self.dataset.validation)]
+        if not self.config.data.skip_unreadable or not hasattr(splits[0], "unreadable_mask"):
             return metrics
-        # What this data set's splits are.
-        splits = cast("tuple[ImageFolderSplit, ...]", (self.dataset.train, self.dataset.validation))
-        masks = np.concatenate([split.unreadable_mask() for split in splits])
+        masks = np.concatenate([cast("EncodedSplit", split).unreadable_mask() for split in splits])
         return {**metrics, "unreadable_images": int(np.count_nonzero(self.worker.collectives.all_reduce_sum(masks)))}
 
     def _train(self, progress_state: ProgressState) -> bool:
@@ -150,7 +167,10 @@ class Session:
             output = None
             if config.output.output_dir and place.rank == 0:
                 output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
-            state = _load_state(worker, dataset, config, place)
+            committed = self.commits.agree(worker.collectives) if self.commits else None
+            state = committed or _load_state(worker, dataset, config, place)
+            if committed and place.rank == 0:
+                print_line(f"allstep: {place.world_size} ranks go on after step {committed.progress.step}", sys.stderr)
             schedule = make_schedule(
                 config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
             )
@@ -161,14 +181,17 @@ class Session:
                 _follow_noise(self.progress, worker, state)
             checkpoints = None
             if output:
-                if not _goes_on(config.output, output.path):
+                if not committed and not _goes_on(config.output, output.path):
                     _set_aside(output.path)
-                _write_config(output.path, config)
+                _write_config(output.path, config, worker)
                 checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints)
                 cleanup.callback(checkpoints.close)
                 checkpoints.reserve(
                     {name: np.empty(shape, np.float32) for name, shape in worker.state_shapes().items()}
                 )
+            if config.parallel.slices and place.rank == 0:
+                threads = arithmetic.describe(config, {})["threads"]
+                print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)
             reporter = self.open_reporter(config, place.rank, self.progress)
             cleanup.callback(reporter.close)
             _report_start(reporter, worker, schedule, config, place, on_cpu=self.strategy.gpu is None)
@@ -176,14 +199,17 @@ class Session:
                 worker,
                 schedule,
                 config.flat(),
+                arithmetic.describe(config, worker.versions()),
                 checkpoints,
                 every=config.output.checkpoint_every,
                 active=config.output.output_dir is not None,
                 progress_state=progress_state,
                 saved=self._report_saved,
+                commits=self.commits,
             )
             # What is being written is waited for after a failure too, and this rank does not count as stuck meanwhile.
-            cleanup.push(note_failure)
+            if not self.commits:
+                cleanup.push(note_failure)
             return engine.fit(engine.Run(self, schedule, reporter, saver, progress_state))
 
     def _report_saved(self) -> None:
@@ -241,6 +267,9 @@ def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Pl
     state = None
     if place.rank == 0:  # and checks all of it: what the others receive is right
         state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn)
+        now = arithmetic.describe(config, worker.versions())
+        if output.resume and (changed := arithmetic.differences(now, state.versions)):
+            warn(changed)
     state = saving.broadcast_state(state, worker.collectives)
     if output.resume:
         return state
@@ -269,10 +298,15 @@ def _set_aside(directory: Path) -> None:
         warn(f"the run that {directory} held is kept in {aside}; --resume latest would have gone on with it")
 
 
-def _write_config(directory: Path, config: TrainConfig) -> None:
+def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:
     import yaml
 
-    write_whole(directory / "config.yaml", yaml.safe_dump(config.flat(), sort_keys=False))
+    text = yaml.safe_dump(config.flat(), sort_keys=False)
+    if config.parallel.slices:
+        depends = arithmetic.describe(config, worker.versions())
+        text += "# The bits of this run depend on these as well.\n"
+        text += "".join(f"# {name}: {value}\n" for name, value in depends.items())
+    write_whole(directory / "config.yaml", text)
 
 
 def _report_start(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from allstep.common import elastic
 from allstep.common.config.command_line import parse
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.by_hand import locate
@@ -49,9 +50,10 @@ def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[Tr
         print_strategies(strategies.STRATEGIES, strategies.availability, place)
         sys.exit()
     strategies.check(config, place)
+    elastic.check(config, place)
     if num_ranks := strategies.num_ranks_to_spawn(config, place):
         sys.exit(spawn(num_ranks))
-    place = locate(place)
+    config, place = elastic.with_newest_checkpoint(config), locate(place)
     stay_on_host(place)
     if place.rank == 0:
         from allstep.common.checkpoint import resuming

@@ -7,8 +7,10 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
+from allstep.common import user_file
 from allstep.common.config.train_config import StrategyConfig, TrainConfig
 from allstep.common.launch.placement import BY_HAND, Placement
+from allstep.common.models import check_model
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.registry import STRATEGIES, TITLES
 
@@ -18,12 +20,18 @@ def many_gradients(names: Sequence[str]) -> str:
     return f"{len(names)} gradients, from {names[0]} to {names[-1]}"
 
 
+SUM_OF_SLICES = "the sum of the slices' gradients"
+"""With --slices: what ranks wait for, in a report of it."""
+
+
 def check_flags(config: TrainConfig, framework: str) -> None:
-    """Refuse a flag that the chosen strategy of a framework would not look at.
+    """Refuse a flag that the chosen strategy of a framework would not look at, and a network of the other framework.
 
     Raises:
         UserError: names the flag and the strategies that it is for.
     """
+    check_model(config.model, framework)
+    user_file.check(config.loss or "", "--loss")
     for item in dataclasses.fields(StrategyConfig):
         value = getattr(config.parallel, item.name)
         names = [name for name, entry in STRATEGIES[framework].items() if item.name in entry.flags]

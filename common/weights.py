@@ -32,6 +32,12 @@ def _initial(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return generator.uniform(-bound, bound, shape).astype(np.float32)
 
 
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """64 bits for what a rank draws at random in the step after `step` others."""
+    digest = hashlib.sha256(f"step {seed} {step} {rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
 def checksum(weights: Mapping[str, np.ndarray]) -> str:
     """SHA-256 over names, types, shapes and values; equal for equal weights in either framework."""
     digest = hashlib.sha256()

@@ -18,7 +18,7 @@ class StepResult:
     """What a step comes to that was started; to look at it waits for the device."""
 
     loss_sum: SupportsFloat
-    """The sum of the losses of this rank's samples."""
+    """The sum of the losses of this rank's samples; with --slices that of all on rank 0, and 0 on the others."""
     overflow: SupportsInt = 0
     """Above 0 where a gradient of any rank was not finite, so that no rank has changed a weight; with fp16 alone."""
     squares_of_parts: SupportsFloat = 0.0

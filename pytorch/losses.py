@@ -12,11 +12,16 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from allstep.common import user_file
+from allstep.common.losses import wrong_loss
+
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
-    """A loss of `common.losses.LOSSES`."""
+    """A loss of `common.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
+    if file := user_file.parse(name):
+        return partial(_users, user_file.import_for("pytorch", *file, "--loss"))
     if name == "cross-entropy":
         return partial(_cross_entropy, label_smoothing=label_smoothing)
     return partial(_sum_over_samples, _LOSSES[name])
@@ -33,6 +38,14 @@ def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, label_smoothing
     logits, classes = outputs.float().flatten(0, -2), targets.flatten()
     loss_sum = functional.cross_entropy(logits, classes, reduction="sum", label_smoothing=label_smoothing)
     return loss_sum if targets.dim() == 1 else loss_sum / targets[0].numel()
+
+
+def _users(function: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of a function that returns the mean over all samples, or the losses of each sample."""
+    losses = user_file.call(function, outputs.float(), targets, flag="--loss")
+    if not isinstance(losses, torch.Tensor) or losses.shape[:1] not in ((), targets.shape[:1]):
+        raise wrong_loss(function, getattr(losses, "shape", losses))
+    return losses.mean() * len(targets)
 
 
 def _sum_over_samples(measure: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def prepare(config: TrainConfig) -> None:
     use_tf32 = config.precision == "tf32"
     # By these names: torch.compile reads them, and would fail where the newer `fp32_precision` alone were set.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = use_tf32
-    if config.deterministic:
+    if config.same_bits:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory before it is written.

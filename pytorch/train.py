@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from allstep.common import elastic
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import run_rank
+from allstep.common.program import NOTHING, Parts
 from allstep.common.start import start
 from allstep.pytorch import strategies
 
@@ -25,13 +27,14 @@ if TYPE_CHECKING:
     from allstep.common.session import Session
 
 
-def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -> Session | None:
-    """All that trains, built as configured; None for a process that has served others, which are through."""
+def session(
+    config: TrainConfig, place: Placement, hooks: Sequence[Hook] = (), parts: Parts = NOTHING
+) -> Session | None:
+    """All that trains, built as configured or handed over; None for a process that has served others."""
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
     from allstep.common.noise_scale import why_not_measured
     from allstep.common.session import Session, open_dataset
-    from allstep.common.weights import initial_weights
-    from allstep.pytorch.models import build_model, export_weights, import_weights
+    from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
     from allstep.pytorch.numerics import prepare
     from allstep.pytorch.optimizers import build_optimizer
     from allstep.pytorch.worker import Worker
@@ -45,12 +48,11 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
     if strategy.serve():
         return None
 
-    dataset = open_dataset(config, strategy)
+    dataset = open_dataset(config, strategy, parts.dataset)
     with strategy.scope():
-        network = build_model(config.model, dataset.input_shape, dataset.num_classes, **config.model_size)
-        optimizer = build_optimizer(config.optimizer, network.parameters(), fused=strategy.fused)
-    shapes = {name: array.shape for name, array in export_weights(network).items()}
-    import_weights(network, initial_weights(shapes, config.data.seed))
+        network = build_network(config, dataset, parts.model)
+        optimizer = parts.optimizer or build_optimizer(config.optimizer, network.parameters(), fused=strategy.fused)
+    set_initial_weights(network, config)
 
     # 3. Average gradients over all ranks where they are applied.
     model, optimizer = strategy.wrap(network, optimizer)
@@ -71,11 +73,14 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         precision=config.precision,
         measures_noise=why_not_measured(config, "pytorch") is None,
     )
-    return Session(worker, dataset, config, strategy, hooks)
+    return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, network)])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:
-    if training := session(*start(strategies, argv), hooks):
+    config, place = start(strategies, argv)
+    if config.parallel.elastic:
+        elastic.train(config, lambda: session(config, place, hooks))
+    elif training := session(config, place, hooks):
         training.train()
 
 

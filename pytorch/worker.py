@@ -18,11 +18,14 @@ from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.common.losses import default_loss, metric_of
 from allstep.common.noise_scale import is_measured, parts_of
+from allstep.common.weights import step_seed
 from allstep.common.worker import StepResult
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import GradientChanges
 from allstep.pytorch.losses import build_loss, build_metric
+from allstep.pytorch.models import named_weights
 from allstep.pytorch.noise_scale import GradientSquares
+from allstep.pytorch.sliced_step import SlicedStep
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
@@ -59,7 +62,7 @@ class Worker:
             model: what a training step calls: `network` as the strategy wrapped it.
             flags: of the optimizer, and of what is done to gradients and weights around its step.
             loss: one of `common.losses.LOSSES`; that of the data set's task where none is named.
-            seed: of gradient noise.
+            seed: of gradient noise, and with --slices of dropout.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.
             measures_noise: whether to look at the gradients of parts of a batch for the noise scale.
@@ -73,9 +76,10 @@ class Worker:
         self.device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
         self.num_parts = parts_of(self.collectives.world_size, accumulate_steps, measures=measures_noise)
         self._squares = GradientSquares(network.parameters()) if self.num_parts else None
+        self._sliced_step = SlicedStep(network, strategy.ordered_sum()) if strategy.flags.slices else None
         changes_gradients = flags.clip_norm is not None or flags.gradient_noise
         self._gradient_changes = GradientChanges(flags, seed, strategy) if changes_gradients else None
-        self._num_steps = 0
+        self._num_steps, self._seed = 0, seed
         self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         autocast_type = _AUTOCAST_TYPES.get(precision)
@@ -111,6 +115,23 @@ class Worker:
         self._optimizer.zero_grad()
         if self._squares:
             self._squares.begin_step(measures=is_measured(self._num_steps + 1))
+        if self._sliced_step:
+            loss_sum = self._sliced_step(batch, partial(self._slice, loss_scale=loss_scale))
+            # It is the same on all ranks, and to be counted once.
+            loss_sums = [loss_sum] if self.collectives.rank == 0 else []
+        else:
+            loss_sums = self._passes(batch, loss_scale)
+        overflowed = False
+        if self._scales_loss:
+            overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale, self._apply)
+        else:
+            self._apply()
+        loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
+        numbers = (self._squares.of_parts, self._squares.of_average) if self._squares else ()
+        return StepResult(_read_later(loss_sum), overflowed, *map(_read_later, numbers))
+
+    def _passes(self, batch: Batch, loss_scale: float) -> list[torch.Tensor]:
+        """Leave the averaged gradients in the parameters; the sums of the losses of the passes that have samples."""
         loss_sums = []
         for number in range(self._num_passes):
             begin, end = rank_slice(0, len(batch.inputs), rank=number, world_size=self._num_passes)
@@ -123,14 +144,15 @@ class Worker:
                 loss_sum = self._train_step(inputs, targets, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
                 loss_sums.append(loss_sum)
-        overflowed = False
-        if self._scales_loss:
-            overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale, self._apply)
-        else:
-            self._apply()
-        loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
-        numbers = (self._squares.of_parts, self._squares.of_average) if self._squares else ()
-        return StepResult(_read_later(loss_sum), overflowed, *map(_read_later, numbers))
+        return loss_sums
+
+    def _slice(self, part: Batch, number: int, *, loss_scale: float) -> torch.Tensor:
+        """Add the gradients of a slice to those of the parameters; the sum of its losses."""
+        # What dropout draws is a slice's own, whichever rank has it.
+        torch.manual_seed(step_seed(self._seed, self._num_steps, number))
+        inputs, targets = self._to_device(part)
+        with self._autocast():
+            return self._train_step(inputs, targets, part.loss_weight * loss_scale, is_last=True)
 
     def _apply(self) -> None:
         """Take the optimizer's step by the averaged gradients."""
@@ -172,7 +194,7 @@ class Worker:
         return self._strategy.gather(dict(self._own_weights()))
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in self._network.state_dict().items()}
+        shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in named_weights(self._network)}
         for name, parameter in self._network.named_parameters():
             for slot in self._slots:
                 shapes[f"optimizer/{name}/{slot}"] = () if slot in LAYER_SLOTS else tuple(parameter.shape)
@@ -215,7 +237,7 @@ class Worker:
                 self._average.averages[name] = self._strategy.shard(arrays[f"ema/{name}"], parameter.detach())
 
     def _own_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, tensor) for name, tensor in self._network.state_dict().items() if not tensor.is_meta)
+        return ((name, tensor) for name, tensor in named_weights(self._network) if not tensor.is_meta)
 
     def _own_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, tensor) for name, tensor in self._network.named_parameters() if not tensor.is_meta)

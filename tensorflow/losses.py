@@ -11,11 +11,16 @@ from functools import partial
 
 import tensorflow as tf
 
+from allstep.common import user_file
+from allstep.common.losses import wrong_loss
+
 Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
-    """A loss of `common.losses.LOSSES`."""
+    """A loss of `common.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
+    if file := user_file.parse(name):
+        return partial(_users, user_file.import_for("tensorflow", *file, "--loss"))
     losses = partial(_cross_entropy, label_smoothing=label_smoothing) if name == "cross-entropy" else _LOSSES[name]
     return partial(_sum_over_samples, losses)
 
@@ -33,6 +38,14 @@ def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: floa
         of_all = -tf.reduce_mean(tf.nn.log_softmax(outputs), axis=-1)
         losses = (1 - label_smoothing) * losses + label_smoothing * of_all
     return losses
+
+
+def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Of a function that returns the mean over all samples, or the losses of each sample."""
+    losses = user_file.call(function, tf.cast(outputs, tf.float32), targets, flag="--loss")
+    if not isinstance(losses, tf.Tensor) or tuple(losses.shape[:1]) not in ((), tuple(targets.shape[:1])):
+        raise wrong_loss(function, getattr(losses, "shape", losses))
+    return tf.reduce_mean(losses) * tf.cast(tf.shape(targets)[0], tf.float32)
 
 
 def _sum_over_samples(measure: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,39 +12,93 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.models import MODELS, WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, check_image_size
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.datasets import Dataset
+from allstep.common.hooks import Hook
+from allstep.common.models import (
+    MODELS,
+    WIDE_RESNET_DEPTH,
+    WIDE_RESNET_WIDTH,
+    check_image_size,
+    check_inputs,
+    is_in_both,
+)
+from allstep.common.weights import initial_weights
 from allstep.tensorflow.networks.resnet import BatchNorm
+from allstep.tensorflow.networks.transformer import Positions
 from allstep.tensorflow.networks.vision_transformer import Tokens
 
 # Keras' names; weights are float32 in any case.
 _POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
+def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> keras.Model:
+    """The network that --model names, for a data set.
+
+    Args:
+        own: of a program, in place of one that a flag names: the network, or a function that builds it.
+
+    Raises:
+        UserError: there is none of that name, or it is for other samples.
+    """
+    if config.model not in MODELS:
+        from allstep.tensorflow.other_networks import build_other
+
+        keras.config.set_dtype_policy(_POLICIES[config.precision])
+        return build_other(config.model, dataset, config.data.seed, own)
+    check_inputs(config.model, dataset)
+    size = {**config.model_size, "num_tokens": dataset.num_tokens}
+    return build_model(config.model, dataset.input_shape, dataset.num_classes, precision=config.precision, **size)
+
+
+def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
+    """What a network needs beside a training loop: those that are not the suite's may draw random numbers."""
+    if config.model in MODELS:
+        return ()
+    from allstep.tensorflow.other_networks import Reseed
+
+    return (Reseed(network),)
+
+
 def build_model(
     name: str,
-    image_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     num_classes: int,
     *,
     depth: int = WIDE_RESNET_DEPTH,
     width: int = WIDE_RESNET_WIDTH,
+    num_tokens: int = 0,
     precision: str = "float32",
 ) -> keras.Model:
-    """A network that maps normalised images, float32 (n, height, width, channels), to logits (n, num_classes).
+    """A network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
+
+    Samples are normalised images, float32 (n, height, width, channels), or texts, int64 (n, length).
 
     Args:
         name: one of `common.models.MODELS`.
-        image_shape: height, width, channels.
+        input_shape: height, width, channels of an image; for mlp any; length of a text.
         depth, width: of a wide-resnet.
+        num_tokens: of a text.
         precision: in which its layers compute: float32, tf32, bf16 or fp16.
 
     Raises:
         UserError: the images are too small for the network, or do not fall into its patches.
     """
-    check_image_size(name, *image_shape[:2])
+    if len(input_shape) == 3:
+        check_image_size(name, *input_shape[:2])
     keras.config.set_dtype_policy(_POLICIES[precision])
     module = importlib.import_module(f"allstep.tensorflow.networks.{MODELS[name].module}")
     size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
-    return module.build(name, image_shape, num_classes, **size)
+    if MODELS[name].takes_text:
+        size = {"num_tokens": num_tokens}
+    return module.build(name, input_shape, num_classes, **size)
+
+
+def set_initial_weights(model: keras.Model, config: TrainConfig) -> None:
+    """Give a network that both frameworks have the weights that both start from; others keep their own."""
+    if is_in_both(config.model):
+        shapes = {weight.name: weight.canonical_shape for weight in canonical_weights(model)}
+        import_weights(model, initial_weights(shapes, config.data.seed))
 
 
 def export_weights(model: keras.Model) -> dict[str, np.ndarray]:
@@ -90,33 +144,52 @@ class CanonicalWeight:
 
 
 def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
-    """The model's variables, layer by layer, with canonical names and layouts."""
+    """The model's variables, layer by layer, with canonical names and layouts.
+
+    What PyTorch does not have, or what does not belong to one of the model's own layers, keeps path and layout.
+    """
+    named = set()
+    for weight in _layers_weights(model):
+        named.add(weight.variable.path)
+        yield weight
+    for variable in model.weights:
+        if variable.path not in named and "float" in variable.dtype:
+            yield _unchanged(variable.path, variable)
+
+
+def _layers_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
     flattened: tuple[int, ...] = ()
     for layer in model.layers:
-        if isinstance(layer, layers.Flatten):
+        name = getattr(layer, "canonical_name", layer.name)
+        if isinstance(layer, layers.Flatten) and hasattr(layer, "input"):  # it has none in a model of the user's class
             flattened = _shape(layer.input)[1:]
         elif isinstance(layer, layers.Conv2D):
-            yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, _shape(layer.kernel), (3, 2, 0, 1))
+            yield CanonicalWeight(f"{name}.weight", layer.kernel, _shape(layer.kernel), (3, 2, 0, 1))
             if layer.use_bias:
-                yield _unchanged(f"{layer.name}.bias", layer.bias)
+                yield _unchanged(f"{name}.bias", layer.bias)
         elif isinstance(layer, BatchNorm):
-            yield _unchanged(f"{layer.name}.weight", layer.gamma)
-            yield _unchanged(f"{layer.name}.bias", layer.beta)
-            yield _unchanged(f"{layer.name}.running_mean", layer.running_mean)
-            yield _unchanged(f"{layer.name}.running_var", layer.running_variance)
-        elif isinstance(layer, layers.LayerNormalization):
-            yield _unchanged(f"{layer.name}.weight", layer.gamma)
-            yield _unchanged(f"{layer.name}.bias", layer.beta)
+            yield _unchanged(f"{name}.weight", layer.gamma)
+            yield _unchanged(f"{name}.bias", layer.beta)
+            yield _unchanged(f"{name}.running_mean", layer.running_mean)
+            yield _unchanged(f"{name}.running_var", layer.running_variance)
+        elif isinstance(layer, layers.LayerNormalization) and layer.scale and layer.center:
+            yield _unchanged(f"{name}.weight", layer.gamma)
+            yield _unchanged(f"{name}.bias", layer.beta)
+        elif isinstance(layer, layers.Embedding):
+            yield _unchanged(f"{name}.weight", layer.embeddings)
+        elif isinstance(layer, Positions):
+            yield _unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, Tokens):
             yield _unchanged("cls_token", layer.cls_token)
             yield _unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, layers.Dense):
-            _, units = _shape(layer.kernel)
-            if len(flattened) == 3:
-                yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, (*flattened, units), (3, 2, 0, 1))
+            num_inputs, units = _shape(layer.kernel)
+            if len(flattened) == 3 and math.prod(flattened) == num_inputs:
+                yield CanonicalWeight(f"{name}.weight", layer.kernel, (*flattened, units), (3, 2, 0, 1))
             else:
-                yield CanonicalWeight(f"{layer.name}.weight", layer.kernel, _shape(layer.kernel), (1, 0))
-            yield _unchanged(f"{layer.name}.bias", layer.bias)
+                yield CanonicalWeight(f"{name}.weight", layer.kernel, _shape(layer.kernel), (1, 0))
+            if layer.use_bias:
+                yield _unchanged(f"{name}.bias", layer.bias)
             flattened = ()
 
 

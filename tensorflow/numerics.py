@@ -23,6 +23,6 @@ def prepare(config: TrainConfig) -> None:
     if config.strategy_name == "horovod":
         check_built_for("tensorflow", tf.__version__)
     tf.config.experimental.enable_tensor_float_32_execution(config.precision == "tf32")
-    if config.deterministic:
+    if config.same_bits:
         keras.utils.set_random_seed(config.data.seed % 2**32)  # without one, what draws numbers is refused
         tf.config.experimental.enable_op_determinism()

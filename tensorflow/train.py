@@ -13,10 +13,12 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from allstep.common import elastic
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import run_rank
 from allstep.common.process.lean_import import lean_import
+from allstep.common.program import NOTHING, Parts
 from allstep.common.start import start
 from allstep.tensorflow import strategies
 
@@ -25,16 +27,17 @@ if TYPE_CHECKING:
     from allstep.common.session import Session
 
 
-def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -> Session | None:
-    """All that trains, built as configured; None for a process that has served others, which are through."""
+def session(
+    config: TrainConfig, place: Placement, hooks: Sequence[Hook] = (), parts: Parts = NOTHING
+) -> Session | None:
+    """All that trains, built as configured or handed over; None for a process that has served others."""
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
         from allstep.common.noise_scale import why_not_measured
         from allstep.common.session import Session, open_dataset
-        from allstep.common.weights import initial_weights
-        from allstep.tensorflow.models import build_model, export_weights, import_weights
+        from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
         from allstep.tensorflow.optimizers import build_optimizer
         from allstep.tensorflow.worker import Worker
@@ -48,14 +51,12 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
     if strategy.serve():
         return None
 
-    dataset = open_dataset(config, strategy)
+    dataset = open_dataset(config, strategy, parts.dataset)
     with strategy.scope():
-        shape, size = dataset.input_shape, config.model_size
-        model = build_model(config.model, shape, dataset.num_classes, precision=config.precision, **size)
-        optimizer = build_optimizer(config.optimizer)
+        model = build_network(config, dataset, parts.model)
+        optimizer = parts.optimizer or build_optimizer(config.optimizer)
         optimizer.build(model.trainable_variables)
-    shapes = {name: array.shape for name, array in export_weights(model).items()}
-    import_weights(model, initial_weights(shapes, config.data.seed))
+    set_initial_weights(model, config)
 
     # 3. Average gradients over all ranks where they are applied.
     model, optimizer = strategy.wrap(model, optimizer)
@@ -75,11 +76,14 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
         precision=config.precision,
         measures_noise=why_not_measured(config, "tensorflow") is None,
     )
-    return Session(worker, dataset, config, strategy, hooks)
+    return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model)])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:
-    if training := session(*start(strategies, argv), hooks):
+    config, place = start(strategies, argv)
+    if config.parallel.elastic:
+        elastic.train(config, lambda: session(config, place, hooks))
+    elif training := session(config, place, hooks):
         training.train()
 
 

@@ -24,6 +24,7 @@ from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export
 from allstep.tensorflow.networks.resnet import counted
 from allstep.tensorflow.noise_scale import GradientSquares
 from allstep.tensorflow.recompute import RecomputedBlocks
+from allstep.tensorflow.sliced_step import SlicedStep
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
@@ -67,6 +68,8 @@ class Worker:
         self._average = None
         if flags.ema is not None:
             self._average = WeightAverage(model.trainable_variables, optimizer.averages, strategy)
+        # Those of Keras' batch norms, which change them for samples that only fill an empty slice up, too.
+        self._moving_averages = [v for v in model.non_trainable_variables if "moving_" in v.path]
         loss = loss or default_loss(dataset.task)
         self._train_loss, self._loss = build_loss(loss, flags.label_smoothing), build_loss(loss)
         self._metric = build_metric(metric_of(dataset.task, loss), loss)
@@ -81,6 +84,16 @@ class Worker:
         self._forward = RecomputedBlocks(model) if strategy.flags.recompute else model
         self._one_pass = strategy.compiled(self._gradients)
         self._train_step = strategy.compile_train_step(self._train_on_device, self._set_learning_rate, samples)
+        self._sliced_step = None
+        if strategy.flags.slices:
+            self._sliced_step = SlicedStep(
+                model,
+                strategy,
+                gradients=self._gradients,
+                apply=self._apply,
+                set_learning_rate=self._set_learning_rate,
+                samples=samples,
+            )
         self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, samples)
 
     def compile(self, batch: Batch) -> None:
@@ -93,6 +106,8 @@ class Worker:
             variable.assign(value)
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
+        if self._sliced_step:
+            return self._sliced_step(batch, learning_rate, loss_scale)
         return self._train_step(batch.inputs, batch.targets, batch.loss_weight, learning_rate, loss_scale)
 
     def eval_step(self, batch: Batch) -> tuple[float, float]:
@@ -107,11 +122,11 @@ class Worker:
         replicas = [self._strategy.replicas(variable) for variable in statistics]
         if not statistics or len(replicas[0]) * self.collectives.world_size == 1:
             return
-        own = np.concatenate([np.mean(arrays, axis=0, dtype=np.float64) for arrays in replicas])
+        own = np.concatenate([np.mean(arrays, axis=0, dtype=np.float64).ravel() for arrays in replicas])
         mean = self.collectives.all_reduce_sum(own) / self.collectives.world_size
-        ends = np.cumsum([variable.shape[0] for variable in statistics])
+        ends = np.cumsum([variable.value.shape.num_elements() for variable in statistics])
         for variable, values in zip(statistics, np.split(mean, ends[:-1]), strict=True):
-            variable.assign(values.astype(np.float32))
+            variable.assign(values.astype(np.float32).reshape(variable.shape))
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return (
@@ -156,11 +171,16 @@ class Worker:
     ) -> tuple[tf.Tensor, ...]:
         compute = self._pass if self._num_passes == 1 else self._accumulated_gradients
         loss_sum, gradients, *squares = compute(inputs, targets, loss_weight * loss_scale)
+        overflow = self._apply(gradients, loss_scale)
+        return loss_sum, overflow, *squares, *([self._squares.of_average] if self._squares else [])
+
+    def _apply(self, gradients: list[tf.Tensor], loss_scale: tf.Tensor) -> tf.Tensor:
+        """Take the optimizer's step; returns a number above 0 where gradients overflowed and nothing was changed."""
         variables = self._model.trainable_variables
         if self._scales_loss:
-            return loss_sum, self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
+            return self._strategy.apply_unscaled(self._optimizer, gradients, variables, loss_scale)
         self._optimizer.apply(gradients, variables)
-        return loss_sum, tf.constant(0), *squares, *([self._squares.of_average] if self._squares else [])
+        return tf.constant(0)
 
     def _evaluate_on_device(
         self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor
@@ -173,12 +193,17 @@ class Worker:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """The sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0."""
         counts = tf.sign(loss_weight)
+        before = [tf.identity(variable.value) for variable in self._moving_averages]
         with tf.GradientTape() as tape, counted(counts):
             loss_sum = self._train_loss(self._forward(self._scaled(inputs), training=True), targets) * counts
             loss = loss_sum * loss_weight
+        for variable, value in zip(self._moving_averages, before, strict=True):
+            variable.assign(tf.where(counts > 0, variable.value, value))
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
-        gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
-        return loss_sum, cast("list[tf.Tensor]", gradients)
+        weights = [variable.value for variable in self._model.trainable_variables]
+        gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # An embedding's is a list of rows, which are few in a batch and many over all ranks.
+        return loss_sum, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def _pass(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
         """The same and, where it is to be measured, the square of the norm of the gradient of the mean loss."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.harness.jobs import environment
+from allstep.common.arithmetic import processor
 
 _PACKAGES = (
     *("allstep", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy"),
@@ -84,7 +85,7 @@ def describe(repository: Path, *, threads_per_rank: int) -> Environment:
         hostname=socket.gethostname(),
         os=f"{platform.system()} {platform.release()}",
         processor=Processor(
-            _processor(),
+            processor(),
             num_cores=len(os.sched_getaffinity(0)),
             num_cpus=os.cpu_count(),
             governor=_CPU.read_text().strip() if _CPU.exists() else None,
@@ -135,11 +136,6 @@ def _git(repository: Path) -> Git | None:
     if commit is None:
         return None
     return Git(commit, modified=bool(_output("git", "-C", str(repository), "status", "--porcelain")))
-
-
-def _processor() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1] if found else platform.machine()
 
 
 def _gpus() -> tuple[dict[str, str], ...]:

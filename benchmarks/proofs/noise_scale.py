@@ -28,7 +28,7 @@ from allstep.common.registry import FRAMEWORKS
 TARGET = "<= 0.01"
 NETWORKS = {
     "cnn": ("--dataset", "synthetic", "--model", "cnn", "--batch-size", "64"),
-    "resnet18": ("--dataset", "synthetic", "--synthetic-shape", "64", "64", "3", "--model", "resnet18"),
+    "resnet32": ("--dataset", "synthetic", "--model", "resnet32", "--batch-size", "16"),
 }
 WARM_UP = 8
 

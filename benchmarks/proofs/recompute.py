@@ -64,9 +64,9 @@ def train(framework: str, given: Sequence[str]) -> tuple[tuple[float, float], li
         module = f"allstep.{framework}.train"
         run([sys.executable, "-m", module, "--output-dir", directory, *TRAIN, *given])
         events = read_events(Path(directory) / FILE)
-    return (events.ends[0].peak_memory_bytes / 1e6, events.epochs[0].images_per_second), [
-        step.loss for step in events.steps
-    ]
+    memory, rate = events.ends[0].peak_memory_bytes, events.epochs[0].images_per_second
+    assert memory is not None and rate is not None  # a trainer reports both
+    return (memory / 1e6, rate), [step.loss for step in events.steps]
 
 
 if __name__ == "__main__":

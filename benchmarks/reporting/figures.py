@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,19 +119,46 @@ def lines(
     return Drawing(caption, figure)
 
 
-def bars(caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str) -> Drawing:
-    """Horizontal bars, the first on top, each with its value."""
+def bars(
+    caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str, whiskers: Sequence[float] = ()
+) -> Drawing:
+    """Horizontal bars, the first on top, each with its value; `whiskers` are half as long as they are drawn."""
     figure, axes = _frame(0, height=0.9 + 0.3 * len(labels))
     places = range(len(labels))
-    axes.barh(places, values, color=PALETTE[0], height=0.62)
+    look = {"color": PALETTE[0], "height": 0.62, "ecolor": _INK}
+    axes.barh(places, values, xerr=whiskers or None, **look)
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    for place, value in zip(places, values, strict=True):
+    for place, value, whisker in zip(places, values, whiskers or [0.0] * len(labels), strict=True):
         label = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        axes.annotate(label, (value, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.annotate(label, (value + whisker, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.margins(x=0.15)
     axes.set_xlabel(x_label)
+    return Drawing(caption, figure)
+
+
+def adopted(caption: str, plot: Callable[[], Any]) -> Drawing:
+    """Somebody else's plot, which returns its axes and may set a style of its own, in our ink."""
+    import matplotlib as mpl
+    import numpy as np
+    from matplotlib import pyplot
+
+    with mpl.rc_context():
+        mpl.rcParams["text.parse_math"] = False
+        axes = np.ravel(plot())
+        figure = axes[0].figure
+        for one in figure.axes:
+            one.tick_params(colors=_INK)
+            one.set_facecolor("none")
+            one.grid(color=_FAINT, linewidth=0.5, alpha=0.35)
+            for place in ("left", "center"):
+                one.set_title("", loc=place)
+            for text in (one.xaxis.label, one.yaxis.label):
+                text.set_color(_INK)
+    figure.suptitle("")
+    figure.set_layout_engine("constrained")
+    pyplot.close(figure)
     return Drawing(caption, figure)
 
 

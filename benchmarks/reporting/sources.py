@@ -17,6 +17,7 @@ from allstep.benchmarks.records.comparison import ComparisonResult
 from allstep.benchmarks.records.figures import BenchmarkResult
 from allstep.benchmarks.records.forecasts import ForecastsResult, ValidationResult
 from allstep.benchmarks.records.runs import FILE, End, Epoch, Start, read_events
+from allstep.benchmarks.records.searches import SearchResult
 from allstep.benchmarks.records.studies import SUMMARY, StudyResult
 from allstep.common.files.records import from_json
 from allstep.common.files.schema import Mismatch
@@ -39,13 +40,14 @@ class Sources:
     validations: list[tuple[Path, ValidationResult]] = field(default_factory=list)
     benchmarks: list[tuple[Path, BenchmarkResult]] = field(default_factory=list)
     studies: list[tuple[Path, StudyResult]] = field(default_factory=list)
+    searches: list[tuple[Path, SearchResult]] = field(default_factory=list)
     runs: list[tuple[Path, RecordedRun]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """One line each."""
 
     def __len__(self) -> int:
-        results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks, self.studies)
-        return sum(map(len, (*results, self.runs)))
+        results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks)
+        return sum(map(len, (*results, self.studies, self.searches, self.runs)))
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def _read_json(found: Sources, path: Path) -> None:
         ValidationResult: found.validations,
         BenchmarkResult: found.benchmarks,
         StudyResult: found.studies,
+        SearchResult: found.searches,
     }
     for kind, results in lists.items():
         if isinstance(content, dict) and content.get("format") == kind.FORMAT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from allstep.benchmarks.records.studies import StudyResult
 from allstep.benchmarks.reporting.document import NOTHING, Section, Table, amount, share
@@ -16,7 +17,7 @@ def study(result: StudyResult) -> Section:
     described = result.description
     verdicts = judge(result)
     section = Section(described.title, commands=[result.command])
-    section.text = [described.question, f"Expected: {described.expectation} ({described.source})", _outcome(verdicts)]
+    section.text = [described.question, f"Expected: {described.expectation} ({described.source})", outcome(verdicts)]
     section.text += [described.remark] if described.remark else []
     if not result.finished:
         section.text.append(f"The study is unfinished: {len(result.runs)} runs of {_num_runs(result)} have ended.")
@@ -30,7 +31,8 @@ def _num_runs(result: StudyResult) -> int:
     return len(result.variants) * result.seeds
 
 
-def _outcome(verdicts: Sequence[Verdict]) -> str:
+def outcome(verdicts: Sequence[Verdict]) -> str:
+    """Whether the expectation came out, in a sentence."""
     num_true = sum(verdict.came_out is True for verdict in verdicts)
     if num_true == len(verdicts):
         return f"It came out as expected: {num_true} of {num_true} claims hold."
@@ -47,7 +49,7 @@ def _sentence(verdict: Verdict) -> str:
         relation = f"{verdict.value:.3g} times as large"
     else:
         how = "better" if verdict.value >= 0 else "worse"
-        relation = f"{how} by {_number(claim.measure, abs(verdict.value))}"
+        relation = f"{how} by {_difference(claim.measure, abs(verdict.value))}"
     answer = "YES" if verdict.came_out else "NO"
     return f"{answer}: {claim.says} Measured ({_name(claim.measure)}): {of}; {against}; {relation}."
 
@@ -56,18 +58,19 @@ def _claims(verdicts: Sequence[Verdict]) -> Table:
     rows = []
     for verdict in verdicts:
         claim = verdict.claim
-        number = amount if claim.relation == "times" else lambda value, measure=claim.measure: _number(measure, value)
-        measured = NOTHING if verdict.value is None else number(verdict.value)
-        bound = f"{claim.relation.replace('_', ' ')} {number(claim.bound)}"
+        measure = claim.measure if claim.relation != "times" else ""
+        measured = NOTHING if verdict.value is None else _difference(measure, verdict.value)
+        bound = f"{claim.relation.replace('_', ' ')} {_difference(measure, claim.bound)}"
         rows.append([claim.says, bound, measured, {True: "yes", False: "NO", None: "not known"}[verdict.came_out]])
     caption = "What was expected, and by how much it was better (worse: -)"
     return Table(caption, ["", "bound", "measured", "holds"], rows)
 
 
 def _measured(result: StudyResult) -> Table:
-    """Mean and deviation of each measure that claims or figures look at, at the end of the runs."""
-    axes = {figure.x for figure in result.description.figures}
-    measures = [name for name in result.description.measures if name not in axes]
+    """Mean and deviation of each measure at the end of the runs, but of those that are drawn as curves alone."""
+    described = result.description
+    measures = [figure.y for figure in described.figures if figure.x is None]
+    measures = list(dict.fromkeys((*measures, *(claim.measure for claim in described.claims))))
     rows = []
     for variant in result.variants:
         spreads = [(measure, spread(result, variant, measure)) for measure in measures]
@@ -76,7 +79,7 @@ def _measured(result: StudyResult) -> Table:
         rows.append([variant, *cells, str(num_runs), str(num_diverged(result, variant))])
     header = ["", *map(_name, measures), "runs", "diverged"]
     caption = f"At the end of training: mean and standard deviation over {result.seeds} seeds"
-    if counts := result.description.diverged_counts_as:
+    if counts := described.diverged_counts_as:
         counted = ", ".join(f"{_name(measure)} {_number(measure, value)}" for measure, value in counts.items())
         caption += f"; a run that diverged counts as {counted}"
     return Table(f"{caption}.", header, rows)
@@ -86,31 +89,27 @@ def _figure(result: StudyResult, wanted: FigureWanted) -> Drawing | None:
     """A curve for each series over the study's x, or for each variant over another measure; else bars."""
     axis = result.description.x
     label = wanted.label or _name(wanted.y)
-    look = {"y_label": label, "y_scale": wanted.y_scale}
-    if wanted.x is not None:
-        curves = [_line(one, *curve(result, one, wanted.x, wanted.y)) for one in result.variants]
-        curves = [one for one in curves if one.x]
-        caption = f"{label} against {_name(wanted.x)}"
-        return lines(caption, curves, x_label=_name(wanted.x), x_scale=wanted.x_scale, **look) if curves else None
-    if axis is None or not all(type(x) in (int, float) for x in axis.values):
+    if wanted.x is None and (axis is None or not all(type(x) in (int, float) for x in axis.values)):
         found = [one for name in result.variants if (one := spread(result, name, wanted.y))]
-        names = [one.variant for one in found]
-        return bars(label, names, [one.mean for one in found], x_label=label) if found else None
-    curves = []
+        names, means, deviations = ([getattr(one, name) for one in found] for name in ("variant", "mean", "deviation"))
+        return bars(label, names, means, x_label=label, whiskers=deviations) if found else None
+    if wanted.x is not None:
+        x_label, ticks = _name(wanted.x), []
+        curves = [_line(one, *curve(result, one, wanted.x, wanted.y)) for one in result.variants]
+    else:
+        assert axis is not None
+        x_label, ticks = axis.label, [float(x) for x in axis.values]
+        curves = [_over_x(result, series, wanted.y) for series in result.description.series]
+    curves = [one for one in curves if one.x]
+    draw = partial(lines, x_scale=wanted.x_scale, y_scale=wanted.y_scale, x_ticks=ticks)
+    return draw(f"{label} against {x_label}", curves, x_label=x_label, y_label=label) if curves else None
+
+
+def _over_x(result: StudyResult, series: str, measure: str) -> Line:
     variants = names_of_variants(result.description)
-    for series in result.description.series:
-        points = [
-            (float(x), one)
-            for name, (own, x) in variants.items()
-            if own == series and (one := spread(result, name, wanted.y))
-        ]
-        if points:
-            curves.append(_line(series, *map(list, zip(*points, strict=True))))
-    if not curves:
-        return None
-    caption = f"{label} against {axis.label}"
-    ticks = [float(x) for x in axis.values]
-    return lines(caption, curves, x_label=axis.label, x_scale=wanted.x_scale, x_ticks=ticks, **look)
+    own = [(float(x), spread(result, name, measure)) for name, (one, x) in variants.items() if one == series]
+    points = [(x, found) for x, found in own if found]
+    return _line(series, [x for x, _ in points], [found for _, found in points])
 
 
 def _line(label: str, x: Sequence[float], spreads: Sequence[Spread]) -> Line:
@@ -124,6 +123,10 @@ def _name(measure: str) -> str:
 
 def _number(measure: str, value: float) -> str:
     return share(value) if measure.endswith("accuracy") else amount(value)
+
+
+def _difference(measure: str, value: float) -> str:
+    return f"{100 * value:.1f} points" if measure.endswith("accuracy") else amount(value)
 
 
 def _with_deviation(measure: str, one: Spread) -> str:

@@ -50,7 +50,7 @@ def read_space(path: Path) -> Space:
             near = difflib.get_close_matches(str(name), names, n=1)
             advice = f"did you mean {near[0]}?" if near else "see python pytorch/train.py --help"
             raise UserError(f"expected flags of the trainers in {shown(path)}, received {shown(name)}; {advice}")
-    return {name: _distribution(what, f"{name} in {shown(path)}") for name, what in content.items()}
+    return {name: distribution(what, f"{name} in {shown(path)}") for name, what in content.items()}
 
 
 def corners(space: Space) -> list[dict[str, Value]]:
@@ -60,18 +60,32 @@ def corners(space: Space) -> list[dict[str, Value]]:
     return [{name: ends[number % len(ends)] for name, ends in values.items()} for number in range(most)]
 
 
-def words_of(values: Mapping[str, Value]) -> list[str]:
-    """The words that give the trainers these values."""
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """The words that give the trainers these values; a list is several of one flag."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words += [f"--{name}", str(value)]
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return words
 
 
-def _distribution(what: Any, where: str) -> BaseDistribution:
+def as_written(found: BaseDistribution) -> Any:
+    """What `distribution` makes this one of."""
+    choices = getattr(found, "choices", None)
+    names = ("low", "high", "log", "step")
+    return (
+        list(choices) if choices else {name: getattr(found, name) for name in names if getattr(found, name) is not None}
+    )
+
+
+def distribution(what: Any, where: str) -> BaseDistribution:
+    """What Optuna may choose for one flag, from what the file says of it; `where` is its place in words.
+
+    Raises:
+        UserError: the file says something else.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(what, list) and what and all(isinstance(one, Value) for one in what):

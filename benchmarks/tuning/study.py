@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from allstep.benchmarks.tuning.space import Space
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.searches import SearchResult, TrialResult
+from allstep.benchmarks.tuning.space import Space, as_written
 from allstep.common.process.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -88,6 +90,25 @@ def next_trial(study: Study, path: Path, space: Space, num_trials: int) -> Itera
         yield trial, num_killed
         if trial:
             _lock_of(path, trial.number).unlink(missing_ok=True)
+
+
+def keep_trials(study: Study, path: Path, *, metric: Literal["accuracy", "loss"], command: str) -> None:
+    """Write what `allstep report` makes figures of beside the study: all trials that have ended well."""
+    from optuna.trial import TrialState
+
+    with _locked(path.with_name(f"{path.name}.asking")):
+        found = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        space = {name: as_written(one) for trial in found for name, one in trial.distributions.items()}
+        trials = tuple(
+            TrialResult(
+                params=trial.params,
+                value=trial.value if trial.state == TrialState.COMPLETE else None,
+                epochs={str(epoch): value for epoch, value in trial.intermediate_values.items()},
+            )
+            for trial in found
+        )
+        result = SearchResult(metric=metric, command=command, space=space, trials=trials)
+        files.write(path.with_name(f"{path.stem}.trials.json"), result)
 
 
 def _recover(study: Study, path: Path) -> int:

@@ -7,20 +7,23 @@ against the network. What cannot be known before a framework is imported and the
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from allstep.common import checkpoint
+from allstep.common import arithmetic, checkpoint, user_file
 from allstep.common.checkpoint import TrainState
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.weights_file import check_readable, is_weights_file, read_weights
+from allstep.common.config.flags import Kind
 from allstep.common.config.train_config import OptimizerConfig, TrainConfig
-from allstep.common.data.datasets.config import DatasetName
-from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, whole
+from allstep.common.data.datasets.config import FORMATS, PYTHON, DataConfig, dataset_name
+from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, text, whole
 from allstep.common.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
+from allstep.common.models import model_name
 from allstep.common.process.errors import UserError
 from allstep.common.schedule import Decay, Scaling, Schedule
 
@@ -118,9 +121,12 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
     """
     flags = config.flat()
     order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
-    for name in ("dataset", *_SHAPES.get(flags["dataset"], ()), "seed", *order, "model", "optimizer"):
+    for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", *order, "model", "optimizer"):
         before = saved.config.get(name)  # an older checkpoint knows of no curriculum
-        if flags[name] != before:
+        is_same = flags[name] == before
+        if name == "model":  # a file may lie elsewhere now; its network's weights are checked in any case
+            is_same |= all(map(user_file.parse, (flags[name], before)))
+        if not is_same:
             raise UserError(
                 f"expected --{name} {_as_flag(before)}, with which the checkpoint was written, received "
                 f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
@@ -131,6 +137,7 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
             f"expected --ema as in the run that wrote the checkpoint, which has {has}, received {lacks}; give the same "
             "flags to --resume, or --init-from for the weights alone"
         )
+    arithmetic.check_threads(config, saved.versions)
     completed = saved.progress.epoch + (saved.progress.offset > 0)
     if config.schedule.epochs < completed:
         raise UserError(
@@ -190,21 +197,40 @@ def _has(**required: Shape) -> Shape:
 
 def _check_config(value: Any, where: str) -> None:
     _CONFIG(value, where)
-    _CONFIGS.get(value["dataset"], record())(value, where)
+    _CONFIGS.get(DataConfig(value["dataset"]).kind, record())(value, where)
+
+
+def _named_by(kind: Kind[str]) -> Shape:
+    """A text that the flag of that type takes."""
+
+    def check(value: Any, where: str) -> None:
+        text(value, where)
+        try:
+            kind(value)
+        except argparse.ArgumentTypeError as error:
+            raise Mismatch(f"expected {where} {error}") from None
+
+    return check
 
 
 _CONFIG = _has(
-    dataset=one_of(*get_args(DatasetName)),
+    dataset=_named_by(dataset_name),
     seed=_SEED,
-    model=one_of(*get_args(get_type_hints(TrainConfig)["model"])),
+    model=_named_by(model_name),
     optimizer=one_of(*get_args(get_type_hints(OptimizerConfig)["optimizer"])),
 )
+_OWN = _has(image_size=whole(1), input_fields=list_of(text), target_field=nullable(text), validation_share=number(0, 1))
 _CONFIGS = {
     "synthetic": _has(synthetic_shape=list_of(whole(1), least=3, most=3), synthetic_classes=whole(1)),
     "image-folder": _has(image_size=whole(1)),
+    **dict.fromkeys((*FORMATS, PYTHON), _OWN),
 }
 # The flags of a data set that say what its images and classes are.
-_SHAPES = {"synthetic": ("synthetic-shape", "synthetic-classes"), "image-folder": ("image-size",)}
+_SHAPES = {
+    "synthetic": ("synthetic-shape", "synthetic-classes"),
+    "image-folder": ("image-size",),
+    **dict.fromkeys((*FORMATS, PYTHON), ("image-size", "input-fields", "target-field", "validation-share")),
+}
 _SCHEDULE = record(
     base_lr=number(0),
     samples_per_epoch=whole(1),

@@ -24,6 +24,29 @@ from allstep.common.watch import ProgressState
 from allstep.common.worker import Worker
 
 
+class Commits:
+    """The newest state of an elastic job, in the memory of each rank."""
+
+    def __init__(self, every: int) -> None:
+        """`every`: steps between two."""
+        self.every = every
+        self.newest: TrainState | None = None
+
+    def keep(self, state: TrainState) -> None:
+        """Commit `state`, of which the arrays may be changed at once."""
+        self.newest = dataclasses.replace(state, arrays={name: array.copy() for name, array in state.arrays.items()})
+
+    def agree(self, collectives: Collectives) -> TrainState | None:
+        """The newest commit of all ranks, which all of them have from then on; None where there is none yet."""
+        own = self.newest.progress.step if self.newest else -1
+        steps = collectives.all_gather(np.array([own], np.int64))[:, 0]
+        if steps.max() >= 0:
+            root = int(steps.argmax())
+            state = self.newest if collectives.rank == root else None
+            self.newest = broadcast_state(state, collectives, root)
+        return self.newest
+
+
 class Saver:
     """Saves a run: every `every` steps (0: never in mid-epoch) and when the engine asks for it.
 
@@ -35,26 +58,33 @@ class Saver:
         worker: Worker,
         schedule: Schedule,
         config: Mapping,
+        versions: Mapping[str, str],
         checkpoints: Checkpoints | None,
         *,
         every: int,
         active: bool,
         progress_state: ProgressState,
         saved: Callable[[], None] = lambda: None,
+        commits: Commits | None = None,
     ) -> None:
-        """`active` is whether the run has an output directory, which all ranks know; `saved` is called after a save."""
+        """`versions`: see `TrainState`; `active` is whether the run has an output directory, which all ranks know;
+        `saved` is called after a save.
+
+        `commits` keep in the memory of each rank what is saved, and what an elastic job commits between.
+        """
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
         self._checkpoints, self._every, self._active, self._progress_state = checkpoints, every, active, progress_state
-        self._on_saved = saved
+        self._on_saved, self._commits = saved, commits
         self._saved: tuple[int, Position] | None = None
+        self._versions = dict(versions)
 
     def due(self, step: int) -> bool:
         """Whether to save in mid-epoch after `step`."""
-        return self._active and self._every > 0 and step % self._every == 0
+        return self._is_checkpoint(step) or (self._commits is not None and step % self._commits.every == 0)
 
     def save(self, progress: Progress, score: float | None = None) -> None:
         """See `engine.Saver`."""
-        if not self._active or self._saved == (progress.step, progress.position):
+        if (not self._active and self._commits is None) or self._saved == (progress.step, progress.position):
             return
         self._saved = progress.step, progress.position
         self._progress_state.enter("checkpoint")
@@ -63,9 +93,16 @@ class Saver:
         self._worker.average_statistics()
         arrays = self._worker.export_state()
         self._progress_state.enter("writing")
+        if self._commits is not None:
+            self._commits.keep(self._state(progress, arrays, *map(float, sums)))
+            if progress.position.offset and not self._is_checkpoint(progress.step) and not self._progress_state.notice:
+                return
         if self._checkpoints:
             self._checkpoints.save(self._state(progress, arrays, *map(float, sums)), metric=score)
         self._on_saved()
+
+    def _is_checkpoint(self, step: int) -> bool:
+        return self._active and self._every > 0 and step % self._every == 0
 
     def _state(
         self,
@@ -100,7 +137,7 @@ class Saver:
             rng={"seed": self._config["seed"]},
             schedule=json.loads(json.dumps(dataclasses.asdict(schedule))),
             config=self._config,
-            versions=self._worker.versions(),
+            versions=self._versions,
         )
 
 
@@ -133,8 +170,12 @@ def resume(worker: Worker, state: TrainState) -> Progress:
     )
 
 
-def broadcast_state(state: TrainState | None, collectives: Collectives) -> TrainState:
-    """Rank 0's state on every rank; the others pass None."""
+def broadcast_state(state: TrainState | None, collectives: Collectives, root: int = 0) -> TrainState:
+    """The state of rank `root` on every rank; the others pass None."""
+
+    def broadcast(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return collectives.broadcast_arrays(arrays, root=root)
+
     header = b""
     if state is not None:
         plain = {
@@ -143,14 +184,12 @@ def broadcast_state(state: TrainState | None, collectives: Collectives) -> Train
         }
         plain["arrays"] = {name: (array.shape, array.dtype.str) for name, array in state.arrays.items()}
         header = json.dumps(plain).encode()
-    size = collectives.broadcast_arrays({"size": np.array([len(header)], np.int64)})["size"][0]
+    size = broadcast({"size": np.array([len(header)], np.int64)})["size"][0]
     text = np.frombuffer(header, np.uint8) if state is not None else np.zeros(size, np.uint8)
-    plain = json.loads(collectives.broadcast_arrays({"header": text})["header"].tobytes())
+    plain = json.loads(broadcast({"header": text})["header"].tobytes())
     arrays = (
         state.arrays
         if state is not None
         else {name: np.zeros(shape, dtype) for name, (shape, dtype) in plain["arrays"].items()}
     )
-    return TrainState(
-        **{**plain, "progress": SavedProgress(**plain["progress"]), "arrays": collectives.broadcast_arrays(arrays)}
-    )
+    return TrainState(**{**plain, "progress": SavedProgress(**plain["progress"]), "arrays": broadcast(arrays)})

@@ -45,7 +45,7 @@ class TrainState:
     rng: dict[str, Any] = field(default_factory=dict)  # states of the random number generators
     schedule: dict[str, Any] = field(default_factory=dict)  # settings and state of the learning rate
     config: dict[str, Any] = field(default_factory=dict)  # the resolved configuration
-    versions: dict[str, str] = field(default_factory=dict)  # packages by name
+    versions: dict[str, str] = field(default_factory=dict)  # packages by name; with --slices also threads and processor
 
 
 def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:

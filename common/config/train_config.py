@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from allstep.common.config.flags import EVER, WEEK, local_ranks, number, one_of, ramp_step, whole
+from allstep.common.config.flags import EVER, WEEK, local_ranks, number, ramp_step, whole
 from allstep.common.data.datasets.config import DataConfig, redact_url
-from allstep.common.losses import LOSSES
-from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH
+from allstep.common.losses import loss_name
+from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_name
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -143,6 +143,13 @@ class StrategyConfig:
     autotune: bool = False
     """horovod: let Horovod search for the fastest fusion threshold and cycle time while it trains."""
 
+    elastic: bool = False
+    """horovod, pytorch ddp, fsdp: go on from the newest commit when ranks are lost, and with whoever comes, in a job
+    that horovodrun or torchrun keeps going; docs/elastic.md says how to start one."""
+
+    commit_every: Annotated[int, whole(1, EVER)] = 100
+    """horovod, --elastic: keep the state in the memory of every rank after each N-th step: what a lost rank costs."""
+
     timeline: Path | None = None
     """horovod: file for Horovod's timeline of every gradient's way; `allstep timeline FILE` sums it up."""
 
@@ -156,6 +163,10 @@ class StrategyConfig:
 
     accumulate_steps: Annotated[int, whole(1, 2**20)] = 1
     """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
+
+    slices: Annotated[int | None, whole(1, 2**12)] = None
+    """Cut every global batch into V slices, whose gradients are computed one by one and added up in one fixed order:
+    the same bits on any number of ranks up to V. Ranks compute with 1 thread, or as many as OMP_NUM_THREADS says."""
 
     sync_batch_norm: bool = False
     """Batch norm over the global batch instead of each rank's, or device's, slice."""
@@ -188,6 +199,11 @@ class StrategyConfig:
 
     communication: Literal["auto", "ring", "nccl"] = "auto"
     """tensorflow multi-worker-mirrored: how all-reduce is done."""
+
+    @property
+    def num_slices(self) -> int | None:
+        """Parts of a global batch that have a gradient of their own; --accumulate-steps cuts each slice further."""
+        return self.slices and self.slices * self.accumulate_steps
 
 
 @dataclass(frozen=True)
@@ -239,15 +255,15 @@ class TrainConfig:
     list_strategies: bool = False
     """Print the strategies and whether this machine can run each, and do nothing else."""
 
-    model: Literal[
-        "mlp", "cnn", "resnet18", "resnet50", "resnet32", "resnet44", "resnet56", "resnet110", "wide-resnet", "vgg16",
-        "vit-tiny", "vit-small-images",
-    ] = "cnn"  # fmt: skip
-    """The network."""
+    model: Annotated[str, model_name] = "cnn"
+    """The network: one of the suite's (docs/models.md), one of a library's by timm:NAME, torchvision:NAME or
+    keras:NAME, or FILE.py:FUNCTION of your own, which every rank imports and calls with the shape of a sample and the
+    number of classes."""
 
-    loss: Annotated[str | None, one_of(*LOSSES)] = None
+    loss: Annotated[str | None, loss_name] = None
     """What training makes small; by default cross-entropy for classes and tokens, mse (the mean of squared differences)
-    for numbers. huber is linear from a difference of 1 on; bce has targets of 0 and 1."""
+    for numbers. huber is linear from a difference of 1 on; bce has targets of 0 and 1. Or FILE.py:FUNCTION of
+    your own."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """On what to train; auto takes GPUs where every rank of a host gets its own, else the CPU."""
@@ -283,6 +299,11 @@ class TrainConfig:
     def model_size(self) -> dict[str, int]:
         """What `build_model` takes beside the network's name."""
         return {"depth": self.model_depth, "width": self.model_width}
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether all is to be computed by algorithms that give the same bits in every run."""
+        return self.deterministic or self.parallel.slices is not None
 
     def global_batch_size(self, world_size: int) -> int:
         """Samples per optimizer step over all ranks."""

@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from allstep.common import registry
-from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, OptimizerConfig, OutputConfig, TrainConfig
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.config.train_config import (
+    DEFAULT_BATCH_SIZE,
+    OptimizerConfig,
+    OutputConfig,
+    StrategyConfig,
+    TrainConfig,
+)
+from allstep.common.data.datasets.config import DataConfig, check_path
 from allstep.common.files.writable import try_file, try_folder
 from allstep.common.launch.placement import Placement
 from allstep.common.models import MODELS, check_image_size, check_size
@@ -50,6 +56,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         )
     _check_output(config.output)
     _check_optimizer(config)
+    _check_slices(config.parallel)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
     if config.parallel.recompute and config.parallel.compile:
@@ -61,6 +68,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
+        check_path(config.data)
     _check_curriculum(config.data)
 
 
@@ -108,6 +116,29 @@ def _check_optimizer(config: TrainConfig) -> None:
                 f"expected a synchronous strategy with {name}, received --strategy {strategy}, whose updates have no "
                 "common step; use horovod or multi-worker-mirrored"
             )
+
+
+def _check_slices(flags: StrategyConfig) -> None:
+    """Refuse devices without a slice, and what makes of gradients something else than their sum."""
+    if flags.slices is None:
+        return
+    for what, number in (("processes", flags.num_gpus or 1), ("devices", flags.num_devices or 1)):
+        _check_as_many_slices(flags.slices, what, number)
+    for name in ("compression", "op", "sync_batch_norm", "bucket_size", "comm_hook"):
+        value, default = getattr(flags, name), getattr(StrategyConfig, name)
+        if value != default:
+            raise UserError(
+                f"expected --slices or --{name.replace('_', '-')}, received both: the gradients of slices are computed "
+                "by themselves and added up as they are; leave one of them out"
+            )
+
+
+def _check_as_many_slices(slices: int, what: str, number: int) -> None:
+    if slices < number:
+        raise UserError(
+            f"expected --slices to be at least the number of {what}, {number}, received {slices}; raise it or take "
+            f"fewer {what}"
+        )
 
 
 def _check_paths(config: TrainConfig) -> None:
@@ -170,9 +201,7 @@ def _check_curriculum(data: DataConfig) -> None:
     for item in fields(DataConfig):
         value = getattr(data, item.name)
         if item.name.startswith("curriculum_") and value != item.default and not data.curriculum:
-            raise UserError(
-                f"expected --curriculum with --{item.name.replace('_', '-')}, received none; name a file"
-            )
+            raise UserError(f"expected --curriculum with --{item.name.replace('_', '-')}, received none; name a file")
     if data.curriculum:
         from allstep.common.data.curriculum import curriculum_of
 
@@ -211,7 +240,8 @@ def _num_weights(model: str, shape: tuple[int, int, int], num_classes: int) -> i
     """Weights of the layers that grow with images and classes."""
     height, width, channels = shape
     first = {"mlp": height * width * channels, "cnn": 64 * ((height - 4) // 2) * ((width - 4) // 2)}.get(model, 0)
-    return 128 * first + MODELS[model].num_features * num_classes
+    features = MODELS[model].num_features if model in MODELS else 0
+    return 128 * first + features * num_classes
 
 
 def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:
@@ -230,4 +260,14 @@ def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) ->
         raise UserError(
             f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
             f"received {global_batch_size}; give each rank a sample or start fewer ranks"
+        )
+    if config.parallel.slices:
+        _check_as_many_slices(config.parallel.slices, "ranks", world_size)
+    if (num_slices := config.parallel.num_slices) and global_batch_size < num_slices:
+        cut = f", each cut into {config.parallel.accumulate_steps} by --accumulate-steps" * (
+            config.parallel.accumulate_steps > 1
+        )
+        raise UserError(
+            f"expected a global batch of at least {num_slices} samples for --slices {config.parallel.slices}{cut}, "
+            f"received {global_batch_size}; raise --global-batch-size or lower --slices"
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from allstep.common.data.curriculum import Curriculum
 from allstep.common.data.datasets.base import Split
 from allstep.common.data.sharding import Position, global_batch, rank_slice, sample_order
+from allstep.common.slices import own_slices
 
 # Sample indices are computed for many steps at once: a call for one small batch costs more than its batch is worth.
 _INDICES_AT_ONCE = 8192
@@ -41,6 +42,32 @@ class Batch:
     mean loss of the global batch, whatever the slices' sizes: world_size / num_global, and 0 without samples."""
     position: Position
     """Where the run stands after this batch."""
+    slices: Sequence[Slice] = ()
+    """With --slices: those of this rank; `loss_weight` is 1 / num_global then, since gradients are added up."""
+
+    def part(self, one: Slice) -> Batch:
+        """A slice as a batch of its own, with a sample that weighs nothing where it has none."""
+        num_samples = one.end - one.begin
+        samples = slice(one.begin, one.end) if num_samples else slice(0, 1)
+        loss_weight = self.loss_weight if num_samples else 0.0
+        return replace(
+            self,
+            inputs=self.inputs[samples],
+            targets=self.targets[samples],
+            num_samples=num_samples,
+            loss_weight=loss_weight,
+            slices=(),
+        )
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One of the parts into which --slices cuts a global batch."""
+
+    number: int
+    begin: int
+    """Its samples are [begin, end) of the batch of the rank that has it."""
+    end: int
 
 
 def train_batches(
@@ -52,23 +79,27 @@ def train_batches(
     rank: int,
     world_size: int,
     drop_last: bool = False,
+    num_slices: int | None = None,
     curriculum: Curriculum | None = None,
 ) -> Iterator[Batch]:
     """This rank's batches from `position` to the end of its epoch.
 
     Args:
         global_batch_size: samples in the global batch that starts at the given offset of the epoch.
+        num_slices: see `Batch.slices`.
         drop_last: leave out samples at the end of the order that do not fill a global batch.
     """
-    plans = _plan(len(split), position, global_batch_size, rank, world_size, drop_last=drop_last)
+    plans = _plan(len(split), position, global_batch_size, rank, world_size, num_slices, drop_last=drop_last)
     order = curriculum.order if curriculum else functools.partial(sample_order, num_samples=len(split))
-    return _batches(split, plans, world_size, lambda positions: order(positions, seed=seed, epoch=position.epoch))
+    return _batches(split, plans, lambda positions: order(positions, seed=seed, epoch=position.epoch))
 
 
-def validation_batches(split: Split, global_batch_size: int, *, rank: int, world_size: int) -> Iterator[Batch]:
+def validation_batches(
+    split: Split, global_batch_size: int, *, rank: int, world_size: int, num_slices: int | None = None
+) -> Iterator[Batch]:
     """This rank's share of all validation samples, in their own order."""
-    plans = _plan(len(split), Position(0, 0), lambda _: global_batch_size, rank, world_size)
-    return _batches(split, plans, world_size, lambda indices: indices)
+    plans = _plan(len(split), Position(0, 0), lambda _: global_batch_size, rank, world_size, num_slices)
+    return _batches(split, plans, lambda indices: indices)
 
 
 @dataclass(frozen=True)
@@ -80,6 +111,8 @@ class _Plan:
     begin: int
     end: int
     epoch: int
+    loss_weight: float
+    slices: Sequence[Slice]
 
 
 def _plan(
@@ -88,22 +121,25 @@ def _plan(
     global_batch_size: Callable[[int], int],
     rank: int,
     world_size: int,
+    num_slices: int | None,
     *,
     drop_last: bool = False,
 ) -> Iterator[_Plan]:
+    own = own_slices(rank, world_size, num_slices) if num_slices else ()
     while bounds := global_batch(position, num_samples, global_batch_size(position.offset), drop_last=drop_last):
-        begin, end = rank_slice(*bounds, rank=rank, world_size=world_size)
-        yield _Plan(*bounds, begin, end, position.epoch)
-        position = Position(position.epoch, bounds[1])
+        start, stop = bounds
+        begin, end = rank_slice(start, stop, rank=rank, world_size=world_size)
+        loss_weight, slices = world_size / (stop - start), ()
+        if num_slices:
+            cuts = [rank_slice(start, stop, rank=number, world_size=num_slices) for number in own]
+            begin, end, loss_weight = cuts[0][0], cuts[-1][1], 1 / (stop - start)
+            slices = [Slice(number, cut[0] - begin, cut[1] - begin) for number, cut in zip(own, cuts, strict=True)]
+        yield _Plan(start, stop, begin, end, position.epoch, loss_weight if end > begin else 0.0, slices)
+        position = Position(position.epoch, stop)
 
 
-def _batches(
-    split: Split, plans: Iterator[_Plan], world_size: int, order: Callable[[np.ndarray], np.ndarray]
-) -> Iterator[Batch]:
-    reads = (
-        functools.partial(_read, split, plan, indices, world_size)
-        for plan, indices in _with_indices(split, plans, order)
-    )
+def _batches(split: Split, plans: Iterator[_Plan], order: Callable[[np.ndarray], np.ndarray]) -> Iterator[Batch]:
+    reads = (functools.partial(_read, split, plan, indices) for plan, indices in _with_indices(split, plans, order))
     return read_ahead(reads, _BATCHES_AHEAD) if split.parallel else (read() for read in reads)
 
 
@@ -118,17 +154,11 @@ def _with_indices(
         yield from zip(group, np.split(indices, ends[:-1]), strict=True)
 
 
-def _read(split: Split, plan: _Plan, indices: np.ndarray, world_size: int) -> Batch:
+def _read(split: Split, plan: _Plan, indices: np.ndarray) -> Batch:
     inputs, targets = split.read(indices, epoch=plan.epoch)
     num_samples, num_global = plan.end - plan.begin, plan.stop - plan.start
-    return Batch(
-        inputs,
-        targets,
-        num_samples,
-        num_global,
-        world_size / num_global if num_samples else 0.0,
-        Position(plan.epoch, plan.stop),
-    )
+    position = Position(plan.epoch, plan.stop)
+    return Batch(inputs, targets, num_samples, num_global, plan.loss_weight, position, plan.slices)
 
 
 def _grouped(plans: Iterator[_Plan]) -> Iterator[list[_Plan]]:

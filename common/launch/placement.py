@@ -166,19 +166,6 @@ def apparent_rank(environ: Mapping[str, str] = os.environ) -> int:
     return next((int(environ[name]) for name in names if re.fullmatch("[0-9]{1,7}", environ.get(name, ""))), 0)
 
 
-def refuse_elastic(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse to be a rank of a job whose number of ranks changes: `placement` reads it once.
-
-    Raises:
-        UserError: horovodrun started this rank in an elastic job.
-    """
-    if environ.get("HOROVOD_ELASTIC") == "1":
-        raise UserError(
-            "expected a job of a fixed number of ranks, received an elastic one; start it by horovodrun without "
-            "--min-np, --max-np and --host-discovery-script"
-        )
-
-
 def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> dict[str, str]:
     """The environment that `common.launch.spawn` gives a rank; `listener` is the socket that rank 0 takes over."""
     port, number = listener.getsockname()[1], listener.fileno()
@@ -272,15 +259,16 @@ def _check_agreement(place: Placement, environ: Mapping[str, str]) -> None:
         )
 
 
-def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:
+def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ, *, slices: int | None = None) -> int:
     """Number of compute threads for this rank, so that the ranks of a host fill its cores once.
 
-    A number that the user gives in OMP_NUM_THREADS wins.
+    A number that the user gives in OMP_NUM_THREADS wins. With --slices it is 1 on any number of ranks: sums within an
+    operation depend on it.
 
     Raises:
         UserError: OMP_NUM_THREADS is no number.
     """
-    return read_num_threads(environ) or cores_per_rank(place, environ)
+    return read_num_threads(environ) or (1 if slices else cores_per_rank(place, environ))
 
 
 def cores_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:

@@ -14,6 +14,10 @@ class Fault(Exception):
     """The run cannot go on although the input was right. The message names the rank, the step and the cause."""
 
 
+class RanksLost(Fault):
+    """Other ranks are gone: the end of a job, unless it is elastic."""
+
+
 def printable(text: str) -> str:
     """A text that may quote names with line breaks, or with codes that a terminal obeys: in one line, without any."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, placement, refuse_elastic
+from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, placement
 from allstep.common.process.errors import Fault, UserError, summary
 from allstep.common.process.orphan import wait_until_orphaned
 from allstep.common.process.terminal import print_line
@@ -49,7 +49,6 @@ def run_rank(main: Callable[[], None]) -> None:
     if place.launcher not in (None, BY_HAND):  # a shell may go, and its processes stay
         threading.Thread(target=_leave_with_launcher, name=WATCH, args=(place, os.getppid()), daemon=True).start()
     try:
-        refuse_elastic()
         main()
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import BinaryIO
 
 from allstep.common.compat import without_unused_libraries
 
@@ -19,17 +20,18 @@ def lean_import() -> Iterator[None]:
 
 
 @contextmanager
-def stderr_held_back() -> Iterator[None]:
+def stderr_held_back() -> Iterator[BinaryIO]:
     """Hold back what is written to standard error, by C++ code too; show it only where the block raises.
 
-    TensorFlow prints lines about oneDNN while it is imported that none of its environment variables silences.
+    The block gets the file with what is held back. TensorFlow prints lines about oneDNN while it is imported that none
+    of its environment variables silences.
     """
     sys.stderr.flush()
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
-            yield
+            yield held
         except BaseException:
             sys.stderr.flush()
             held.seek(0)

@@ -18,13 +18,14 @@ from allstep.common.collectives import Collectives
 from allstep.common.launch import rendezvous
 from allstep.common.launch.placement import Placement
 from allstep.common.process import exit
-from allstep.common.process.errors import Fault
-from allstep.common.watch.agent import NOTICES, Agent
+from allstep.common.process.errors import RanksLost
+from allstep.common.watch.agent import HOSTS_CHANGED, NOTICES, Agent
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import Limits, Monitor
 from allstep.common.watch.progress_state import ProgressState
+from allstep.common.watch.relay import RELAYED_FROM, Relay, meet
 
-__all__ = ["NOTICES", "Limits", "ProgressState", "watching"]
+__all__ = ["HOSTS_CHANGED", "NOTICES", "Limits", "ProgressState", "watching"]
 
 _ADDRESS_BYTES = 512
 _MOST_ADDRESSES = 10
@@ -37,34 +38,55 @@ def watching(
     progress_state: ProgressState,
     limits: Limits,
     tensors: Callable[[], Sequence[str]] = list,
-) -> Iterator[None]:
+    *,
+    sever: Callable[[], None] = lambda: None,
+) -> Iterator[Callable[[str], None]]:
     """Watch the run while the block runs; all ranks enter it together.
+
+    The block gets a function that has all ranks stop at the same point, for the notice that is its argument.
 
     Args:
         collectives: what all ranks of `place` share; None for a rank that is to be watched on its own.
         tensors: names of the tensors that this rank waits for at the moment, where the strategy knows them.
+        sever: ends the connections of an elastic job, so that the training loop hears that ranks are lost.
 
     Raises:
-        Fault: rank 0 cannot be reached.
+        RanksLost: rank 0 cannot be reached, or others are lost where the block does not notice.
     """
     world_size = place.world_size if collectives else 1
-    monitor, first_host = None, socket.gethostname()
+    monitor, relay, first_host = None, None, socket.gethostname()
     if place.rank == 0 or world_size == 1:
         own_end, monitors_end = map(Channel, socket.socketpair())
         monitor = Monitor(world_size, monitors_end, progress_state, limits)
     if collectives and world_size > 1:
         first_host, address = _agree_on_address(collectives, place, monitor)
-    channel = own_end if monitor else _connect(place, address, limits.silence / 2)
-    agent = Agent(place, channel, progress_state, limits, tensors, first_host=first_host)
+        port, listener = meet(collectives, place) if world_size >= RELAYED_FROM else (0, None)
+    if monitor:
+        channel = own_end
+    else:
+        channel, relay = _reach(place, address, limits.silence / 2, port, listener)
+    agent = Agent(place, channel, progress_state, limits, tensors, first_host=first_host, sever=sever)
     restore_signals = agent.catch_signals()
-    exit.before_leaving(monitor.send_farewell if monitor else agent.send_farewell)
-    threads = [threading.Thread(target=one.run, name=exit.WATCH, daemon=True) for one in (monitor, agent) if one]
+    exit.before_leaving((monitor or relay or agent).send_farewell)
+    parts = [one for one in (monitor, relay, agent) if one]
+    threads = [threading.Thread(target=one.run, name=exit.WATCH, daemon=True) for one in parts]
     for thread in threads:
         thread.start()
-    agent.wait_for_all()
-    yield
-    # Not where the block raises: the process is about to leave, and until then it watches the others.
+    try:
+        agent.wait_for_all()
+        yield agent.ask_to_stop
+    except BaseException:
+        if not limits.elastic:  # the process is about to leave, and until then it watches the others
+            raise
+        agent.abandon()
+        _end(threads, restore_signals)
+        raise
     agent.finish()
+    _end(threads, restore_signals)
+    agent.check_whole()
+
+
+def _end(threads: Sequence[threading.Thread], restore_signals: Callable[[], None]) -> None:
     for thread in threads:
         thread.join()
     exit.before_leaving(None)
@@ -90,6 +112,20 @@ def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monit
     return first_host, address
 
 
+def _reach(
+    place: Placement, address: str, seconds: float, port: int, listener: socket.socket | None
+) -> tuple[Channel, Relay | None]:
+    """The channel of this rank's agent, and the relay that it has to run: see `relay.meet` for port and listener."""
+    token = address.split()[2]
+    if listener:
+        own_end, relays_end = map(Channel, socket.socketpair())
+        upstream = _connect(place, address, seconds)
+        return own_end, Relay(place.rank, relays_end, upstream, listener, token)
+    if port:
+        address = f"127.0.0.1 {port} {token}"
+    return _connect(place, address, seconds), None
+
+
 def _connect(place: Placement, address: str, seconds: float) -> Channel:
     """Reach rank 0 at one of its names; where all but the last lead nowhere, it takes `seconds`."""
     names, port, token = address.split()
@@ -104,7 +140,7 @@ def _connect(place: Placement, address: str, seconds: float) -> Channel:
         channel = Channel(connection)
         channel.send(rank=place.rank, host=socket.gethostname(), token=token)
         return channel
-    raise Fault(
+    raise RanksLost(
         f"rank 0 cannot be reached at {', '.join(errors)}; the hosts of a job must reach each other at any port"
     )
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from allstep.common.compat import is_in_framework
 from allstep.common.data.loader import READ_AHEAD
 from allstep.common.launch.placement import Placement
+from allstep.common.process.errors import RanksLost
 from allstep.common.process.exit import (
     EXIT_FAULT,
     EXIT_INTERRUPTED,
@@ -31,8 +32,9 @@ from allstep.common.process.exit import (
 from allstep.common.process.orphan import end_cut_off_daemon
 from allstep.common.watch import stall_detection
 from allstep.common.watch.channel import Channel
-from allstep.common.watch.monitor import BEAT_SECONDS, Limits
+from allstep.common.watch.monitor import Limits
 from allstep.common.watch.progress_state import ProgressState
+from allstep.common.watch.relay import BEAT_SECONDS
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 """The signals by which a scheduler announces that it will end the job."""
@@ -40,7 +42,9 @@ _CAUGHT = (*NOTICES, signal.SIGINT)
 # A notice may come from the scheduler and once more from the launcher, which received it as well.
 _SAME_NOTICE_SECONDS = 2.0
 _MOST_CALLS = 12  # innermost ones of a stack
-_FINISHED = b"\0"  # no signal has this number
+_FINISHED, _ABANDONED = b"\0", b"\xff"  # no signal has these numbers
+HOSTS_CHANGED = "a change of hosts"
+"""The notice for which the ranks of an elastic job stop, to go on as those of other hosts."""
 
 
 class Agent:
@@ -55,10 +59,14 @@ class Agent:
         tensors: Callable[[], Sequence[str]],
         *,
         first_host: str,
+        sever: Callable[[], None] = lambda: None,
     ) -> None:
-        """`channel` leads to the monitor, on `first_host`; `tensors` names those that the rank waits for, if known."""
+        """`channel` leads to the monitor, on `first_host`; `tensors` names those that the rank waits for, if known.
+
+        `sever` ends the connections of an elastic job that has lost ranks.
+        """
         self._place, self._channel, self._first_host = place, channel, first_host
-        self._progress_state, self._limits, self._tensors = progress_state, limits, tensors
+        self._progress_state, self._limits, self._tensors, self._sever = progress_state, limits, tensors, sever
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
         self._sources = selectors.DefaultSelector()
@@ -70,6 +78,8 @@ class Agent:
         self._farewell: int | None = None  # the status with which rank 0 said that it leaves; 0 when all are through
         self._noticed_at: float | None = None
         self._cut_off = False
+        self._has_finished = False
+        self._is_broken = False  # in an elastic job: the ranks are about to be formed anew
         self._last_words: tuple[float, int, str] | None = None  # when to leave, with which status and message
 
     def catch_signals(self) -> Callable[[], None]:
@@ -85,17 +95,32 @@ class Agent:
             signal.set_wakeup_fd(before)
             for number, handler in handlers.items():
                 # Where the run was stopped, this rank's own notice may come after that of the others.
-                signal.signal(number, signal.SIG_IGN if self._progress_state.notice else handler)
+                is_over = self._progress_state.notice not in ("", HOSTS_CHANGED)
+                signal.signal(number, signal.SIG_IGN if is_over else handler)
 
         return restore
 
     def wait_for_all(self) -> None:
         """Wait until rank 0 knows all ranks: who fails from then on can notify all of them."""
         self._all_here.wait()  # the thread ends the process where that never comes
+        self.check_whole()
 
     def finish(self) -> None:
         """Let the thread end when all ranks are through: until then a rank may be lost, which somebody must report."""
         self._outbox.send(_FINISHED)
+
+    def check_whole(self) -> None:
+        """Raise RanksLost where an elastic job has lost some, of which the training loop may not hear by itself."""
+        if self._is_broken:
+            raise RanksLost("other ranks were lost")
+
+    def abandon(self) -> None:
+        """Let the thread end at once: the ranks of an elastic job are formed anew, and then watch each other."""
+        self._outbox.send(_ABANDONED)
+
+    def ask_to_stop(self, notice: str) -> None:
+        """Have all ranks stop at the same point, as upon a signal; any thread may call it."""
+        self._channel.send(notice=notice)
 
     def send_farewell(self, status: int) -> None:
         """Notify rank 0 that this rank leaves and has reported why."""
@@ -104,13 +129,16 @@ class Agent:
     def run(self) -> None:
         """Watch until `finish` is called on all ranks."""
         next_beat = time.monotonic()
-        while self._farewell != 0:
+        while self._farewell != 0 and not (self._is_broken and self._has_finished):
             until = min(next_beat, self._last_words[0]) if self._last_words else next_beat
             ready = [key.fileobj for key, _ in self._sources.select(max(0.0, until - time.monotonic()))]
             if self._inbox in ready:
                 for number in self._inbox.recv(64):
                     if number == _FINISHED[0]:
+                        self._has_finished = True
                         self._channel.send(finished=True)
+                    elif number == _ABANDONED[0]:
+                        self._farewell = 0
                     else:
                         self._signalled(number)
             if self._channel in ready:
@@ -136,14 +164,19 @@ class Agent:
         )
         if self._connected and now - self._heard_at > self._limits.lost:
             self._disconnect()
-            self._lose_first_rank(self._limits.lost)
+            if self._limits.elastic:
+                self._break()
+            else:
+                self._lose_first_rank(self._limits.lost)
 
     def _receive(self) -> None:
         try:
             messages = self._channel.receive()
         except EOFError:
             self._disconnect()
-            if self._farewell is None:
+            if self._limits.elastic:
+                self._break()
+            elif self._farewell is None:
                 self._lose_first_rank(None)
             else:
                 leave(self._farewell, "")
@@ -151,6 +184,11 @@ class Agent:
         self._heard_at = time.monotonic()
         for message in messages:
             self._hear(message)
+
+    def _break(self) -> None:
+        self._is_broken = True
+        self._sever()
+        self._all_here.set()
 
     def _disconnect(self) -> None:
         self._connected = False
@@ -165,6 +203,10 @@ class Agent:
             self._channel.send(begun=self._progress_state.freeze())
         elif "last_tick" in message:
             self._progress_state.decide(message["last_tick"], message["notice"])
+        elif "leave" in message:
+            self._break()
+            if self._place.rank in message["leave"]:
+                leave(EXIT_FAULT, "")
         elif "ask" in message:
             self._channel.send(
                 stack=stacks(),

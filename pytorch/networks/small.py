@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 from torch import nn
@@ -12,13 +13,12 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.
     return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)
 
 
-def _mlp(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def _mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Two hidden layers of 128 units."""
-    height, width, channels = image_shape
     return nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),
-            fc1=nn.Linear(height * width * channels, 128),
+            fc1=nn.Linear(math.prod(input_shape), 128),
             relu1=nn.ReLU(),
             fc2=nn.Linear(128, 128),
             relu2=nn.ReLU(),

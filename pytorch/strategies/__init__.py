@@ -13,7 +13,7 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.launch.signs import check_alone
 from allstep.common.launch.variables import check_variables
-from allstep.common.models import MODELS
+from allstep.common.models import most_stages
 from allstep.common.process.errors import UserError
 from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process, named
 
@@ -53,15 +53,15 @@ def check(config: TrainConfig, place: Placement) -> None:
             f"expected a C++ compiler, by which PyTorch builds its programs, with --compile, received no {compiler}; "
             "install one, name it in CXX, or leave --compile out"
         )
-    most_stages = MODELS[config.model].most_stages
-    if name == "model-parallel" and most_stages == 1:
+    num_stages = most_stages(config.model)
+    if name == "model-parallel" and num_stages == 1:
         raise UserError(
             f"expected a network that is a sequence of layers for --strategy model-parallel, received --model "
             f"{config.model}; choose another model or strategy"
         )
-    if name == "model-parallel" and flags.stages > most_stages:
+    if name == "model-parallel" and flags.stages > num_stages:
         raise UserError(
-            f"expected --stages to be at most {most_stages}, the layers with weights of --model {config.model}, "
+            f"expected --stages to be at most {num_stages}, the layers with weights of --model {config.model}, "
             f"received {flags.stages}; give fewer stages"
         )
     if name == "model-parallel" and place.launcher and flags.stages != place.world_size:

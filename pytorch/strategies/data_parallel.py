@@ -30,6 +30,11 @@ class DataParallel(Single):
                     f"received {self.flags.num_gpus}; lower it"
                 )
             self._num_devices = self.flags.num_gpus
+        if self.flags.slices and self._num_devices > 1:
+            raise UserError(
+                "expected one GPU for --slices with --strategy data-parallel, whose GPUs share each pass, received "
+                f"{self._num_devices}; give --num-gpus 1 or --strategy ddp"
+            )
         if self._num_devices == 1:
             print_line("allstep: data-parallel runs on one device", sys.stderr)
         return super().pin_device()

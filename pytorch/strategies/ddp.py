@@ -11,10 +11,10 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from allstep.common.strategies import many_gradients
+from allstep.common.strategies import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.process_group import ProcessGroup, sum_over_ranks
+from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0, sum_over_ranks
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
 
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
@@ -38,6 +38,9 @@ class DDP(ProcessGroup):
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, sum_over_ranks)
         self.compiled(network)
+        if self.flags.slices:  # DDP knows but one gradient a rank
+            broadcast_from_rank_0(network)
+            return network, optimizer
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -58,9 +61,11 @@ class DDP(ProcessGroup):
         return model, optimizer
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """4. DistributedDataParallel has done it when it was made."""
+        """4. Done in `wrap`: by DistributedDataParallel, when it was made."""
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
+        if self.flags.slices:  # they meet when all have their gradients
+            return super().compile_train_step(step)
         model = step.model
         assert isinstance(model, DistributedDataParallel)
 
@@ -72,8 +77,10 @@ class DDP(ProcessGroup):
 
     def compile_eval_step(self, step: EvalStep) -> EvalStep:
         """Without DDP: there are no gradients to average."""
-        return dataclasses.replace(step, model=step.model.module)
+        return step if self.flags.slices else dataclasses.replace(step, model=step.model.module)
 
     def pending_tensors(self) -> Sequence[str]:
+        if self.flags.slices:
+            return (SUM_OF_SLICES,)
         # DDP does not say which bucket is under way.
         return (f"the all-reduce of DDP's buckets of {self._gradients}",)

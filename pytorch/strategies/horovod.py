@@ -11,11 +11,14 @@ import horovod
 import horovod.torch as hvd
 import numpy as np
 import torch
+from horovod.common.elastic import notification_manager
 
+from allstep.common.elastic import form_anew
 from allstep.common.launch.devices import check_agreement
-from allstep.common.strategies import check_horovod, configure_horovod
+from allstep.common.strategies import SUM_OF_SLICES, check_horovod, configure_horovod
 from allstep.pytorch.compat import all_reduce_handles
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
+from allstep.pytorch.strategies.ordered_sum import Exchange
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, Strategy, TrainStep
 
 
@@ -25,7 +28,10 @@ class Horovod(Strategy):
     def init(self) -> None:
         self.choose_device()
         configure_horovod(self.place, self.flags, on_gpu=self.gpu is not None)
-        hvd.init()
+        if self.flags.elastic:
+            self.place = form_anew(hvd, notification_manager, self.place)
+        else:
+            hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
 
@@ -40,6 +46,8 @@ class Horovod(Strategy):
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(network, sum_over_ranks)
         self.compiled(network)
+        if self.flags.slices:
+            return network, optimizer
         self._optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=network.named_parameters(),
@@ -51,6 +59,8 @@ class Horovod(Strategy):
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
         """The last pass waits for the averages, since they may be changed before the optimizer takes them."""
+        if self.flags.slices:  # they meet when all have their gradients
+            return super().compile_train_step(step)
         if self.flags.op == "adasum":  # it adds up what the optimizer makes of each rank's own gradients
             return super().compile_train_step(step)
         self._steps_without_waiting = contextlib.ExitStack()  # kept, for the context ends with it
@@ -68,7 +78,12 @@ class Horovod(Strategy):
         # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
+    def _exchange(self) -> Exchange | None:
+        return HorovodExchange() if hvd.size() > 1 else None
+
     def pending_tensors(self) -> Sequence[str]:
+        if self.flags.slices:
+            return (SUM_OF_SLICES,)
         return [name for name, handle in all_reduce_handles(self._optimizer).items() if _is_under_way(handle)]
 
     def versions(self) -> dict[str, str]:
@@ -88,15 +103,29 @@ class HorovodCollectives:
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         return hvd.allgather(torch.from_numpy(values)[None], name="allstep.gather").numpy()
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
         handles = {
-            name: hvd.broadcast_async(torch.from_numpy(np.array(array)), 0, name=f"allstep.{name}")
+            name: hvd.broadcast_async(torch.from_numpy(np.array(array)), root, name=f"allstep.{name}")
             for name, array in arrays.items()
         }
         return {name: cast("torch.Tensor", hvd.synchronize(handle)).numpy() for name, handle in handles.items()}
 
     def barrier(self) -> None:
         hvd.barrier()
+
+
+class HorovodExchange:
+    """Of the gradients of slices; see `ordered_sum.Exchange`."""
+
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
+        return hvd.alltoall(sent, name="allstep.slices")
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        return hvd.allgather(part, name="allstep.sum_of_slices")
+
+    def add_two(self, vector: torch.Tensor) -> torch.Tensor:
+        hvd.allreduce_(vector, op=hvd.Sum, name="allstep.slices")
+        return vector
 
 
 def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -21,6 +21,7 @@ from allstep.common.launch import rendezvous
 from allstep.common.launch.devices import check_agreement
 from allstep.common.launch.placement import SPAWN_LISTENER, SPAWN_PORT, Placement
 from allstep.pytorch.compat import gloo_is_busy
+from allstep.pytorch.strategies.ordered_sum import Exchange
 from allstep.pytorch.strategies.strategy import Strategy
 
 _MOMENT_SECONDS = 0.01
@@ -59,6 +60,9 @@ class ProcessGroup(Strategy):
         is_master = self.place.rank == 0
         return TCPStore(host, port, self.place.world_size, is_master, master_listen_fd=listener)
 
+    def _exchange(self) -> Exchange | None:
+        return ProcessGroupExchange() if self.place.world_size > 1 else None
+
     def versions(self) -> dict[str, str]:
         return {"backend": dist.get_backend()}
 
@@ -80,14 +84,33 @@ class ProcessGroupCollectives:
         dist.all_gather(list(gathered), torch.from_numpy(values))
         return gathered.numpy()
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
         received = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
         for tensor in received.values():
-            dist.broadcast(tensor, 0)
+            dist.broadcast(tensor, root)
         return {name: tensor.numpy() for name, tensor in received.items()}
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))  # dist.barrier would pick a GPU
+
+
+class ProcessGroupExchange:
+    """Of the gradients of slices; see `ordered_sum.Exchange`."""
+
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
+        received = sent.new_empty(sum(received_sizes))
+        sent_sizes = [sent.numel() // len(received_sizes)] * len(received_sizes)
+        dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
+        return received
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        gathered = part.new_empty(part.numel() * dist.get_world_size())
+        dist.all_gather_into_tensor(gathered, part)
+        return gathered
+
+    def add_two(self, vector: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(vector)
+        return vector
 
 
 def _count_on_gpus(store: Store, place: Placement, *, on_gpu: bool) -> int:

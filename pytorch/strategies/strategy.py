@@ -19,6 +19,7 @@ from allstep.common.process.memory import keep_freed_memory
 from allstep.pytorch.compat import set_most_programs, unscale
 from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
+from allstep.pytorch.strategies.ordered_sum import Exchange, OrderedSum
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
 # PyTorch warns, and runs it as without --compile.
@@ -49,7 +50,7 @@ class Strategy(ABC):
 
     def pin_device(self) -> torch.device:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
-        torch.set_num_threads(threads_per_rank(self.place))
+        torch.set_num_threads(threads_per_rank(self.place, slices=self.flags.slices))
         keep_freed_memory()
         self.device = torch.device("cpu")
         if self.gpu is not None:
@@ -110,6 +111,15 @@ class Strategy(ABC):
         """Have the gradients of `step` meet those of the other ranks."""
         return lambda inputs, targets, loss_weight, *, is_last: step(inputs, targets, loss_weight)
 
+    def ordered_sum(self) -> OrderedSum:
+        """With --slices: what adds up their vectors over all ranks."""
+        assert self.flags.num_slices is not None
+        return OrderedSum(self.flags.num_slices, self.place.rank, self.place.world_size, self._exchange())
+
+    def _exchange(self) -> Exchange | None:
+        """How tensors travel between ranks, where there are several."""
+        return None
+
     def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
         """Have `step` use weights that this rank may not have as a whole."""
         return step
@@ -153,11 +163,14 @@ class Strategy(ABC):
         return torch.from_numpy(array.copy()).to(like.device)
 
     def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """The whole state on rank 0, of which this rank holds `tensors`; nothing on the others. All ranks call it."""
+        """The whole state, of which this rank holds `tensors`; nothing but on rank 0, or in an elastic job.
+
+        All ranks call it.
+        """
         arrays = {}
         for name, tensor in tensors.items():
             [array] = self.replicas(tensor)
-            if self.place.rank == 0:
+            if self.place.rank == 0 or self.flags.elastic:
                 arrays[name] = array
         return arrays
 

@@ -94,6 +94,21 @@ def tracked(is_tracked: bool) -> Iterator[None]:
         _TRACKED.reset(token)
 
 
+# Running statistics by the paths of their variables, where they are not to be assigned.
+_SET_ASIDE: ContextVar[dict[str, tf.Tensor] | None] = ContextVar("set_aside", default=None)
+
+
+@contextlib.contextmanager
+def statistics_set_aside() -> Iterator[dict[str, tf.Tensor]]:
+    """Within it, batch norms leave their running statistics as they are; what they would be now is in what it gives."""
+    values: dict[str, tf.Tensor] = {}
+    token = _SET_ASIDE.set(values)
+    try:
+        yield values
+    finally:
+        _SET_ASIDE.reset(token)
+
+
 class BatchNorm(layers.Layer):
     """Batch norm as PyTorch has it, in one fused kernel.
 
@@ -125,7 +140,11 @@ class BatchNorm(layers.Layer):
         if _TRACKED.get():
             momentum = self.MOMENTUM * counts
             for running, of_batch in ((self.running_mean, mean), (self.running_variance, variance)):
-                running.assign(running.value * (1 - momentum) + of_batch * momentum)
+                value = running.value * (1 - momentum) + of_batch * momentum
+                if (set_aside := _SET_ASIDE.get()) is None:
+                    running.assign(value)
+                else:
+                    set_aside[running.path] = value
         return values
 
     def normalise(

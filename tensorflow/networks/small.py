@@ -11,11 +11,11 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ker
     return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)
 
 
-def _mlp(image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+def _mlp(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Two hidden layers of 128 units."""
     return keras.Sequential(
         [
-            layers.Input(image_shape),
+            layers.Input(input_shape),
             layers.Flatten(name="flatten"),
             layers.Dense(128, activation="relu", name="fc1"),
             layers.Dense(128, activation="relu", name="fc2"),

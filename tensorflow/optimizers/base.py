@@ -25,6 +25,9 @@ class Optimizer(keras.Optimizer):
     """What makes of all gradients, added up over the replicas of tf.distribute, and the number of steps before this one
     the gradients that are applied. Keras clips each replica's own."""
 
+    adds_up_replicas = True
+    """Whether replicas of tf.distribute have gradients that are to be added up; else each has their sum."""
+
     def __init__(self, learning_rate: float = 0.0, **kwargs) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
 
@@ -77,7 +80,7 @@ class Optimizer(keras.Optimizer):
     def _all_reduce_sum_gradients(
         self, grads_and_vars: Sequence[tuple[tf.Tensor, tf.Variable]]
     ) -> Sequence[tuple[tf.Tensor, tf.Variable]]:
-        pairs = super()._all_reduce_sum_gradients(grads_and_vars)
+        pairs = super()._all_reduce_sum_gradients(grads_and_vars) if self.adds_up_replicas else grads_and_vars
         if not self.changes:
             return pairs
         gradients, variables = zip(*pairs, strict=True)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
-from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows, cut
+from allstep.tensorflow.strategies.strategy import SliceFunction, Strategy, apply_if, count_overflows, cut
 
 
 class DistributedStrategy(Strategy):
@@ -31,6 +31,7 @@ class DistributedStrategy(Strategy):
         """3. TensorFlow does, since both were made in its scope."""
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(model, sum_over_replicas)
+        optimizer.adds_up_replicas = not self.flags.slices
         return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
@@ -60,9 +61,28 @@ class DistributedStrategy(Strategy):
         replicas.merge_call(apply_on_all, args=(overflow, gradients))
         return overflow
 
+    def on_slices(self, function: SliceFunction) -> Callable[..., Sequence[tf.Tensor]]:
+        def on_devices(
+            inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
+        ) -> Sequence[tf.Tensor]:
+            def on_device() -> tf.Tensor:
+                device = tf.distribute.get_replica_context().replica_id_in_sync_group
+                begin, end = tf.unstack(bounds[device % self.num_local_devices])
+                return function(inputs[begin:end], targets[begin:end], loss_weight)
+
+            return self.strategy.experimental_local_results(self.strategy.run(on_device))
+
+        return on_devices
+
+    def on_every_device(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
+        return tf.add_n(self.strategy.experimental_local_results(self.strategy.run(function)))
+
     def _on_devices(
         self, step: Callable, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor
     ) -> tf.Tensor:
+        if self.flags.slices:  # a slice is evaluated as a whole, so that its bits depend on no number of devices
+            return step(inputs, targets, loss_weight, *numbers)
+
         def on_device() -> tf.Tensor:
             if self.num_local_devices == 1:
                 return step(inputs, targets, loss_weight, *numbers)

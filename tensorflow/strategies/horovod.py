@@ -10,14 +10,17 @@ import horovod
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod.common.elastic import notification_manager
 from horovod.tensorflow import allreduce
 
+from allstep.common.elastic import form_anew
 from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
+from allstep.tensorflow.strategies.ordered_sum import Exchange
 from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows
 
 
@@ -27,7 +30,10 @@ class Horovod(Strategy):
     def init(self) -> None:
         self.choose_device()
         configure_horovod(self.place, self.flags, on_gpu=self.gpu is not None)
-        hvd.init()
+        if self.flags.elastic:
+            self.place = form_anew(hvd, notification_manager, self.place)
+        else:
+            hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
 
@@ -40,6 +46,8 @@ class Horovod(Strategy):
         self._names = trainable_names(model)
         if self.flags.sync_batch_norm:
             synchronise_batch_norm(model, sum_over_ranks)
+        if self.flags.slices:
+            return model, optimizer
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
         optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
@@ -57,11 +65,16 @@ class Horovod(Strategy):
         variables: Sequence[keras.Variable],
         loss_scale: tf.Tensor,
     ) -> tf.Tensor:
+        if self.flags.slices:
+            return super().apply_unscaled(optimizer, gradients, variables, loss_scale)
         # Reduced as they are: what overflows in a compressed sum overflows on all ranks.
         reduced = optimizer.reduce(gradients, variables)
         overflow = count_overflows(reduced)
         apply_if(overflow, lambda: optimizer.apply_reduced([gradient / loss_scale for gradient in reduced], variables))
         return overflow
+
+    def _exchange(self) -> Exchange | None:
+        return HorovodExchange() if hvd.size() > 1 else None
 
     def pending_tensors(self) -> Sequence[str]:
         return self._names  # they travel as a group, so who waits for one waits for all
@@ -74,6 +87,19 @@ def sum_over_ranks(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """The sum of `tensor` over all ranks."""
     summed = allreduce(tensor, op=hvd.Sum, name=f"allstep.{name}", ignore_name_scope=True)
     return cast("tf.Tensor", summed)  # of tensors Horovod makes tensors, though it does not say so
+
+
+class HorovodExchange:
+    """Of the gradients of slices; see `ordered_sum.Exchange`."""
+
+    def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
+        return cast("tf.Tensor", hvd.alltoall(sent, name="allstep.slices"))  # without splits it gives no sizes
+
+    def all_gather(self, part: tf.Tensor) -> tf.Tensor:
+        return hvd.allgather(part, name="allstep.sum_of_slices")
+
+    def add_two(self, vector: tf.Tensor) -> tf.Tensor:
+        return hvd.allreduce(vector, op=hvd.Sum, name="allstep.slices")
 
 
 @dataclass(frozen=True)
@@ -89,8 +115,8 @@ class HorovodCollectives:
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         return np.asarray(hvd.allgather(values[np.newaxis], name="allstep.gather"))
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: np.asarray(hvd.broadcast(array, 0, name=f"allstep.{name}")) for name, array in arrays.items()}
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
+        return {name: np.asarray(hvd.broadcast(array, root, name=f"allstep.{name}")) for name, array in arrays.items()}
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))  # horovod.tensorflow has no barrier

@@ -14,9 +14,10 @@ import tensorflow as tf
 from allstep.common.launch import rendezvous, tf_config
 from allstep.common.launch.devices import check_agreement
 from allstep.common.process.errors import Fault, UserError
-from allstep.common.strategies import many_gradients
+from allstep.common.strategies import SUM_OF_SLICES, many_gradients
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.distribute import DistributedStrategy
+from allstep.tensorflow.strategies.ordered_sum import Exchange
 
 
 class MultiWorkerMirrored(DistributedStrategy):
@@ -69,8 +70,41 @@ class MultiWorkerMirrored(DistributedStrategy):
         for number, variable in enumerate(variables):
             variable.assign(values[str(number)])
 
+    def _exchange(self) -> Exchange | None:
+        world_size = self.place.world_size
+        return ReplicaExchange(self.place.rank, world_size, self.strategy) if world_size > 1 else None
+
     def pending_tensors(self) -> Sequence[str]:
+        if self.flags.slices:
+            return (SUM_OF_SLICES,)
         return (f"the all-reduce of {self._gradients}",)
+
+
+@dataclass(frozen=True)
+class ReplicaExchange:
+    """Of the gradients of slices; see `ordered_sum.Exchange`.
+
+    tf.distribute has no all-to-all: every rank gets all that is sent, N / 2 times as much as it needs.
+    """
+
+    rank: int
+    world_size: int
+    strategy: tf.distribute.Strategy
+
+    def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
+        longest = max(received_sizes) * self.world_size
+        padded = tf.pad(sent, [[0, longest - sent.shape.num_elements()]])
+        rows = tf.split(self.all_gather(padded), self.world_size)
+        return tf.concat([row[size * self.rank :][:size] for row, size in zip(rows, received_sizes, strict=True)], 0)
+
+    def add_two(self, vector: tf.Tensor) -> tf.Tensor:
+        # Not by TensorFlow's all-reduce, whose threads take what is below the smallest normal number for 0.
+        first, second = tf.split(self.all_gather(vector), 2)
+        return first + second
+
+    @tf.function(autograph=False)
+    def all_gather(self, part: tf.Tensor) -> tf.Tensor:
+        return self.strategy.run(lambda: tf.distribute.get_replica_context().all_gather(tf.identity(part), axis=0))
 
 
 @dataclass(frozen=True)
@@ -89,16 +123,16 @@ class ReplicaCollectives:
         rows[self.rank] = values
         return self._sum(rows).numpy()
 
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {name: self._broadcast(array) for name, array in arrays.items()}
+    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
+        return {name: self._broadcast(array, root) for name, array in arrays.items()}
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))
 
-    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         # A sum to which the others add nothing; TensorFlow's collectives have no kernels for narrow integers.
         wire = array.astype(np.int64) if array.dtype.kind in "bu" else array
-        return self._sum(wire if self.rank == 0 else np.zeros_like(wire)).numpy().astype(array.dtype)
+        return self._sum(wire if self.rank == root else np.zeros_like(wire)).numpy().astype(array.dtype)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def _sum(self, values: np.ndarray | tf.Tensor) -> tf.Tensor:

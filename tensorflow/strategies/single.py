@@ -22,7 +22,7 @@ class Single(Strategy):
         def apply_at_once(grads: list[tf.Tensor], trainable_variables: list[keras.Variable] | None = None) -> None:
             self.compiled(lambda gradients: apply(gradients, trainable_variables))(grads)
 
-        if self.flags.compile:
+        if self.flags.compile and not self.flags.slices:  # whose updates are alike under every strategy
             optimizer.apply = apply_at_once  # pyright: ignore[reportAttributeAccessIssue]
         return model, optimizer
 

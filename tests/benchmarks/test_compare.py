@@ -38,8 +38,8 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
     while not first.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=120)
-    assert process.returncode == 130 and "Traceback" not in told, told
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in printed, printed
     assert not launched_processes(str(tmp_path))
     content, gate = first.read_text(), gate_path(directory, "pytorch.independent.1.cnn.float32").read_text()
     assert json.loads((directory / "compare.json").read_text())["finished"] is False
@@ -85,8 +85,8 @@ def test_ctrl_c_ends_jobs_that_take_turns(tmp_path):
     while not stopped(launched_processes(str(tmp_path))) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=120)
-    assert process.returncode == 130 and "Traceback" not in told, told
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in printed, printed
     assert not launched_processes(str(tmp_path))
     result = run(*command, timeout=300)
     assert result.returncode == 0, result.output
@@ -166,6 +166,6 @@ def test_a_mistake_is_one_line(arguments, expected):
 
 def test_settings_are_those_of_the_command_line():
     """Every setting is a flag, so that a comparison can be repeated by its command."""
-    told = run("allstep", "compare", "--help").stdout
-    assert all(f"--{item.name.replace('_', '-')}" in told for item in dataclasses.fields(Settings))
+    printed = run("allstep", "compare", "--help").stdout
+    assert all(f"--{item.name.replace('_', '-')}" in printed for item in dataclasses.fields(Settings))
     assert os.environ.get("ALLSTEP_JOB") is None

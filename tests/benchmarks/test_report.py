@@ -179,11 +179,11 @@ def test_the_overview_names_a_fastest_only_where_the_ranking_knows_one(results, 
 def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):
     """Oracle: the sentences that compare writes."""
     settings = Settings(5, 5, 5, "digits", None, 30, 0.02, 0.97, 10, 1, True)
-    told = rules(settings, num_rounds=5)
-    (results / "compare" / "compare.json").write_text(json.dumps({**compare_result(), "rules": told}))
+    sentences = rules(settings, num_rounds=5)
+    (results / "compare" / "compare.json").write_text(json.dumps({**compare_result(), "rules": sentences}))
     report.main([str(results)])
     page, text = (html.unescape((results / name).read_text()) for name in ("report.html", "report.md"))
-    assert all(rule in page and report.plain(rule) in text for rule in told)
+    assert all(rule in page and report.plain(rule) in text for rule in sentences)
     assert "fewer than the 5 times" not in page
     assert "fewer than the 5 times" in " ".join(rules(settings, num_rounds=1))
 

@@ -95,18 +95,18 @@ class CountingWorker:
     framework, device, collectives = "pytorch", "cpu", SimpleNamespace(rank=1, world_size=2)
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def train_step(self, batch: object, learning_rate: float) -> CountingWorker:
-        self.told.append("start")
+        self.calls.append("start")
         return self
 
     def __float__(self) -> float:
-        self.told.append("settle")
+        self.calls.append("settle")
         return 0.0
 
     def parameters(self):
-        self.told.append("read")
+        self.calls.append("read")
         yield "weight", np.zeros(1)
 
 
@@ -114,8 +114,8 @@ class CountingWorker:
 def test_steps_run_as_in_the_engine_and_nothing_is_left_under_way(in_flight):
     worker = CountingWorker()
     run_steps(worker, None, 5, learning_rate=0.1, steps_in_flight=in_flight)
-    assert worker.told[: in_flight + 2] == ["start"] * (in_flight + 1) + ["settle"]
-    assert (worker.told.count("start"), worker.told.count("settle"), worker.told[-1]) == (5, 5, "read")
+    assert worker.calls[: in_flight + 2] == ["start"] * (in_flight + 1) + ["settle"]
+    assert (worker.calls.count("start"), worker.calls.count("settle"), worker.calls[-1]) == (5, 5, "read")
 
 
 def test_batch_is_this_ranks_slice_of_the_first_global_batch():

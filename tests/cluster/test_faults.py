@@ -53,7 +53,7 @@ class Kind:
 
     command: str = ""
     """Run on the launcher host."""
-    told: str = ""
+    why: str = ""
     """What the one line says; empty where nobody is left to say it."""
     cuts: bool = False
     program: str = ""
@@ -69,12 +69,12 @@ KINDS = {
     ),
     "cut link": Kind("ip link set v2 down", r"ranks 2, 3 of 4 on server2 .*not heard of", cuts=True),
     "cut link of rank 0": Kind("ip link set v1 down", "rank 0 of 4 on server1 stopped .*not heard of", cuts=True),
-    "a rank that raises": Kind(told="rank 2 of 4 on server2 stopped: step 5 failed: .*lost the disk", program="raises"),
-    "a stuck rank": Kind(told=r"rank 2 of 4 on server2 stopped at step 5: stuck for \d+ s in reading", program="stuck"),
+    "a rank that raises": Kind(why="rank 2 of 4 on server2 stopped: step 5 failed: .*lost the disk", program="raises"),
+    "a stuck rank": Kind(why=r"rank 2 of 4 on server2 stopped at step 5: stuck for \d+ s in reading", program="stuck"),
     # Its gradients of step 6 may have met the others' of step 5: what follows them is what cannot meet. Gloo alone, in
     # DDP, says so itself and aborts the rank that received them.
     "a rank that leaves a collective out": Kind(
-        told="rank 2 of 4 on server2 stopped at step [56]: left a collective out"
+        why="rank 2 of 4 on server2 stopped at step [56]: left a collective out"
         "|collective mismatch in your code(?s:.*)rank . of 4 on server. stopped at step [56]: gone without a word",
         program="leaves-out",
     ),
@@ -140,8 +140,8 @@ def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
         printed = job.output.read_text()
     print(f"ended in {ended - started:.1f} s, clean {time.monotonic() - ended:.1f} s later")
     assert not re.search(r"^status 0$", printed, re.MULTILINE), printed
-    if fault.told:
-        assert len(REPORTED.findall(printed)) == 1 and re.search(fault.told, printed), printed
+    if fault.why:
+        assert len(REPORTED.findall(printed)) == 1 and re.search(fault.why, printed), printed
     assert load("latest", output_dir / "checkpoints", warn=pytest.fail).progress.step >= due - 2
 
 

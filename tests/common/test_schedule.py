@@ -203,8 +203,8 @@ def test_scaling_follows_the_ramp():
 def test_an_epoch_tells_the_rate_of_its_last_step(tmp_path):
     """In a run whose last step of an epoch is shorter than the others. Oracle: what the steps tell."""
     flags = ("--model", "mlp", "--epochs", 2, "--lr-decay", "cosine", "--global-batch-size", 500, "--log-every", 1)
-    told = train("pytorch", "alone", 1, tmp_path, *flags)
-    rates = {name: [event["learning_rate"] for event in told if event["event"] == name] for name in ("step", "epoch")}
+    events = train("pytorch", "alone", 1, tmp_path, *flags)
+    rates = {name: [event["learning_rate"] for event in events if event["event"] == name] for name in ("step", "epoch")}
     assert len(rates["step"]) == 6 and rates["epoch"] == rates["step"][2::3]
 
 

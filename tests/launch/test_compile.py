@@ -84,10 +84,10 @@ def largest(differences: dict[int, Difference]) -> float:
 )  # fmt: skip
 def test_same_curve_as_without(framework, strategy, tmp_path):
     """On 2 ranks or devices; steps are compiled once for each size of a batch, and validation is not."""
-    curve, told, num_programs = train_compiled(framework, JOBS[framework, strategy], tmp_path)
+    curve, reported, num_programs = train_compiled(framework, JOBS[framework, strategy], tmp_path)
     assert largest(apart(reference(framework), curve)) <= BOUND
     assert num_programs == {PROGRAMS[framework, strategy]}
-    assert last(told, "epoch")["compile_seconds"] > 0
+    assert last(reported, "epoch")["compile_seconds"] > 0
 
 
 @pytest.mark.full

@@ -42,8 +42,8 @@ def train_at(place: tuple, output_dir: Path, *flags) -> list[dict]:
     return train(framework, launcher, num_ranks, output_dir, *FLAGS, *own, *flags)
 
 
-def losses(told: list[dict]) -> list[float]:
-    return [event["loss"] for event in told if event["event"] == "step"]
+def losses(reported: list[dict]) -> list[float]:
+    return [event["loss"] for event in reported if event["event"] == "step"]
 
 
 @pytest.fixture(scope="module")

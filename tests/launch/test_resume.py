@@ -79,13 +79,13 @@ def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> No
         assert epochs(received, name) == pytest.approx(epochs(wanted, name), rel=1e-9 if exactly else 1e-5)
 
 
-def reported_once(told: list[dict]) -> list[tuple[str, int | None]]:
+def reported_once(reported: list[dict]) -> list[tuple[str, int | None]]:
     """All but the starts, of which a resumed run has more."""
-    return [(event["event"], event.get("step", event.get("epoch"))) for event in told if event["event"] != "start"]
+    return [(event["event"], event.get("step", event.get("epoch"))) for event in reported if event["event"] != "start"]
 
 
-def epochs(told: list[dict], name: str) -> list[float]:
-    return [event[name] for event in told if event["event"] == "epoch"]
+def epochs(reported: list[dict], name: str) -> list[float]:
+    return [event[name] for event in reported if event["event"] == "epoch"]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ run_rank(lambda: train.main(hooks=[Fails()]))
 """
 
 
-def told(tmp_path, command: list, *, status: int) -> bytes:
+def printed(tmp_path, command: list, *, status: int) -> bytes:
     """All that a run with secrets in its environment and in its flags prints and writes."""
     output = tmp_path / "run"
     flags = ("--mirror", MIRROR, "--output-dir", output, "--epochs", "1", "--tensorboard")
@@ -88,17 +88,17 @@ def told(tmp_path, command: list, *, status: int) -> bytes:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_secrets_are_not_told(framework, tmp_path):
-    assert SECRET.encode() not in told(tmp_path, [f"{framework}/train.py"], status=0)
+    assert SECRET.encode() not in printed(tmp_path, [f"{framework}/train.py"], status=0)
 
 
 def test_secrets_are_not_told_where_a_download_fails(tmp_path):
     data = ("--dataset", "mnist", "--data-dir", tmp_path / "data")
-    text = told(tmp_path, ["pytorch/train.py", *data], status=2)
+    text = printed(tmp_path, ["pytorch/train.py", *data], status=2)
     assert b"http://127.0.0.1:9/" in text and SECRET.encode() not in text
 
 
 def test_secrets_are_not_told_where_a_rank_raises(tmp_path):
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    text = told(tmp_path, [script], status=1)
+    text = printed(tmp_path, [script], status=1)
     assert b"lost the disk" in text and SECRET.encode() not in text

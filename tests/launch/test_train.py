@@ -65,7 +65,7 @@ def test_batches_grow_tails_are_left_out_and_the_learning_rate_steps(framework, 
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (("--batch-ramp", "soon"), "expected --batch-ramp to be EPOCH:FACTOR"),
         (("--batch-ramp", "3:2", "1:2"), "epochs that ascend"),
@@ -75,10 +75,10 @@ def test_batches_grow_tails_are_left_out_and_the_learning_rate_steps(framework, 
     ],
     ids=str,
 )
-def test_mistakes_in_the_schedule(flags, told, tmp_path):
+def test_mistakes_in_the_schedule(flags, expected, tmp_path):
     result = run(sys.executable, "pytorch/train.py", *flags, "--output-dir", tmp_path)
     assert result.returncode == 2, result.output
-    assert len(result.stderr.strip().splitlines()) == 1 and told in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr
 
 
 def test_a_run_resumed_elsewhere_sets_aside_what_lies_there(tmp_path):

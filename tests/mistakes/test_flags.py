@@ -69,6 +69,7 @@ VALUES = {
     "--keep-checkpoints 0": "at least 1",
     "--log-every -1": "at least 0",
     "--checkpoint-every -1": "at least 0",
+    "--commit-every 0": "at least 1",
     "--early-stop-patience -1": "at least 0",
     "--seed -1": "at least 0",
     "--synthetic-samples 0": "at least 1",

@@ -204,14 +204,20 @@ MISTAKES = {
     # With the trainers.
     "elastic, PyTorch": Mistake(
         f"horovodrun -np 2 --min-np 2 --host-discovery-script ./discover {PYTORCH}",
-        "a job of a fixed number of ranks",
-        "elastic",
+        "--elastic in an elastic job",
+        "an elastic one without",
+        prepare=script("discover", "echo localhost:2"),
+    ),
+    "--elastic without a global batch size": Mistake(
+        f"horovodrun -np 2 --min-np 2 --host-discovery-script ./discover {PYTORCH} --elastic",
+        "--global-batch-size with --elastic",
+        "none",
         prepare=script("discover", "echo localhost:2"),
     ),
     "elastic by hosts, TensorFlow": Mistake(
         f"horovodrun -np 2 --min-np 1 --max-np 2 -H localhost:1,127.0.0.1:1 {TENSORFLOW}",
-        "a job of a fixed number of ranks",
-        "elastic",
+        "--elastic in an elastic job",
+        "an elastic one without",
     ),
 }  # fmt: skip
 

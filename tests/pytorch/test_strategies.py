@@ -148,12 +148,12 @@ def test_signals_reach_the_ranks(number, status):
             time.sleep(0.05)
         stderr = job.stderr.read()
     assert len(ranks) == 2
-    told = {
+    expected = {
         signal.SIGINT: r"allstep: rank 0 of 2 on \S+ stopped at step \d+: interrupted\n",
         signal.SIGTERM: r"allstep: rank 0 of 2 on \S+ stopped: SIGTERM after step \d+; nothing is saved without .*\n",
         signal.SIGKILL: "",  # it kills the ranks as well
     }
-    assert re.fullmatch(told[number], stderr), stderr
+    assert re.fullmatch(expected[number], stderr), stderr
 
 
 REFUSED = {

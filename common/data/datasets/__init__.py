@@ -6,8 +6,9 @@ import importlib
 from types import ModuleType
 
 from allstep.common.data.datasets.base import Dataset, Split, Task
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.config import PYTHON, DataConfig
 from allstep.common.data.datasets.files import data_dir_errors
+from allstep.common.process.errors import UserError
 
 __all__ = ["DataConfig", "Dataset", "Split", "Task", "load", "prepare"]
 
@@ -18,6 +19,14 @@ _MODULES = {
     "cifar10": "cifar10",
     "image-folder": "image_folder",
     "synthetic": "synthetic",
+    "text": "text",
+    "text-topics": "text",
+    "npz": "npz",
+    "parquet": "parquet",
+    "tfrecord": "tfrecord",
+    "webdataset": "webdataset",
+    "hf": "hf",
+    PYTHON: "python_file",
 }
 
 
@@ -45,5 +54,10 @@ def load(config: DataConfig) -> Dataset:
 
 
 def _module(config: DataConfig) -> ModuleType:
+    if config.kind not in _MODULES:
+        raise UserError(
+            f"expected a data set that --dataset can name, received {config.dataset}, which a program hands over to a "
+            "Session; name another"
+        )
     # Imported when asked for, so that a run pays for its own data set alone.
-    return importlib.import_module(f"{__name__}.{_MODULES[config.dataset]}")
+    return importlib.import_module(f"{__name__}.{_MODULES[config.kind]}")

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from allstep.common.config.flags import number, whole
-from allstep.common.process.errors import UserError
+from allstep.common import user_file
+from allstep.common.config.flags import nonempty_text, number, whole, wrong
+from allstep.common.process.errors import UserError, shown
 
-DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic"]
+DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic", "text", "text-topics"]
+FORMATS = ("npz", "parquet", "tfrecord", "webdataset", "hf", "text")
+"""What stands before the colon and the path of a data set of the user's own."""
+PYTHON = "python"
+"""The kind of a data set that a function of the user's own returns."""
+
+
+def dataset_name(word: str) -> str:
+    """A data set by its name, FORMAT:PATH or FILE.py:FUNCTION: the type of --dataset."""
+    names = get_args(DatasetName)
+    format_name, _, path = word.partition(":")
+    is_path = format_name in FORMATS and path.strip() and "\0" not in path
+    if word in (*names, user_file.PROGRAM) or is_path or user_file.parse(word):
+        return word
+    near = difflib.get_close_matches(word, names, n=1)
+    raise wrong(
+        f"to be one of {', '.join(names)}, FILE.py:FUNCTION, or a path after one of {', '.join(FORMATS)} and a colon",
+        word,
+        f"did you mean {near[0]}?" if near else "name one",
+    )
 
 
 def default_data_dir() -> Path:
@@ -37,8 +58,21 @@ def redact_url(url: str) -> str:
 class DataConfig:
     """The data set and how it is read."""
 
-    dataset: DatasetName = "digits"
-    """Which samples to train on. mnist, fashion-mnist and cifar10 are downloaded once."""
+    dataset: Annotated[str, dataset_name] = "digits"
+    """Which samples to train on: digits, mnist, fashion-mnist, cifar10, image-folder, synthetic, text or text-topics,
+    of which mnist, fashion-mnist and cifar10 are downloaded once; or your own: text:FILE, npz:FILE, parquet:DIR,
+    tfrecord:DIR, webdataset:DIR, hf:DIR (a Hugging Face data set saved to disk), or FILE.py:FUNCTION, which every rank
+    imports and calls."""
+
+    input_fields: Annotated[tuple[str, ...], nonempty_text] = ()
+    """npz, parquet, tfrecord, webdataset, hf: the field of a sample that the network sees, or several that are one
+    number each; without any, one by a usual name, such as x, image or jpg."""
+
+    target_field: str | None = None
+    """The same: the field that it is to predict; one by a usual name, such as y, label or cls, if not given."""
+
+    validation_share: Annotated[float, number(0, 1, above=True, below=True)] = 0.1
+    """Share of the samples that validate, chosen by --seed, where a data set of your own has no part for that."""
 
     data_dir: Path = field(default_factory=default_data_dir)
     """Where data sets are kept, a folder each; for image-folder the folder that holds train/ and val/."""
@@ -57,13 +91,13 @@ class DataConfig:
     """synthetic: number of classes."""
 
     image_size: Annotated[int, whole(1, 2**14)] = 224
-    """image-folder: height and width in pixels of the images given to the network."""
+    """image-folder, and your own JPEG and PNG files: height and width in pixels of the images given to the network."""
 
     decode_threads: Annotated[int | None, whole(1, 1024, "as each is a thread of every rank")] = None
-    """image-folder: threads per rank that decode images; the host's cores, divided among its ranks, if not given."""
+    """The same: threads per rank that decode images; the host's cores, divided among its ranks, if not given."""
 
     skip_unreadable: bool = False
-    """image-folder: count unreadable images and put another of the same class in their place, do not stop."""
+    """The same: count unreadable images and put another of the same class in their place, do not stop."""
 
     curriculum: Path | None = None
     """File of a difficulty for each training sample, .npy or a number a line, as `allstep difficulty` writes it: easy
@@ -77,3 +111,35 @@ class DataConfig:
 
     seed: Annotated[int, whole(0, 2**64 - 1)] = 0
     """Seed of the order of samples and of their augmentation."""
+
+    @property
+    def kind(self) -> str:
+        """The name of a data set that we know, the format of one that we do not, or `PYTHON`."""
+        return PYTHON if user_file.parse(self.dataset) else self.dataset.partition(":")[0]
+
+    @property
+    def path(self) -> Path | None:
+        """The file or folder of a data set of the user's own; None for one that we know."""
+        if file := user_file.parse(self.dataset):
+            return file[0]
+        path = self.dataset.partition(":")[2]
+        return Path(path) if path else None
+
+
+def check_path(config: DataConfig) -> None:
+    """Look whether a data set of the user's own is there, before a framework is imported.
+
+    Raises:
+        UserError: it is not, or a file stands where a folder should, or the other way round.
+    """
+    if (path := config.path) is None:
+        return
+    is_file = config.kind in (PYTHON, "npz", "text")
+    if path.is_file() if is_file else path.is_dir():
+        return
+    wanted, other = ("file", "a folder") if is_file else ("folder", "a file")
+    received = other if path.exists() else "nothing"
+    raise UserError(
+        f"expected a {wanted} at {shown(path)} for --dataset {shown(config.dataset)}, received {received}; name the "
+        f"{wanted} that holds the samples"
+    )

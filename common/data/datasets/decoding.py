@@ -41,8 +41,8 @@ class Decoder:
     def __init__(self) -> None:
         self._memory = np.empty(0, dtype=np.uint8)
 
-    def decode(self, path: Path, box_of: Callable[[int, int], Box], size: int) -> tuple[np.ndarray, Box]:
-        """The pixels of a JPEG or PNG file, uint8 (height, width, 3), and a box in them; until the next call.
+    def decode(self, data: bytes, box_of: Callable[[int, int], Box], size: int) -> tuple[np.ndarray, Box]:
+        """The pixels of a JPEG or PNG file's bytes, uint8 (height, width, 3), and a box in them; until the next call.
 
         Grey and CMYK are converted to RGB, transparency is dropped.
 
@@ -51,9 +51,8 @@ class Decoder:
             size: pixels that the box will be resized to. The image may be reduced as far as that allows.
 
         Raises:
-            UnreadableImage: it is not there, damaged, too large or of more than 8 bits a channel.
+            UnreadableImage: it is damaged, too large or of more than 8 bits a channel.
         """
-        data = _content(path)
         return self._by_libjpeg(data, box_of, size) or _by_pillow(data, box_of)
 
     def _by_libjpeg(self, data: bytes, box_of: Callable[[int, int], Box], size: int) -> tuple[np.ndarray, Box] | None:
@@ -83,7 +82,12 @@ class Decoder:
         return self._memory
 
 
-def _content(path: Path) -> bytes:
+def image_content(path: Path) -> bytes:
+    """What an image file holds.
+
+    Raises:
+        UnreadableImage: it is not there, or too large.
+    """
     try:
         with open(path, "rb", opener=regular) as stream:
             if (size := os.fstat(stream.fileno()).st_size) > MAX_FILE_BYTES:

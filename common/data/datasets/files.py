@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from allstep.common.data.datasets.config import DataConfig
 from allstep.common.files.disk import NO_LOCKS, sha256_of
 from allstep.common.files.regular_file import read_regular, regular
 from allstep.common.process.errors import UserError
@@ -55,3 +58,23 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
             if error.errno not in NO_LOCKS:  # where there are none, each host has partial files of its own
                 raise
         yield
+
+
+def derived_file(paths: Sequence[Path], config: DataConfig, suffix: str) -> Path:
+    """Where among the data sets to keep what was made of files once; another one after any of them has changed."""
+    files = [(str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths]
+    made_by = json.dumps([config.kind, config.input_fields, config.target_field, files])
+    return config.data_dir / "derived" / f"{hashlib.sha256(made_by.encode()).hexdigest()[:24]}{suffix}"
+
+
+def expect_derived(path: Path) -> None:
+    """Refuse to go on without what one rank of each host has made.
+
+    Raises:
+        UserError: it is not there.
+    """
+    if not path.exists():
+        raise UserError(
+            f"expected {path}, received nothing: it is missing on this host; give all ranks of a host the same "
+            "--data-dir"
+        )

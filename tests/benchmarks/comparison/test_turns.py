@@ -150,8 +150,8 @@ def test_who_interrupts_ends_all_at_once(tmp_path):
     with giver_of_turns(jobs, tmp_path) as giver:
         wait_for_blocks(tmp_path, giver)
         giver.send_signal(signal.SIGINT)
-    told, gone = zip(*((tmp_path / f"{name} leaves").read_text().split() for name in names), strict=True)
-    assert max(map(float, told)) < min(map(float, gone))
+    asked, gone = zip(*((tmp_path / f"{name} leaves").read_text().split() for name in names), strict=True)
+    assert max(map(float, asked)) < min(map(float, gone))
     assert not launched_processes(str(tmp_path))
 
 

@@ -26,8 +26,8 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
     (other / "words.json").write_text(json.dumps(benchmark))
     (results / "empty").mkdir()
     report.main([str(results), str(results / "empty"), str(results / "nosuch")])
-    told = [line for line in capsys.readouterr().err.splitlines() if "a line is half-written" not in line]
-    assert len(told) == 6
+    printed = [line for line in capsys.readouterr().err.splitlines() if "a line is half-written" not in line]
+    assert len(printed) == 6
     for words in (
         r"words.json: .*expected result.figures\[0\].ours to be a number .*, received 'many'",
         "compare.json: .*expected allstep-compare 2, received allstep-compare 99",
@@ -36,7 +36,7 @@ def test_bad_input_is_named_and_the_rest_goes_on(results, capsys):
         "empty: no results",
         "nosuch: no such",
     ):
-        assert any(re.search(words, line) for line in told), words
+        assert any(re.search(words, line) for line in printed), words
     assert "Fastest of synthetic-weak" in (results / "report.html").read_text()
     with pytest.raises(UserError, match="received none"):
         report.main([str(results / "empty")])
@@ -77,8 +77,9 @@ def test_an_ill_typed_run_does_not_drop_the_others(results, capsys):
         (results / "runs" / name / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (results / "runs" / "one" / "config.yaml").write_text("{")  # its text is nobody's business here
     report.main([str(results)])
-    told = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
-    assert len(told) == len(ILL_TYPED) and all(any(f"runs/{name}/" in line for line in told) for name in ILL_TYPED)
+    printed = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
+    assert len(printed) == len(ILL_TYPED)
+    assert all(any(f"runs/{name}/" in line for line in printed) for name in ILL_TYPED)
     written = (results / "report.md").read_text()
     assert "| one | pytorch horovod | 2 | 64 | 3 |" in written and "| epoch |" not in written
 
@@ -91,8 +92,8 @@ def test_a_directory_of_another_program_is_told_in_one_line(results, capsys):
     (study / "trials.json").write_text('[{"number": 0, "value": 0.9}]')
     (study / "best.json").write_text('{"format": ["a"], "value": 0.9}')
     report.main([str(results), str(study)])
-    told = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
-    assert told == [f"left out: {study}: no results of allstep in it"]
+    printed = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
+    assert printed == [f"left out: {study}: no results of allstep in it"]
     assert "Fastest of synthetic-weak" in (results / "report.md").read_text()
 
 

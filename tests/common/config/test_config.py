@@ -185,9 +185,9 @@ def test_each_flag_has_its_help(capsys):
     """Oracle: the fields of the configuration; the strategies are the framework's."""
     with pytest.raises(SystemExit):
         parsed("--help")
-    told = capsys.readouterr().out
-    assert all(f"--{name}" in told for name in FLAGS)
-    assert "--strategy {horovod,single}" in told and "{None}" not in told
+    printed = capsys.readouterr().out
+    assert all(f"--{name}" in printed for name in FLAGS)
+    assert "--strategy {horovod,single}" in printed and "{None}" not in printed
 
 
 def test_help_where_the_default_folder_has_a_percent_sign(monkeypatch, capsys):

@@ -53,7 +53,7 @@ def at_step(step: int) -> Progress:
     return Progress(position=Position(step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH), step=step)
 
 
-def told(output_dir: Path, name: str) -> list[int]:
+def printed(output_dir: Path, name: str) -> list[int]:
     events = map(json.loads, (output_dir / "metrics.jsonl").read_text().splitlines())
     return [event.get(name, 0) for event in events if event["event"] == name]
 
@@ -79,7 +79,7 @@ def test_each_line_is_there_before_the_next_event(tmp_path):
     reporter = open_reporter(TrainConfig(output=OutputConfig(output_dir=tmp_path)), 0, Progress())
     for step in range(1, 4):
         reporter.event("step", step=step, loss=0.1)
-        assert told(tmp_path, "step")[-1] == step
+        assert printed(tmp_path, "step")[-1] == step
     reporter.close()
 
 
@@ -93,16 +93,16 @@ def test_a_resumed_run_tells_everything_once(killed_at, saved, tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "step", "step": 9')  # it was killed while it wrote this
     tell(tmp_path, until=2 * STEPS_PER_EPOCH, progress=at_step(saved))
-    assert told(tmp_path, "step") == list(range(1, 2 * STEPS_PER_EPOCH + 1))
-    assert told(tmp_path, "epoch") == [1, 2]
-    assert len(told(tmp_path, "end")) == 1
+    assert printed(tmp_path, "step") == list(range(1, 2 * STEPS_PER_EPOCH + 1))
+    assert printed(tmp_path, "epoch") == [1, 2]
+    assert len(printed(tmp_path, "end")) == 1
     assert not list(tmp_path.glob(".*.partial"))
 
 
 def test_rewinding_to_a_finished_epoch_keeps_its_line(tmp_path):
     tell(tmp_path, until=6)
     rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
-    assert (told(tmp_path, "step"), told(tmp_path, "epoch")) == ([1, 2, 3, 4], [1])
+    assert (printed(tmp_path, "step"), printed(tmp_path, "epoch")) == ([1, 2, 3, 4], [1])
 
 
 @pytest.mark.parametrize("line", ["7", "{}", '{"event": 1}', '{"event": "step", "step": "1"}', '{"event": []}'])

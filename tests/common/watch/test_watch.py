@@ -148,8 +148,8 @@ def test_what_all_do_for_the_first_time_is_a_stall_in_the_end(phase):
     """Oracle: by hand. But for the step itself, which may compile for however long."""
     stall = stall_detection.stalled([seen(rank, phase, 2, 601, is_new=True) for rank in range(2)], NOW, TIMEOUT)
     for in_framework in (True, False):
-        told = stall_detection.split_waiting_and_missing(stall, TIMEOUT, {}, dict.fromkeys(range(2), in_framework))
-        assert [one.rank for one in told.missing] == [0, 1]
+        split = stall_detection.split_waiting_and_missing(stall, TIMEOUT, {}, dict.fromkeys(range(2), in_framework))
+        assert [one.rank for one in split.missing] == [0, 1]
 
 
 def within_a_step(seconds: float, longest: float = 0.0) -> stall_detection.Stall:
@@ -237,16 +237,16 @@ run_rank(fail)
 def test_a_rank_that_waits_for_its_turn_to_tell_says_so_when_it_is_asked():
     """It would be told of as stuck, where turns are longer than --stall-timeout."""
     place = {"RANK": "16", "SIZE": "32", "LOCAL_RANK": "16", "LOCAL_SIZE": "32"}
-    told = run(sys.executable, "-c", FAILS, **{f"OMPI_COMM_WORLD_{name}": number for name, number in place.items()})
-    assert (told.returncode, told.stdout) == (1, "it has failed\n"), told.output
-    assert "rank 16 of 32" in told.stderr and "lost the disk" in told.stderr
+    failed = run(sys.executable, "-c", FAILS, **{f"OMPI_COMM_WORLD_{name}": number for name, number in place.items()})
+    assert (failed.returncode, failed.stdout) == (1, "it has failed\n"), failed.output
+    assert "rank 16 of 32" in failed.stderr and "lost the disk" in failed.stderr
 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(failed, monkeypatch):
     """Oracle: by hand; rank 1 does not move. Nothing was told where the ranks are asked again."""
-    told, asked = threading.Event(), threading.Semaphore(0)
-    monkeypatch.setattr(monitor_module, "leave", lambda *_: told.set() or threading.Event().wait())
+    left, asked = threading.Event(), threading.Semaphore(0)
+    monkeypatch.setattr(monitor_module, "leave", lambda *_: left.set() or threading.Event().wait())
     places = ({"moves": 9, "phase": "step"}, {"moves": 8, "phase": "input"})
     pairs = [tuple(map(Channel, socket.socketpair())) for _ in places]
 
@@ -265,8 +265,8 @@ def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(faile
     ranks = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(2)]
     for thread in (threading.Thread(target=monitor.run, daemon=True), *ranks):
         thread.start()
-    assert all(asked.acquire(timeout=30) for _ in range(3)) if failed else told.wait(30)
-    assert told.is_set() != failed
+    assert all(asked.acquire(timeout=30) for _ in range(3)) if failed else left.wait(30)
+    assert left.is_set() != failed
     for end, _ in pairs:
         end.send(finished=True)
     for thread in ranks:

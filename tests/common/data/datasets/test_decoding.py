@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from allstep.common.data.datasets.decoding import Decoder, UnreadableImage
+from allstep.common.data.datasets.decoding import Decoder, UnreadableImage, image_content
 from allstep.common.data.datasets.resampling import by_pillow
 
 
@@ -72,7 +72,7 @@ def test_both_read_the_same_pixels(path, kind, size):
     data = jpeg(photo(*size).convert(mode), **options)
     assert by_libjpeg(data) == fast
     path.write_bytes(data)
-    pixels, box = Decoder().decode(path, whole, 224)
+    pixels, box = Decoder().decode(image_content(path), whole, 224)
     np.testing.assert_array_equal(pixels, pillows(data))
     assert pixels.dtype == np.uint8 and box == (0, 0, *size)
 
@@ -82,7 +82,7 @@ def test_memory_that_is_kept_holds_the_image_asked_for_alone(path):
     for size in ((60, 50), (300, 200), (9, 7), (200, 300), (2500, 2300), (60, 50)):
         data = jpeg(photo(*size))
         path.write_bytes(data)
-        np.testing.assert_array_equal(decoder.decode(path, whole, 2500)[0], pillows(data))
+        np.testing.assert_array_equal(decoder.decode(image_content(path), whole, 2500)[0], pillows(data))
 
 
 def test_damaged_files_are_read_or_refused_as_pillow_does(path):
@@ -104,9 +104,9 @@ def test_damaged_files_are_read_or_refused_as_pillow_does(path):
         expected = pillows(bytes(data))
         if expected is None:
             with pytest.raises(UnreadableImage):
-                decoder.decode(path, whole, 224)
+                decoder.decode(image_content(path), whole, 224)
         else:
-            np.testing.assert_array_equal(decoder.decode(path, whole, 224)[0], expected)
+            np.testing.assert_array_equal(decoder.decode(image_content(path), whole, 224)[0], expected)
             num_read += 1
     assert 100 < num_read < 500
 
@@ -118,7 +118,7 @@ def test_a_jpeg_of_too_many_pixels_is_refused_before_there_is_memory_for_them(pa
     path.write_bytes(data)
     tracemalloc.start()
     with pytest.raises(UnreadableImage, match="3600000000 pixels.* exceeds limit"):
-        Decoder().decode(path, whole, 224)
+        Decoder().decode(image_content(path), whole, 224)
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
 
@@ -134,7 +134,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_hardly_differs(path, side, wi
         asked.append(size)
         return box
 
-    pixels, smaller_box = Decoder().decode(path, box_of, side)
+    pixels, smaller_box = Decoder().decode(image_content(path), box_of, side)
     assert asked == [(640, 480)]  # the box is one of the whole image, whatever is decoded of it
     assert pixels.shape[1] == width
     everything = pillows(path.read_bytes())

@@ -160,9 +160,9 @@ def test_user_password_and_query_are_used_and_not_told(server, tmp_path, capsys)
     fetch([FILE], tmp_path, mirrors=[mirror])
     assert seen == [(f"/folder/{NAME}?token=s3cret", "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")]
     message = fetch_error(tmp_path / "other", mirror.replace("folder", "nowhere"))
-    told = message + "".join(capsys.readouterr())
-    assert f"{server.url}/nowhere/{NAME}: HTTP status 404" in told
-    assert not any(secret in told for secret in ("Aladdin", "sesame", "s3cret"))
+    printed = message + "".join(capsys.readouterr())
+    assert f"{server.url}/nowhere/{NAME}: HTTP status 404" in printed
+    assert not any(secret in printed for secret in ("Aladdin", "sesame", "s3cret"))
 
 
 def test_a_password_does_not_follow_a_redirect(server, tmp_path):

@@ -14,8 +14,8 @@ from PIL import Image
 
 from allstep.common.data.datasets import DataConfig, decoding, load, prepare
 from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, centre_box, random_resized_box
+from allstep.common.data.datasets.encoded import PACKAGES
 from allstep.common.data.datasets.hashing import uniform_draws
-from allstep.common.data.datasets.image_folder import PACKAGES
 from allstep.common.process.errors import UserError
 
 COLOURS = {"ant": (200, 30, 30), "bee": (30, 200, 30), "cat": (30, 30, 200)}
@@ -234,7 +234,7 @@ def test_a_class_without_a_readable_image_stops_even_so(folder):
     for path in (folder / "val" / "cat").iterdir():
         path.write_bytes(b"bad")
     split = open_folder(folder, skip_unreadable=True).validation
-    with pytest.raises(UserError, match="expected an image that can be read in .*val/cat, received none"):
+    with pytest.raises(UserError, match="can be read of the class of .*val/cat/.*, received none"):
         split.read(np.arange(6), epoch=0)
 
 

@@ -1,0 +1,19 @@
+"""What is looked at: pure functions of the ranks' records, a file for each part of data-parallel training."""
+
+from __future__ import annotations
+
+from allstep.benchmarks.proving.checks import cooperation, gradients, outputs, randomness, rates, samples, weights
+from allstep.benchmarks.proving.findings import Finding
+from allstep.benchmarks.proving.runs import Runs
+
+
+def findings(runs: Runs) -> list[Finding]:
+    """All that is wrong; of a cause and its consequences, the cause alone."""
+    if alone := [*cooperation.check_world(runs)]:
+        return alone
+    found = [*weights.check(runs), *gradients.check(runs)]
+    if not found:
+        found += weights.check_later(runs)
+    for check in (samples.check, rates.check, randomness.check, outputs.check, cooperation.check_devices):
+        found += check(runs)
+    return found + [*cooperation.check_collectives(runs)]

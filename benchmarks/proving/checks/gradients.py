@@ -1,0 +1,166 @@
+"""Is what an optimizer applies the mean of what backward made on the ranks?
+
+Projections are linear: those of the applied gradient are s times the mean of the ranks' own, where s is 1 for an
+average, the number of ranks N for a sum, 1/N for an average of averages. Clipping and loss scales give other factors,
+which are the same on all ranks and no fault.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from allstep.benchmarks.proving.findings import Finding, listed, ranks
+from allstep.benchmarks.proving.records import Collective, Forward, Gradient, Projections, Step, Wrapped
+from allstep.benchmarks.proving.runs import Rank, Run, Runs
+
+_SAME = 1e-3
+"""Relative difference of projections that rounding makes, also to 16 bits; ranks' own gradients differ by far more."""
+_NEAR = 0.02
+"""Of a factor."""
+_NEAR_LOSS = {True: 0.25, False: 0.1}
+"""Of a ratio of losses: other samples have other losses, and so have other weights, which may not be the same."""
+
+
+def check(runs: Runs) -> Iterator[Finding]:
+    """Compare gradients before and after the reduction."""
+    run = runs.together
+    for optimizer in range(1, run.num_optimizers + 1):
+        unequal = _unequal(run, optimizer)
+        if unequal:
+            yield _not_averaged(run, *unequal)
+        elif run.num_ranks > 1:
+            yield from _wrong_factor(runs, optimizer)
+
+
+def _unequal(run: Run, optimizer: int) -> tuple[tuple[Step, ...], list[str]] | None:
+    """The first step whose applied gradients differ between ranks, and their names."""
+    for steps in run.steps(optimizer):
+        applied = [{one.name: one.applied for one in step.gradients} for step in steps]
+        names = [name for name in applied[0] if not _equal([one.get(name) for one in applied])]
+        if names:
+            return steps, names
+    return None
+
+
+def _equal(projections: Sequence[Projections | None]) -> bool:
+    first, *others = projections
+    if first is None or None in others:
+        return all(other is None for other in others) and first is None
+    scale = np.abs(first).max()
+    return all(np.abs(np.subtract(first, other)).max() <= _SAME * scale for other in others if other)
+
+
+def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Finding:
+    rank, step = run.ranks[0], steps[0]
+    others = len(step.gradients) - len(names)
+    which = "gradients-partly-averaged" if others else "gradients-not-averaged"
+    what = "each rank applies its own gradients" + (" of some weights" if others else "")
+    evidence = f"in step {step.number}, {ranks(range(len(steps)))} applied different gradients of {listed(names)}"
+    if others:
+        evidence += f", and the same of {others} other weights"
+    return Finding(which, f"{what}: nothing averages them", evidence, _averaging(rank, step), step.line)
+
+
+def _averaging(rank: Rank, step: Step) -> str:
+    wrapped, bypassed = rank.all(Wrapped), [one for one in rank.all(Forward) if one.bypasses]
+    if bypassed:
+        return f"call the {bypassed[0].bypasses} itself, not the model inside of it ({bypassed[0].line})"
+    if wrapped and wrapped[0].kind.startswith("hvd.") and not step.is_wrapped:
+        return f"step the optimizer that {wrapped[0].kind} has returned ({wrapped[0].line}), not the one given to it"
+    if wrapped:
+        return f"give {wrapped[0].kind} ({wrapped[0].line}) all weights that the optimizer trains"
+    if rank.library == "horovod.tensorflow":
+        return (
+            "import allstep.tensorflow.horovod_keras as hvd; model.compile(hvd.DistributedOptimizer(optimizer), ...): "
+            "Horovod's own wrapper averages nothing on Keras 3"
+        )
+    if rank.library == "torch.distributed":
+        return "model = DistributedDataParallel(model), and call that"
+    return "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
+
+
+def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
+    run = runs.together
+    if any(one.operation == "adasum" for one in run.ranks[0].all(Wrapped)):
+        return
+    factors = [factor for steps in run.steps(optimizer) if (factor := _factor(steps)) is not None]
+    if not factors:
+        return
+    factor, size = statistics.median(factors), run.num_ranks
+    first = next(run.steps(optimizer))[0]
+    share = loss_share(runs, optimizer)
+    evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
+    if share != 1:
+        evidence += f", and the loss {share:.3g} times that of one rank"
+    if _near(factor * share, size) and share == 1:
+        yield Finding(
+            "gradients-summed",
+            f"gradients are added up over the ranks and not averaged: steps are {size} times too long",
+            evidence,
+            "average: op=hvd.Average, or divide the sum by the number of ranks",
+            first.line,
+        )
+    elif _near(factor, 1 / size) and share == 1:
+        yield Finding(
+            "gradients-averaged-twice",
+            f"gradients are averaged, and divided by the number of ranks again: steps are {size} times too short",
+            evidence,
+            f"leave the second average out{_second_average(run.ranks[0])}",
+            first.line,
+        )
+    elif _near(factor * share, 1 / size) or _near(factor * share, size):
+        yield Finding(
+            "loss-scaled",
+            "the loss is scaled by the number of ranks, besides the average of gradients",
+            evidence,
+            "let the loss be the mean over the rank's own samples; the wrapper does the rest",
+            first.line,
+        )
+
+
+def _factor(steps: Sequence[Step]) -> float | None:
+    """By how much the applied gradient is the mean of the ranks' own; None where it is not proportional to it."""
+    pairs = [pair for own in zip(*(step.gradients for step in steps), strict=False) if (pair := _pair(own))]
+    if not pairs:
+        return None
+    applied, mean = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    size = float(mean @ mean)
+    if size == 0:
+        return None
+    factor = float(applied @ mean) / size
+    return factor if np.linalg.norm(applied - factor * mean) <= 0.01 * np.linalg.norm(applied) else None
+
+
+def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None:
+    local = [one.local for one in gradients if one.local]
+    if len(local) < len(gradients) or gradients[0].applied is None:
+        return None
+    return np.array(gradients[0].applied), np.mean(local, axis=0)
+
+
+def loss_share(runs: Runs, optimizer: int) -> float:
+    """The first loss on several ranks beside that on one: 1, the number of ranks or its inverse, if it is near them."""
+    if runs.alone is None:
+        return 1.0
+    [alone, *_], steps = [*runs.alone.steps(optimizer)] or [()], next(runs.together.steps(optimizer))
+    losses = [step.loss for step in steps if step.loss is not None]
+    if not alone or not alone[0].loss or not losses:
+        return 1.0
+    ratio, size = statistics.mean(losses) / alone[0].loss, runs.together.num_ranks
+    bound = _NEAR_LOSS[alone[0].weights == steps[0].weights]
+    return next((float(share) for share in (1 / size, size) if abs(ratio / share - 1) < bound), 1.0)
+
+
+def _near(value: float, target: float) -> bool:
+    return abs(value / target - 1) < _NEAR
+
+
+def _second_average(rank: Rank) -> str:
+    """The lines of collectives that the script itself calls between backward and step."""
+    waits = {step.line for step in rank.all(Step)}
+    lines = dict.fromkeys(one.line for one in rank.all(Collective) if one.kind in ("all_reduce", "allreduce"))
+    own = [line for line in lines if line and line not in waits]
+    return f" (the script's own all-reduces: {listed(own)})" if own else ""

@@ -1,0 +1,89 @@
+"""Launches a script under its observer, and refuses what shows nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allstep.benchmarks.harness import process_tree
+from allstep.benchmarks.harness.jobs import running
+from allstep.benchmarks.harness.launchers import start
+from allstep.benchmarks.proving.following import follow
+from allstep.benchmarks.proving.observer.start import Settings, environment
+from allstep.benchmarks.proving.runs import Run
+from allstep.common.launch.rendezvous import free_ports
+from allstep.common.process.errors import UserError, shown
+
+TF_CONFIG = "tf-config"
+"""The launcher of ranks that TensorFlow's MultiWorkerMirroredStrategy reads from the variable TF_CONFIG."""
+ITSELF = "python"
+"""No launcher: the script starts its ranks."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A user's script and how it is run."""
+
+    path: Path
+    arguments: Sequence[str]
+    launcher: str
+    num_steps: int
+    time_limit: float
+
+    def observe(self, num_ranks: int) -> Run:
+        """Run it on so many ranks.
+
+        Raises:
+            UserError: it fails by itself, takes longer than the limit, or never steps.
+        """
+        with tempfile.TemporaryDirectory(prefix="allstep-prove-") as name:
+            folder = Path(name).resolve()
+            environ = environment(Settings(str(folder), str(self.path), self.num_steps))
+            commands = self._commands(num_ranks)
+            with process_tree.guardian() as guard, running(*commands, environ=environ) as job:
+                guard(job.mark)
+                try:
+                    run, status = follow(job, folder, num_ranks, self.time_limit)
+                except TimeoutError as error:
+                    raise UserError(
+                        f"expected {shown(self.path)} to end, or to come through {self.num_steps} steps of two epochs, "
+                        f"within {self.time_limit:g} s, received {error}; raise --timeout, or lower --steps"
+                    ) from None
+                self._check(run, status, job.printed())
+                return replace(run, num_ranks=len(run.ranks)) if self.launcher == ITSELF else run
+
+    def _commands(self, num_ranks: int) -> list[list[str]]:
+        words = list(map(str, (self.path, *self.arguments)))
+        if self.launcher != TF_CONFIG:
+            return [[*start(None if self.launcher == ITSELF else self.launcher, num_ranks), *words]]
+        with free_ports(num_ranks) as ports:
+            workers = [f"127.0.0.1:{port}" for port in ports]
+        tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(num_ranks)]
+        return [["env", f"TF_CONFIG={json.dumps(task)}", *start(None), *words] for task in tasks]
+
+    def _check(self, run: Run, status: int | None, printed: str) -> None:
+        """Refuse a run that shows nothing."""
+        was_seen = bool(run.ranks) and all(rank.ended and rank.ended.reason == "steps" for rank in run.ranks)
+        errors = [rank.error for rank in run.ranks if rank.error]
+        if status and not was_seen and not run.stacks and not run.is_deserted:
+            cause = errors[0] if errors else _cause(printed) or f"status {status}"
+            raise UserError(
+                f"expected {shown(self.path)} to run on {run.num_ranks} rank(s), received its failure: {cause}; "
+                "mend that first"
+            )
+        if not run.stacks and not any(rank.steps() for rank in run.ranks):
+            raise UserError(
+                f"expected {shown(self.path)} to train, received a script that ended without a step of an optimizer "
+                "of PyTorch or Keras; name one that steps, with arguments upon which it does"
+            )
+
+
+def _cause(printed: str) -> str | None:
+    """The last error that was printed."""
+    lines = [re.sub(r"^\[\d+(,\d+)?\]<std(out|err)>:", "", line).strip() for line in printed.splitlines()]
+    errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)\b)", line)]
+    return errors[-1] if errors else None

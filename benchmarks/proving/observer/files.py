@@ -1,0 +1,40 @@
+"""Observes which files the script opens to write, by Python's audit events."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from allstep.benchmarks.proving.observer.observer import Observer
+from allstep.benchmarks.proving.records import Write
+
+_WRITING = os.O_WRONLY | os.O_RDWR
+# A lock is for all ranks to open; the others are files of the system.
+_NOT_LOOKED_AT = (".lock", "_lock", ".pyc")
+_SYSTEM = ("/dev/", "/proc/", "/sys/")
+
+
+def install(observer: Observer) -> None:
+    """Look at every file that is opened from now on."""
+    seen: set[str] = set()
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            is_written = bool(set(mode) & set("wxa+")) if isinstance(mode, str) else bool(flags & _WRITING)
+            if is_written and isinstance(path, (str, os.PathLike)):
+                note_write(observer, path, seen)
+
+    sys.addaudithook(audit)
+
+
+def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> None:
+    """Write down that the script writes a file, once."""
+    name = os.path.abspath(os.fspath(path))
+    is_ours = os.path.dirname(name) == str(observer.folder)
+    if name in seen or is_ours or name.startswith(_SYSTEM) or name.endswith(_NOT_LOOKED_AT):
+        return
+    seen.add(name)
+    if line := observer.line():  # else the script is not at work
+        observer.write(Write(name, line))

@@ -1,0 +1,148 @@
+"""What all observers of a process share: its journal, the lines of its script, and when it has been seen enough."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from allstep.benchmarks.proving.records import Ended, Loop, Record, Resumed, Sampler, Started, Waiting
+from allstep.common.files.records import to_json
+from allstep.common.launch.placement import apparent_rank
+
+_NUM_EPOCHS = 2
+_MORE_STEPS = 10
+
+
+class Observer:
+    """Of one process."""
+
+    def __init__(self, folder: Path, script: str, num_steps: int) -> None:
+        """`num_steps` are looked at in each of the first two epochs."""
+        self.folder = folder
+        self.num_steps = num_steps
+        self.num_loops = 0
+        self.num_steps_seen = 0
+        self.is_in_fit = False
+        self._name = os.path.basename(script)
+        self._script = (script, os.path.abspath(script))
+        self._training_loops: list[int] = []
+        self._journals: dict[int, Any] = {}  # a process that this one forks has its own
+        self._lock = threading.RLock()
+        self._depth = threading.local()
+        self._error: str | None = None
+        self._has_ended = False
+        sys.excepthook = self._note_error(sys.excepthook)
+        atexit.register(self.end, "script")
+
+    def write(self, record: Record) -> None:
+        """Write a record down, for good: a rank may end at any moment."""
+        with self._lock:
+            pid = os.getpid()
+            if pid not in self._journals:
+                self._journals[pid] = open(self.folder / f"{pid}.jsonl", "a", buffering=1)  # noqa: SIM115
+                self.write(Started(pid, apparent_rank()))
+            # One write a line, which the file's buffer of a line passes on at its end.
+            self._journals[pid].write(json.dumps({"event": type(record).__name__, **to_json(record)}) + "\n")
+
+    def line(self) -> str:
+        """Where the script is: its innermost line that is being run."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename in self._script:
+                return f"{self._name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """A block in which the rank may wait for others; what waits inside of it is a part of it."""
+        depth = getattr(self._depth, "value", 0)
+        self._depth.value = depth + 1
+        if not depth:
+            self.write(Waiting(what, self.line()))
+        try:
+            yield
+        finally:
+            self._depth.value = depth
+            if not depth:
+                self.write(Resumed())
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in such a block."""
+        return getattr(self._depth, "value", 0) > 0
+
+    def begin_loop(
+        self,
+        num_batches: int | None,
+        *,
+        batch_size: int | None = None,
+        num_samples: int | None = None,
+        sampler: Sampler | None = None,
+    ) -> Loop:
+        """Write down that the script begins to iterate."""
+        self.num_loops += 1
+        loop = Loop(self.num_loops, self.line(), num_batches, batch_size, num_samples, sampler)
+        self.write(loop)
+        return loop
+
+    @property
+    def most_batches(self) -> int:
+        """Of the loop that is being run: after the epochs that are looked at, one each, on the way to its end."""
+        is_later = len(self._training_loops) > _NUM_EPOCHS or (
+            len(self._training_loops) == _NUM_EPOCHS and self._training_loops[-1] != self.num_loops
+        )
+        return 1 if is_later else self.num_steps
+
+    def end_step(self) -> bool:
+        """Count a step; returns whether the process has been seen enough."""
+        self.num_steps_seen += 1
+        if self.num_loops and self.num_loops not in self._training_loops:
+            self._training_loops.append(self.num_loops)
+        return self.is_enough
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the process has been seen enough."""
+        return self.num_steps_seen >= _NUM_EPOCHS * self.num_steps + _MORE_STEPS
+
+    def stop(self) -> None:
+        """End the script as its own exit would: what it and its libraries have to do at their ends is done."""
+        self.end("steps")
+        raise SystemExit(0)
+
+    def end(self, reason: str) -> None:
+        """Write down how it ends; the first reason counts."""
+        if not self._has_ended and os.getpid() in self._journals:
+            self._has_ended = True
+            self.write(Ended(self._error or reason, self.line()))
+
+    def _note_error(self, hook: Callable[..., None]) -> Callable[..., None]:
+        def excepthook(kind: type[BaseException], error: BaseException, stack: Any) -> None:
+            text = str(error).strip().splitlines()
+            self._error = f"{kind.__name__}: {text[0] if text else ''}"
+            self.end(self._error)
+            hook(kind, error, stack)
+
+        return excepthook
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put what `make` makes of an attribute in its place."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def replace_everywhere(package: str, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """The same of a function of the module `owner`, in all modules of a package that have imported it by its name."""
+    old = getattr(owner, name)
+    new = make(old)
+    for key, module in list(sys.modules.items()):
+        if key.startswith(package) and vars(module).get(name) is old:
+            setattr(module, name, new)

@@ -1,0 +1,133 @@
+"""Observes optimizers of PyTorch: gradients as backward makes them and as they are applied, weights, slots, rates."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from allstep.benchmarks.proving.observer.observer import Observer, replace
+from allstep.benchmarks.proving.observer.pytorch_models import Models, bytes_of
+from allstep.benchmarks.proving.observer.values import digest, projections, stride
+from allstep.benchmarks.proving.records import Gradient, Projections, Step
+
+
+class Optimizers:
+    """Of one process."""
+
+    def __init__(self, observer: Observer, models: Models) -> None:
+        self._observer = observer
+        self._models = models
+        self._names: dict[int, str] = {}
+        self._hooked: dict[int, torch.Tensor] = {}
+        self._local: dict[int, Projections | None] = {}
+        self._num_steps: dict[int, int] = {}  # by optimizer
+        self._pending: Step | None = None
+        self.loss: float | None = None
+
+    def hook_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have backward show the gradients of an optimizer's parameters, before they are reduced."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and id(parameter) not in self._hooked:
+                    self._hooked[id(parameter)] = parameter
+                    parameter.register_hook(functools.partial(self._add_local, id(parameter)))
+
+    def _add_local(self, key: int, gradient: torch.Tensor) -> None:
+        new = _projections(gradient)
+        old = self._local.get(key, (0.0,) * len(new or ()))
+        self._local[key] = tuple(a + b for a, b in zip(old, new, strict=True)) if old and new else None
+
+    def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Look at what is about to be applied. Where a wrapper's step calls its optimizer's, the last look counts."""
+        number = self._num_steps.get(id(optimizer), 0) + 1
+        order = [*self._num_steps, id(optimizer)]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        looks_at_weights = number == 1 or self._observer.num_steps_seen == self._observer.num_steps - 1
+        first = next((parameter for parameter in parameters), None)
+        self._pending = Step(
+            number=number,
+            optimizer=order.index(id(optimizer)) + 1,
+            loop=self._observer.num_loops,
+            kind=type(optimizer).__name__,
+            is_wrapped=hasattr(optimizer, "skip_synchronize"),  # of Horovod's classes alone
+            learning_rates=tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group),
+            gradients=tuple(self._gradient(one) for one in parameters if one.requires_grad and one.grad is not None),
+            weights={self._name(one): digest(bytes_of(one)) for one in parameters} if looks_at_weights else {},
+            state=self._slots(optimizer) if number == 1 else {},
+            loss=self.loss,
+            device=_device(first),
+            line=self._observer.line(),
+        )
+
+    def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Write it down, once."""
+        step, self._pending = self._pending, None
+        if step is None:
+            return
+        self._num_steps[id(optimizer)] = step.number
+        self._local.clear()
+        self._observer.write(step)
+        if self._observer.end_step():
+            self._observer.stop()
+
+    def _gradient(self, parameter: torch.Tensor) -> Gradient:
+        assert parameter.grad is not None
+        return Gradient(self._name(parameter), self._local.get(id(parameter)), _projections(parameter.grad))
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        if id(parameter) not in self._names:
+            name = self._models.name_of(parameter)
+            self._names[id(parameter)] = name or f"parameter {list(self._hooked).index(id(parameter))}"
+        return self._names[id(parameter)]
+
+    def _slots(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+        return {
+            f"{self._name(parameter)}.{name}": digest(bytes_of(value))
+            for parameter, slots in optimizer.state.items()
+            for name, value in slots.items()
+            if isinstance(value, torch.Tensor)
+        }
+
+
+def install(observer: Observer, models: Models) -> None:
+    """Hook every optimizer that is made from now on."""
+    optimizers = Optimizers(observer, models)
+
+    def wrap_group(add_group: Any) -> Any:
+        @functools.wraps(add_group)
+        def observed(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            add_group(optimizer, *args, **kwargs)
+            optimizers.hook_parameters(optimizer)
+
+        return observed
+
+    def wrap_backward(backward: Any) -> Any:
+        @functools.wraps(backward)
+        def observed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if tensor.numel() == 1:
+                optimizers.loss = float(tensor.detach().to("cpu"))
+            with observer.waiting("the backward pass"):
+                return backward(tensor, *args, **kwargs)
+
+        return observed
+
+    replace(torch.optim.Optimizer, "add_param_group", wrap_group)
+    replace(torch.Tensor, "backward", wrap_backward)
+    register_optimizer_step_pre_hook(optimizers.before_step)
+    register_optimizer_step_post_hook(optimizers.after_step)
+
+
+def _projections(gradient: torch.Tensor) -> Projections | None:
+    with torch.no_grad():
+        values = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
+        return projections(values[:: stride(len(values))].float().to("cpu").numpy())
+
+
+def _device(parameter: torch.Tensor | None) -> str:
+    """Which device it is, over the processes of a host."""
+    if parameter is None or not parameter.is_cuda:
+        return "cpu"
+    return str(torch.cuda.get_device_properties(parameter.device).uuid)

@@ -1,0 +1,38 @@
+"""What a user reads in the end: findings, what they rest on, and what was not looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from allstep.benchmarks.proving.findings import Finding
+from allstep.benchmarks.proving.launching import Script
+from allstep.benchmarks.proving.records import Loop
+from allstep.benchmarks.proving.runs import Runs
+
+
+def report(script: Script, runs: Runs, found: Sequence[Finding]) -> str:
+    """The whole text."""
+    run = runs.together
+    num_steps = min(len(rank.steps()) for rank in run.ranks)
+    lines = [f"{script.path}: {num_steps} steps on {len(run.ranks)} ranks ({script.launcher})"]
+    if runs.alone:
+        lines[0] += f", {len(runs.alone.ranks[0].steps())} on 1"
+    lines += [f"{number}. {finding}" for number, finding in enumerate(found, 1)]
+    if not found:
+        lines.append(f"in step, as far as {num_steps} steps show")
+    lines += [f"not looked at: {text}" for text in _not_looked_at(runs)]
+    return "\n".join(lines)
+
+
+def _not_looked_at(runs: Runs) -> Iterator[str]:
+    rank = runs.together.ranks[0]
+    if runs.alone is None:
+        yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
+    if len({step.loop for step in rank.steps()}) < 2 or not rank.all(Loop):
+        yield "a second epoch"
+    if not rank.forwards(training=False):
+        yield "validation"
+    if rank.ended and rank.ended.reason == "steps":
+        yield f"what the script does after step {len(rank.steps())}, such as files that it writes at its end"
+    if all(step.device == "cpu" for step in rank.steps()):
+        yield "GPUs, for the ranks computed on CPUs"

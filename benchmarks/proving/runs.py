@@ -1,0 +1,102 @@
+"""What was observed of a script: the records of its ranks, run alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from allstep.benchmarks.proving.records import Collective, Ended, Forward, Record, Started, Step, Waiting, World
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank wrote down."""
+
+    records: tuple[Record, ...]
+
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        """The records of a kind, in order."""
+        return [record for record in self.records if isinstance(record, kind)]
+
+    @property
+    def number(self) -> int:
+        """By the library that it has initialised, else by its launcher."""
+        worlds, started = self.all(World), self.all(Started)
+        return worlds[-1].rank if worlds else started[0].rank
+
+    @property
+    def library(self) -> str:
+        """That it has initialised last; empty without any."""
+        worlds = self.all(World)
+        return worlds[-1].library if worlds else ""
+
+    @property
+    def pid(self) -> int:
+        return self.all(Started)[0].pid
+
+    @property
+    def ended(self) -> Ended | None:
+        """How it has ended by itself, if it has."""
+        return next(iter(self.all(Ended)), None)
+
+    @property
+    def error(self) -> str | None:
+        """The error that has ended it, in a line."""
+        return self.ended.reason if self.ended and self.ended.reason not in ("steps", "script") else None
+
+    @property
+    def wait(self) -> Waiting | None:
+        """What it waits for, if it does."""
+        return self.records[-1] if isinstance(self.records[-1], Waiting) else None
+
+    @property
+    def position(self) -> tuple[object, ...]:
+        """How far it has come with what all ranks do together; differs between ranks that wait for each other."""
+        collectives = self.all(Collective)
+        last = collectives[-1] if collectives else None
+        return (len(collectives), last and (last.kind, last.name, last.shape), self.wait)
+
+    def steps(self, optimizer: int = 1) -> list[Step]:
+        """The steps of one of its optimizers."""
+        return [step for step in self.all(Step) if step.optimizer == optimizer]
+
+    def forwards(self, *, training: bool) -> list[Forward]:
+        """The calls of its models, in training or in evaluation."""
+        return [forward for forward in self.all(Forward) if forward.is_training == training]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch of the script."""
+
+    num_ranks: int
+    """That were launched."""
+    ranks: tuple[Rank, ...]
+    """In their order."""
+    stacks: dict[int, str]
+    """By rank, where they wait for each other for ever."""
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether a rank has ended as if all was well, and another then failed."""
+        return any(rank.error for rank in self.ranks) and any(rank.ended and not rank.error for rank in self.ranks)
+
+    @property
+    def num_optimizers(self) -> int:
+        return max((step.optimizer for rank in self.ranks for step in rank.all(Step)), default=0)
+
+    def steps(self, optimizer: int = 1) -> Iterator[tuple[Step, ...]]:
+        """The steps that all ranks took, one of each rank together."""
+        return zip(*(rank.steps(optimizer) for rank in self.ranks), strict=False)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Both launches."""
+
+    alone: Run | None
+    """On one rank; None where the script starts its ranks itself."""
+    together: Run

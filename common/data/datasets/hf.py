@@ -1,0 +1,33 @@
+"""hf:DIR: a data set of Hugging Face's `datasets`, saved by `save_to_disk`, and read by pyarrow alone.
+
+DIR holds *.arrow, or a folder of them a split: train, and validation or test. `datasets` itself need not be installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from allstep.common.data.datasets.arrow_table import load_tables
+from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.encoded import require
+from allstep.common.data.datasets.parts import find_parts
+
+# What `map` and `filter` have left beside the data set.
+_CACHE = "cache-"
+
+
+def prepare(config: DataConfig) -> None:
+    """Looks at the tables as `load` does, so that a mistake is reported by one rank alone."""
+    load(config)
+
+
+def load(config: DataConfig) -> Dataset:
+    """Maps the tables into memory."""
+    require("pyarrow", "pyarrow", config)
+    train, validation = find_parts(config, (".arrow",))
+    return load_tables(config, _own(train), _own(validation))
+
+
+def _own(paths: list[Path]) -> list[Path]:
+    return [path for path in paths if not path.name.startswith(_CACHE)]

@@ -1,0 +1,150 @@
+"""Data sets in files of many samples each, reached by an index: what TFRecord files and tar archives have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.data.datasets.arrays import inputs_of
+from allstep.common.data.datasets.base import Dataset, Split
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.decoding import UnreadableImage
+from allstep.common.data.datasets.described import describe
+from allstep.common.data.datasets.encoded import MEAN, STD, EncodedSplit, prepare_decoding
+from allstep.common.data.datasets.parts import find_parts
+from allstep.common.data.datasets.sample_index import Located, SampleIndex, build_index, open_index
+from allstep.common.data.datasets.subset import hold_out
+from allstep.common.process.errors import UserError, shown
+
+
+class Damaged(ValueError):
+    """The bytes of a sample are not what they were, or no sample; the message says why."""
+
+
+@dataclass(frozen=True)
+class SampleFormat:
+    """How samples lie in files of a format."""
+
+    suffixes: tuple[str, ...]
+    scan: Callable[[Path, DataConfig], Iterator[Located]]
+    """Finds the samples of a file; raises UserError where it is damaged."""
+    input_of: Callable[[bytes, DataConfig], bytes | np.ndarray]
+    """Of a sample's bytes its input: the bytes of an image file, or numbers; raises Damaged."""
+
+
+def prepare_indexes(config: DataConfig, samples: SampleFormat) -> None:
+    """Build the indexes of both parts; another run with the same files finds them.
+
+    Raises:
+        UserError: there are no files, or one is damaged or holds something else.
+    """
+    for paths in find_parts(config, samples.suffixes):
+        if paths:
+            build_index(paths, lambda path: samples.scan(path, config), config)
+
+
+def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
+    """The data set whose indexes `prepare_indexes` has built.
+
+    Raises:
+        UserError: it has not, or see `describe`.
+    """
+    train, validation = (
+        IndexedSamples(open_index(paths, config), samples, config) if paths else None
+        for paths in find_parts(config, samples.suffixes)
+    )
+    assert train is not None  # find_parts has found it
+    pool = None
+    if isinstance(train.value(0), bytes):
+        prepare_decoding(config)
+        pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
+
+    def split(part: IndexedSamples, *, augmented: bool) -> Split:
+        return EncodedSplit(part, config=config, pool=pool, augmented=augmented) if pool else NumbersSplit(part)
+
+    splits = split(train, augmented=True), split(validation or train, augmented=False)
+    if validation is None:
+        splits = hold_out(*splits, share=config.validation_share, seed=config.seed, where=config.dataset)
+    return describe(*splits, where=config.dataset, scale=(MEAN, STD) if pool else None)
+
+
+class IndexedSamples:
+    """The samples of a part, wherever they lie."""
+
+    def __init__(self, index: SampleIndex, samples: SampleFormat, config: DataConfig) -> None:
+        self.index, self.samples, self.config = index, samples, config
+        self.labels = index.targets
+        self.name = index.name
+
+    def value(self, index: int) -> bytes | np.ndarray:
+        """The input of a sample; raises Damaged."""
+        return self.samples.input_of(self.index.content(index), self.config)
+
+    def content(self, index: int) -> bytes:
+        try:
+            value = self.value(index)
+        except (Damaged, OSError) as error:
+            raise UnreadableImage(error) from error
+        if not isinstance(value, bytes):
+            raise UnreadableImage("it is numbers, where the first sample is an image")
+        return value
+
+
+class NumbersSplit:
+    """Samples whose inputs are numbers, of one shape and type."""
+
+    parallel = True
+
+    def __init__(self, samples: IndexedSamples) -> None:
+        self.samples, self.targets = samples, samples.labels
+        self.like = self._input(0)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        inputs = np.empty((len(indices), *self.like.shape), self.like.dtype)
+        for number, index in enumerate(np.asarray(indices).tolist()):
+            value = self._input(index)
+            if value.shape != inputs.shape[1:]:
+                raise UserError(
+                    f"expected numbers of the shape {inputs.shape[1:]} of the first sample in "
+                    f"{self.samples.name(index)}, received {value.shape}; give every sample the same shape"
+                )
+            inputs[number] = value
+        return inputs_of(inputs, f"the inputs of {self.samples.config.dataset}", indices), self.targets[indices]
+
+    def _input(self, index: int) -> np.ndarray:
+        try:
+            value = self.samples.value(index)
+        except Damaged as error:
+            raise UserError(
+                f"expected a sample in {self.samples.name(index)}, received a damaged one: {error}; write it anew"
+            ) from error
+        if isinstance(value, bytes):
+            raise UserError(
+                f"expected numbers in {self.samples.name(index)}, as in the first sample, received an image; give all "
+                "samples the same kind of input"
+            )
+        return value
+
+
+def target_of(value: object, where: str) -> int | tuple[float, ...]:
+    """The target of a sample as an index keeps it: a class, or the numbers of a regression.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if isinstance(value, np.ndarray) and value.size:
+        if value.dtype.kind in "iu" and value.size == 1:
+            return int(value.item())
+        if value.dtype.kind == "f" and np.isfinite(value).all():
+            return tuple(value.astype(float).ravel().tolist())
+    raise UserError(
+        f"expected a whole number (a class), or finite fractions, as the target in {where}, received "
+        f"{shown(value)}; name another --target-field, or correct it"
+    )

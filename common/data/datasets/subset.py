@@ -1,0 +1,50 @@
+"""A part of a split, and the share of samples that is held out to validate where a data set has no such part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allstep.common.data.datasets.base import Split
+from allstep.common.data.sharding import sample_order
+from allstep.common.process.errors import UserError
+
+# No epoch of training has this number, so that its order has nothing to do with who validates.
+_EPOCH = -1
+
+
+class Subset:
+    """The samples of a split at the given indices, in their order."""
+
+    def __init__(self, split: Split, indices: np.ndarray) -> None:
+        self.whole, self.indices = split, indices
+        self.parallel = split.parallel
+        # Of all samples, so that both parts have the same classes and tokens.
+        self.num_classes, self.targets, self.inputs = (
+            getattr(split, name, None) for name in ("num_classes", "targets", "inputs")
+        )
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.whole.read(self.indices[indices], epoch=epoch)
+
+
+def hold_out(train: Split, validation: Split, *, share: float, seed: int, where: str) -> tuple[Subset, Subset]:
+    """`train` but for a share of its samples, and those of `validation`, which has the same samples not augmented.
+
+    Which they are depends on their number, the share and the seed alone; at least one of each.
+
+    Raises:
+        UserError: there are fewer than two samples.
+    """
+    num_samples = len(train)
+    if num_samples < 2:
+        raise UserError(
+            f"expected at least 2 samples in {where}, of which one is held out to validate, received {num_samples}; "
+            "add samples"
+        )
+    order = sample_order(np.arange(num_samples), num_samples, seed=seed, epoch=_EPOCH)
+    num_validation = min(max(1, round(share * num_samples)), num_samples - 1)
+    held, rest = np.sort(order[:num_validation]), np.sort(order[num_validation:])
+    return Subset(train, rest), Subset(validation, held)

@@ -1,0 +1,99 @@
+"""tfrecord:DIR: tf.train.Example records in TFRecord files, read without TensorFlow.
+
+A record is 8 bytes of length, 4 of their checksum, the message, and 4 of its checksum (CRC-32C, masked;
+tensorflow/core/lib/io/record_writer.h). All are checked when the index is built, and the message again when it is read.
+An input is the bytes of a JPEG or PNG file, or numbers; the target a class, or numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.decoding import MAX_FILE_BYTES
+from allstep.common.data.datasets.encoded import require
+from allstep.common.data.datasets.example_proto import NotAnExample, parse_example
+from allstep.common.data.datasets.indexed import Damaged, SampleFormat, load_indexed, prepare_indexes, target_of
+from allstep.common.data.datasets.parts import choose_fields
+from allstep.common.data.datasets.sample_index import Located
+from allstep.common.files.regular_file import regular
+from allstep.common.process.errors import UserError
+
+_HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
+
+
+def prepare(config: DataConfig) -> None:
+    """Builds the indexes of the files."""
+    require("google_crc32c", "google-crc32c", config)
+    prepare_indexes(config, _FORMAT)
+
+
+def load(config: DataConfig) -> Dataset:
+    """Opens the indexes of the files."""
+    require("google_crc32c", "google-crc32c", config)
+    return load_indexed(config, _FORMAT)
+
+
+def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
+    with open(path, "rb", opener=regular) as stream:
+        size, offset = os.fstat(stream.fileno()).st_size, 0
+        while offset < size:
+            where = f"{path}, byte {offset}"
+            try:
+                length = _length(stream.read(_HEADER.size), size - offset)
+                features = _features(stream.read(length + _CHECKSUM.size))
+            except Damaged as error:
+                raise UserError(
+                    f"expected a whole record in {where}, received a damaged one: {error}; write the file anew"
+                ) from error
+            _, target = choose_fields(features, config, where)
+            yield Located(offset + _HEADER.size, length + _CHECKSUM.size, target_of(features[target], where))
+            offset += _HEADER.size + length + _CHECKSUM.size
+
+
+def _length(header: bytes, num_left: int) -> int:
+    """Of the message that follows a header."""
+    if len(header) < _HEADER.size:
+        raise Damaged("the file ends in its header")
+    length, checksum = _HEADER.unpack(header)
+    if checksum != _masked_crc(header[:8]):
+        raise Damaged("the checksum of its length is wrong")
+    if length > MAX_FILE_BYTES or length > num_left - _HEADER.size - _CHECKSUM.size:
+        raise Damaged(f"it says {length} bytes, and the file ends before")
+    return length
+
+
+def _features(data: bytes) -> dict[str, bytes | np.ndarray]:
+    """Of a message and its checksum."""
+    message, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
+    if _CHECKSUM.unpack(checksum)[0] != _masked_crc(message):
+        raise Damaged("its checksum is wrong")
+    try:
+        return parse_example(message)
+    except NotAnExample as error:
+        raise Damaged(f"it is no tf.train.Example ({error})") from error
+
+
+def _masked_crc(data: bytes) -> int:
+    from google_crc32c import value
+
+    crc = value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
+    features = _features(data)
+    names, _ = choose_fields(features, config, "a record")
+    values = [features[name] for name in names]
+    if isinstance(values[0], bytes):
+        return values[0]
+    return values[0] if len(values) == 1 else np.concatenate(values)
+
+
+_FORMAT = SampleFormat((".tfrecord", ".tfrecords", ".tfrec"), _scan, _input_of)

@@ -1,0 +1,116 @@
+"""webdataset:DIR: tar archives of samples, each of files that follow one another and differ in their ending alone.
+
+    0001.jpg 0001.cls 0002.jpg 0002.cls ...
+
+An input is a JPEG or PNG file, or an array (.npy); the target a number as text (.cls), or an array (.npy).
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.datasets.decoding import MAX_FILE_BYTES
+from allstep.common.data.datasets.indexed import Damaged, SampleFormat, load_indexed, prepare_indexes, target_of
+from allstep.common.data.datasets.parts import choose_fields
+from allstep.common.data.datasets.sample_index import Located
+from allstep.common.files.regular_file import regular
+from allstep.common.process.errors import UserError
+
+_NPY = b"\x93NUMPY"
+_MOST_TARGET_BYTES = 2**16
+
+
+def prepare(config: DataConfig) -> None:
+    """Builds the indexes of the archives."""
+    prepare_indexes(config, _FORMAT)
+
+
+def load(config: DataConfig) -> Dataset:
+    """Opens the indexes of the archives."""
+    return load_indexed(config, _FORMAT)
+
+
+def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
+    with open(path, "rb", opener=regular) as stream:
+        try:
+            with tarfile.open(fileobj=stream, mode="r:") as archive:
+                for key, members in groupby(_files(archive), key=_key):
+                    yield _sample(archive, {_ending(member): member for member in members}, f"{path}, {key}", config)
+        except tarfile.TarError as error:
+            raise UserError(
+                f"expected a whole tar archive, not compressed, in {path}, received something else: {error}; write it "
+                "anew"
+            ) from error
+
+
+def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    while (member := archive.next()) is not None:
+        archive.members.clear()  # it would keep all of them
+        if member.isfile():
+            yield member
+
+
+def _key(member: tarfile.TarInfo) -> str:
+    """The name up to the first dot after the last slash, as WebDataset has it."""
+    folder, slash, name = member.name.rpartition("/")
+    return folder + slash + name.partition(".")[0]
+
+
+def _ending(member: tarfile.TarInfo) -> str:
+    return member.name.rpartition("/")[2].partition(".")[2].lower()
+
+
+def _sample(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], where: str, config: DataConfig) -> Located:
+    names, target = choose_fields(members, config, where)
+    if len(names) > 1:
+        raise UserError(f"expected one name after --input-fields for {where}, received {len(names)}; name one")
+    member = members[names[0]]
+    if member.size > MAX_FILE_BYTES:
+        raise UserError(
+            f"expected inputs of at most {MAX_FILE_BYTES} bytes, received {member.size} in {where}; leave it out"
+        )
+    return Located(member.offset_data, member.size, target_of(_target(archive, members[target], where), where))
+
+
+def _target(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> object:
+    stream = archive.extractfile(member)
+    assert stream is not None  # it is a file
+    data = stream.read(_MOST_TARGET_BYTES)
+    if data.startswith(_NPY):
+        try:
+            return _array(data)
+        except Damaged as error:
+            raise UserError(f"expected an array as the target in {where}, received {error}; write it anew") from error
+    text = data.decode(errors="replace").strip()
+    try:
+        return np.array(int(text))
+    except ValueError:
+        try:
+            return np.array(float(text))
+        except ValueError:
+            return data
+
+
+def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
+    return _array(data) if data.startswith(_NPY) else data
+
+
+def _array(data: bytes) -> np.ndarray:
+    try:
+        array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise Damaged(f"no .npy file of numbers ({error})") from error
+    if array.dtype.kind not in "biuf":
+        raise Damaged(f"an array of {array.dtype}")
+    return array
+
+
+_FORMAT = SampleFormat((".tar",), _scan, _input_of)

@@ -1,0 +1,221 @@
+"""Elastic jobs: training goes on when ranks are lost, and with whoever comes.
+
+Under horovodrun a rank stays the same process. Each keeps the newest commit in memory; when others are lost it forms a
+new job with those that are left, all agree on the newest commit of any of them, and go on from its position. When
+hosts come or go nobody is lost: the ranks stop after the same step, commit, and form the new job. Order, slices and
+learning rate are functions of the position, so that each sample counts once an epoch whatever happens.
+
+Under torchrun its agents start all ranks anew, which go on from the newest checkpoint in the output directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from allstep.common.config.train_config import OutputConfig, TrainConfig
+from allstep.common.launch.placement import Placement
+from allstep.common.process.connections import Connections
+from allstep.common.process.errors import Fault, RanksLost, UserError
+from allstep.common.process.exit import is_consequence, leave
+from allstep.common.process.frozen import end_when_frozen
+from allstep.common.process.lean_import import stderr_held_back
+from allstep.common.process.terminal import print_line
+from allstep.common.strategies import named
+
+if TYPE_CHECKING:
+    from allstep.common.checkpoint.saving import Commits
+    from allstep.common.session import Session
+
+# What Horovod 0.28.1 writes where this rank's host is no longer one of the job's.
+_REMOVED = "has been removed from elastic job"
+
+
+def check(config: TrainConfig, place: Placement, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse --elastic where nothing keeps the job going, and an elastic job without it.
+
+    Raises:
+        UserError: says how to start one.
+    """
+    by_horovodrun = environ.get("HOROVOD_ELASTIC") == "1"
+    if not config.parallel.elastic:
+        if by_horovodrun:
+            raise UserError(
+                "expected --elastic in an elastic job, or a job of a fixed number of ranks, received an elastic one "
+                "without; give the flag, or leave --min-np, --max-np and --host-discovery-script out"
+            )
+        return
+    if config.strategy_name == "horovod":
+        if not by_horovodrun:
+            raise UserError(
+                "expected an elastic job of horovodrun with --elastic --strategy horovod, received "
+                f"{named(place)}; start it by horovodrun --min-np N --host-discovery-script FILE"
+            )
+    elif place.launcher != "torchrun" or environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        raise UserError(
+            f"expected torchrun with --max-restarts for --elastic --strategy {config.strategy_name}, received "
+            f"{named(place)}{' without it' if place.launcher == 'torchrun' else ''}; start it by torchrun "
+            "--max-restarts 100"
+        )
+    elif config.output.output_dir is None:
+        raise UserError(
+            "expected --output-dir with --elastic under torchrun, received none; name a directory that all hosts "
+            "share: its checkpoints are what ranks that were started anew go on from"
+        )
+    if config.schedule.global_batch_size is None:
+        raise UserError(
+            "expected --global-batch-size with --elastic, since the number of ranks changes and the run shall not, "
+            "received none; give it"
+        )
+
+
+def with_newest_checkpoint(config: TrainConfig) -> TrainConfig:
+    """The configuration of ranks that torchrun may have started anew: they resume what the output directory holds."""
+    output = config.output
+    if not config.parallel.elastic or config.strategy_name == "horovod" or output.resume:
+        return config
+    assert output.output_dir is not None  # `check` has seen to it
+    if not any((output.output_dir / "checkpoints").glob("step-*")):
+        return config
+    return dataclasses.replace(config, output=dataclasses.replace(output, resume="latest"))
+
+
+def train(config: TrainConfig, build: Callable[[], Session | None]) -> None:
+    """Train with whoever is there, until all is done.
+
+    Args:
+        build: forms the ranks anew and builds what they train; None for a process that has served others.
+    """
+    if config.strategy_name != "horovod":
+        if session := build():
+            session.train()
+        return
+    end_when_frozen(config.faults.fault_timeout)
+    from allstep.common.checkpoint.saving import Commits
+
+    commits = Commits(config.parallel.commit_every)
+    while True:
+        try:
+            session = build()
+            assert session is not None  # ranks of Horovod all train
+            session.commits = commits
+            if session.train():
+                return
+        except Exception as error:
+            if not _says_ranks_are_lost(error):
+                raise
+            CONNECTIONS.end()
+        session = None
+        _save(commits, config.output)
+
+
+class _Hosts:
+    """Whether the hosts of the job have changed: a listener of Horovod's notifications."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._have_changed = False
+        self._ask_to_stop: Callable[[str], None] | None = None
+
+    def on_hosts_updated(self, timestamp: int, update: int) -> None:
+        """Horovod calls it on rank 0, in a thread of its own, whenever horovodrun sees hosts come or go."""
+        with self._lock:
+            self._have_changed = True
+            self._ask()
+
+    @contextlib.contextmanager
+    def passing_on(self, ask_to_stop: Callable[[str], None]) -> Iterator[None]:
+        """Have the ranks stop for a change of hosts while the block runs, or at once if there was one before."""
+        with self._lock:
+            self._ask_to_stop = ask_to_stop
+            self._ask()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ask_to_stop = None
+
+    def _ask(self) -> None:
+        from allstep.common.watch import HOSTS_CHANGED
+
+        if self._have_changed and self._ask_to_stop:
+            # What comes from here on is a change against the hosts with which the job is formed next.
+            self._have_changed = False
+            self._ask_to_stop(HOSTS_CHANGED)
+
+
+HOSTS = _Hosts()
+CONNECTIONS = Connections()
+"""Those of Horovod."""
+
+
+def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Placement:
+    """Initialise Horovod with the ranks that are there now, and say which of them this one is.
+
+    Args:
+        horovod: `horovod.torch`, or the drop-in for Keras.
+        notifications: Horovod's manager of notifications, which is to hear of changes of the hosts for `HOSTS`.
+
+    Raises:
+        RanksLost: others that were to be there are not; try again.
+        SystemExit: this host is no longer part of the job.
+    """
+    horovod.shutdown()  # in order where nobody is lost: all ranks do it
+    CONNECTIONS.end()
+    with stderr_held_back() as held:
+        try:
+            with CONNECTIONS.noted():
+                horovod.init()
+            notifications.init()
+            notifications.register_listener(HOSTS)
+            return dataclasses.replace(
+                place,
+                rank=horovod.rank(),
+                world_size=horovod.size(),
+                local_rank=horovod.local_rank(),
+                local_size=horovod.local_size(),
+                cross_rank=horovod.cross_rank(),
+            )
+        except ValueError as error:
+            sys.stderr.flush()
+            held.seek(0)
+            if _REMOVED in held.read().decode(errors="replace"):
+                leave(0, "")
+            raise RanksLost(f"the ranks could not be formed anew: {error}") from None
+
+
+def _says_ranks_are_lost(error: Exception) -> bool:
+    cause = error.__cause__ if type(error) is Fault else error
+    return isinstance(cause, RanksLost) or (cause is not None and is_consequence(cause))
+
+
+def _save(commits: Commits, output: OutputConfig) -> None:
+    """Write the newest commit before the job waits for ranks: horovodrun ends it if too few come.
+
+    One of the ranks that are left does it; the output directory is locked against the others.
+    """
+    from allstep.common.checkpoint import Checkpoints, OutputDirectory
+
+    newest = commits.newest
+    if newest is None or output.output_dir is None or _path(output.output_dir, newest.progress.step).exists():
+        return
+    with contextlib.suppress(UserError), OutputDirectory(output.output_dir, warn=lambda _: None) as directory:
+        checkpoints = Checkpoints(directory, keep=output.keep_checkpoints)
+        checkpoints.save(newest)
+        checkpoints.close()
+        print_line(
+            f"allstep: step {newest.progress.step} is saved while the ranks are formed anew; should too few come, "
+            "--resume latest goes on from there",
+            sys.stderr,
+        )
+
+
+def _path(output_dir: Path, step: int) -> Path:
+    return output_dir / "checkpoints" / f"step-{step:08d}"

@@ -1,0 +1,92 @@
+"""Bit for bit: which slices of a global batch a rank has, and the one order in which their gradients are added.
+
+With `--slices V` a global batch is cut into V slices, whatever the number of ranks, and each slice has its own forward
+and backward pass. Floating-point sums depend on their order, so all of them follow one binary tree over the numbers of
+the slices, which depends on V alone:
+
+    (0, 8) = (0, 4) + (4, 8),  (0, 4) = (0, 2) + (2, 4),  (0, 2) = (0, 1) + (1, 2), ...
+
+A rank has slices that follow one another. It adds them up as far as the tree goes within them, which leaves it one sum
+where the number of ranks is a power of two that divides V, and a few else; ranks add those up by the same tree.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Generic, TypeVar
+
+Node = tuple[int, int]
+"""The sum of the slices [first, end)."""
+
+
+Value = TypeVar("Value")
+"""A tensor or an array of either framework."""
+
+
+def own_slices(rank: int, world_size: int, num_slices: int) -> range:
+    """Numbers of the slices that a rank has: as many as another one has, or one more."""
+    return range(rank * num_slices // world_size, (rank + 1) * num_slices // world_size)
+
+
+class TreeSum(Generic[Value]):
+    """A sum over slices in the order of the tree, in whatever order they come.
+
+    It keeps one value for each part of the tree that is there and whose other half is not.
+    """
+
+    def __init__(self, num_slices: int) -> None:
+        self._num_slices = num_slices
+        self.partial: dict[Node, Value] = {}
+        """The sums so far, none of which can be added to another one yet."""
+
+    def add(self, node: Node, value: Value) -> None:
+        """Add the value of a slice, or a sum that is a node of the tree; it may be changed in place."""
+        while node != (0, self._num_slices):
+            parent, left, right = _family(node, self._num_slices)
+            other = self.partial.pop(left if node == right else right, None)
+            if other is None:
+                break
+            first, second = (other, value) if node == right else (value, other)
+            value, node = _add(first, second), parent
+        self.partial[node] = value
+
+    @property
+    def total(self) -> Value:
+        """The sum of all slices, which are all there."""
+        return self.partial[0, self._num_slices]
+
+
+def own_nodes(rank: int, world_size: int, num_slices: int) -> tuple[Node, ...]:
+    """The sums that a rank's own slices come to, in the order of their numbers."""
+    own = own_slices(rank, world_size, num_slices)
+
+    def within(node: Node) -> list[Node]:
+        first, end = node
+        if end <= own.start or own.stop <= first:
+            return []
+        if own.start <= first and end <= own.stop:
+            return [node]
+        left, right = _halves(node)
+        return within(left) + within(right)
+
+    return tuple(within((0, num_slices)))
+
+
+def _halves(node: Node) -> tuple[Node, Node]:
+    first, end = node
+    middle = (first + end) // 2
+    return (first, middle), (middle, end)
+
+
+def _add(first: Any, second: Any) -> Any:
+    first += second
+    return first
+
+
+@functools.cache
+def _family(node: Node, num_slices: int) -> tuple[Node, Node, Node]:
+    """The sum that a node other than the whole enters into, and the two halves of that."""
+    parent = (0, num_slices)
+    while node not in (halves := _halves(parent)):
+        parent = halves[node[0] >= halves[1][0]]
+    return parent, *halves

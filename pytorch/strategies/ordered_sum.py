@@ -1,0 +1,73 @@
+"""The sum of the slices' vectors over all ranks in one fixed order; `common/slices.py` says in which.
+
+An all-reduce adds up in an order of its own, which changes with the number of ranks. Here each rank gets one part of
+everybody's sums (all-to-all), adds them up by the tree, and all of them get all parts (all-gather): of a vector of M
+bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from allstep.common.slices import Node, TreeSum, own_nodes
+
+
+class Exchange(Protocol):
+    """How tensors of one axis travel between ranks."""
+
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
+        """What each rank has sent to this one, in the order of ranks.
+
+        Args:
+            sent: to rank 0, rank 1, ..., as many elements to each.
+        """
+        ...
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        """The parts of all ranks, of one size, in the order of ranks."""
+        ...
+
+    def add_two(self, vector: torch.Tensor) -> torch.Tensor:
+        """The sum of the vectors of two ranks, where there are no others."""
+        ...
+
+
+class OrderedSum:
+    """A sum over all slices of all ranks; every rank gets the same bits, on any number of them."""
+
+    def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
+        """`exchange` is for more than one rank."""
+        self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
+        self._nodes = [own_nodes(other, world_size, num_slices) for other in range(world_size)]
+
+    def padding(self, size: int) -> int:
+        """How many elements a vector of `size` lacks to be cut into parts of one size for all ranks."""
+        return -size % self._world_size
+
+    def __call__(self, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
+        """The sum over all slices.
+
+        Args:
+            partial: this rank's `TreeSum.partial`: vectors of one size, with padding.
+        """
+        if self._exchange is None:
+            return partial[0, self.num_slices]
+        own = [partial[node] for node in self._nodes[self._rank]]
+        if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
+            return self._exchange.add_two(own[0])
+        part_size = own[0].numel() // self._world_size
+        # To each rank its part of all of this one's sums.
+        sent = own[0] if len(own) == 1 else torch.stack([one.view(self._world_size, -1) for one in own], 1).flatten()
+        received = self._exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes])
+        nodes = [node for of_rank in self._nodes for node in of_rank]
+        return self._exchange.all_gather(_add_up(nodes, received.split(part_size), self.num_slices))
+
+
+def _add_up(nodes: Sequence[Node], parts: Sequence[torch.Tensor], num_slices: int) -> torch.Tensor:
+    sums: TreeSum[torch.Tensor] = TreeSum(num_slices)
+    for node, part in zip(nodes, parts, strict=True):
+        sums.add(node, part)
+    return sums.total

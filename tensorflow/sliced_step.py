@@ -1,0 +1,113 @@
+"""A step with --slices: gradients slice by slice, added up in one fixed order, and then applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from allstep.common.data.loader import Batch
+from allstep.common.process.errors import UserError
+from allstep.common.slices import TreeSum
+from allstep.common.worker import StepResult
+from allstep.tensorflow.networks.resnet import BatchNorm, statistics_set_aside
+from allstep.tensorflow.strategies.ordered_sum import OrderedSum
+from allstep.tensorflow.strategies.strategy import Samples, Strategy
+
+Gradients = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, list[tf.Tensor]]]
+"""Inputs, targets and the weight of their losses -> the sum of their losses, and the gradients."""
+Apply = Callable[[list[tf.Tensor], tf.Tensor], tf.Tensor]
+"""Gradients and their loss scale -> a number above 0 where they overflowed and nothing was changed."""
+
+
+class SlicedStep:
+    """What a step does with the slices of this rank.
+
+    A slice's vector is made of the sum of its losses, its gradients, and the running statistics that batch norms have
+    after it; each slice finds those of before the step. The mean over all slices becomes the next ones.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: Strategy,
+        *,
+        gradients: Gradients,
+        apply: Apply,
+        set_learning_rate: Callable[[tf.Tensor], None],
+        samples: Samples,
+    ) -> None:
+        """See `Worker`, whose methods the functions are.
+
+        Raises:
+            UserError: the network keeps something else that a step changes, of which each slice would need its own.
+        """
+        self._variables, self._strategy = model.trainable_variables, strategy
+        norms = [layer for layer in model.layers if isinstance(layer, BatchNorm)]
+        self._statistics = [v for norm in norms for v in (norm.running_mean, norm.running_variance)]
+        known = [variable.path for variable in self._statistics]
+        if others := [variable.path for variable in model.non_trainable_variables if variable.path not in known]:
+            raise UserError(
+                f"expected a network without dropout and Keras' own batch norm for --slices, received one with "
+                f"{others[0]}; take a network of the suite, or PyTorch"
+            )
+        self._sum: OrderedSum = strategy.ordered_sum()
+        self._sizes = [1, *(variable.value.shape.num_elements() for variable in (*self._variables, *self._statistics))]
+        self._padding = self._sum.padding(sum(self._sizes))
+        self._gradients, self._apply_gradients, self._set_learning_rate = gradients, apply, set_learning_rate
+        number = tf.TensorSpec((), tf.float32)
+        self._vectors = tf.function(
+            strategy.on_slices(strategy.compiled(self._vector)),
+            input_signature=(*samples, number, tf.TensorSpec((strategy.num_local_devices, 2), tf.int32)),
+            autograph=False,
+        )
+        vector = tf.TensorSpec((sum(self._sizes) + self._padding,), tf.float32)
+        self._apply = tf.function(self._apply_sum, input_signature=(vector, number, number, number), autograph=False)
+
+    def __call__(self, batch: Batch, learning_rate: float, loss_scale: float) -> StepResult:
+        """Start the step."""
+        loss_weight = tf.constant(batch.loss_weight * loss_scale, tf.float32)
+        sums: TreeSum[tf.Tensor] = TreeSum(self._sum.num_slices)
+        for number, vector in self._slices(batch, loss_weight):
+            sums.add((number, number + 1), vector)
+        num_with_samples = min(self._sum.num_slices, batch.num_global)
+        loss_sum, overflow = self._apply(
+            self._sum(sums.partial), *map(np.float32, (learning_rate, loss_scale, num_with_samples))
+        )
+        # It is the same on all ranks, and to be counted once.
+        return StepResult(loss_sum if self._strategy.collectives.rank == 0 else 0.0, overflow)
+
+    def _slices(self, batch: Batch, loss_weight: tf.Tensor) -> Iterator[tuple[int, tf.Tensor]]:
+        """Number and vector of each slice, of as many at a time as this process has devices."""
+        inputs, targets = tf.constant(batch.inputs), tf.constant(batch.targets)
+        num_devices = self._strategy.num_local_devices
+        with_samples = [one for one in batch.slices if one.end > one.begin]
+        for one in batch.slices:
+            if one.end == one.begin:
+                yield one.number, tf.zeros(sum(self._sizes) + self._padding)
+        for first in range(0, len(with_samples), num_devices):
+            slices = with_samples[first : first + num_devices]
+            # A device that is left over repeats the last slice.
+            bounds = [(one.begin, one.end) for one in slices + slices[-1:] * (num_devices - len(slices))]
+            vectors = self._vectors(inputs, targets, loss_weight, tf.constant(bounds, tf.int32))
+            yield from zip((one.number for one in slices), vectors, strict=False)
+
+    def _vector(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
+        with statistics_set_aside() as values:
+            loss_sum, gradients = self._gradients(inputs, targets, loss_weight)
+        tensors = (*gradients, *(values[variable.path] for variable in self._statistics), tf.zeros(self._padding))
+        return tf.concat([loss_sum[None], *(tf.reshape(tensor, [-1]) for tensor in tensors)], 0)
+
+    def _apply_sum(
+        self, total: tf.Tensor, learning_rate: tf.Tensor, loss_scale: tf.Tensor, num_with_samples: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self._set_learning_rate(learning_rate)
+        loss_sum, *tensors = tf.split(total[: sum(self._sizes)], self._sizes)
+        for variable, values in zip(self._statistics, tensors[len(self._variables) :], strict=True):
+            variable.assign(values / num_with_samples)
+        gradients = [
+            tf.reshape(tensor, variable.value.shape) for variable, tensor in zip(self._variables, tensors, strict=False)
+        ]
+        return loss_sum[0], self._strategy.on_every_device(lambda: self._apply_gradients(gradients, loss_scale))

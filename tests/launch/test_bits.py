@@ -1,0 +1,138 @@
+"""The same bits with --slices on any number of ranks, in any strategy and launcher. The oracle is the run alone."""
+
+import pytest
+from tests.ranks import events, last, launch, run
+
+# 22 samples to a batch and a last one of 4, for 5 slices: of unequal sizes, and an empty one. With batch norm.
+FLAGS = (
+    *("--dataset", "synthetic", "--synthetic-samples", 48, "--synthetic-shape", 8, 8, 1, "--synthetic-classes", 3),
+    *("--model", "resnet32", "--global-batch-size", 22, "--slices", 5, "--epochs", 2, "--base-lr", 0.05),
+    *("--log-every", 1, "--checkpoint-every", 2, "--keep-checkpoints", 9, "--clip-norm", 1),
+)
+TIMES = ("epoch_seconds", "cumulative_seconds", "images_per_second", "peak_memory_bytes", "time")
+ALONE = ("single", "alone", 1)
+CASES = {
+    "pytorch": [("horovod", "horovodrun-gloo", 3), ("horovod", "mpirun", 2), ("ddp", "alone", 4)],
+    "tensorflow": [("horovod", "horovodrun-gloo", 3), ("mirrored", "alone", 2), ("multi-worker-mirrored", "mpirun", 2)],
+}
+
+
+def start(framework, strategy, launcher, num_ranks, output_dir, *flags):
+    own = {"ddp": ("--num-gpus", num_ranks), "mirrored": ("--num-devices", num_ranks)}.get(strategy, ())
+    words = (f"{framework}/train.py", "--output-dir", output_dir, *FLAGS, "--strategy", strategy, *own, *flags)
+    return launch(launcher, num_ranks, *map(str, words))
+
+
+def what_it_left(output_dir):
+    """Every number of metrics.jsonl but times, and the files of arrays of the checkpoints, by name."""
+    numbers = [
+        {name: value for name, value in event.items() if name not in TIMES}
+        for event in events(output_dir)
+        if event["event"] in ("step", "epoch", "end")
+    ]
+    files = {str(path.relative_to(output_dir)): path.read_bytes() for path in output_dir.rglob("*.safetensors")}
+    return numbers, files
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def reference(request, tmp_path_factory):
+    output_dir = tmp_path_factory.mktemp(request.param)
+    result = start(request.param, *ALONE, output_dir)
+    assert result.returncode == 0, result.output
+    return request.param, output_dir
+
+
+def test_any_number_of_ranks_and_any_strategy_leave_the_same_bits(reference, tmp_path):
+    framework, alone = reference
+    numbers, files = what_it_left(alone)
+    assert len(files) == 8 and len(numbers) == 9
+    for strategy, launcher, num_ranks in CASES[framework]:
+        output_dir = tmp_path / f"{strategy}-{num_ranks}"
+        result = start(framework, strategy, launcher, num_ranks, output_dir)
+        assert result.returncode == 0, result.output
+        assert what_it_left(output_dir) == (numbers, files), (strategy, launcher, num_ranks)
+
+
+def test_a_run_that_goes_on_elsewhere_ends_in_the_same_bits(reference, tmp_path):
+    """From the middle of an epoch, on another number of ranks by another strategy."""
+    framework, alone = reference
+    strategy, launcher, num_ranks = CASES[framework][-1]
+    checkpoint = alone / "checkpoints" / "step-00000002"
+    result = start(framework, strategy, launcher, num_ranks, tmp_path, "--resume", checkpoint)
+    assert result.returncode == 0, result.output
+    assert last(events(tmp_path), "end")["weights_checksum"] == last(events(alone), "end")["weights_checksum"]
+    numbers, files = what_it_left(tmp_path)
+    before = what_it_left(alone)
+    assert numbers == before[0][2:]
+    assert files == {name: data for name, data in before[1].items() if name in files}
+
+
+def test_a_resume_says_what_the_bits_depend_on(reference, tmp_path):
+    framework, alone = reference
+    assert "\n# threads: 1\n" in (alone / "config.yaml").read_text()
+    words = (f"{framework}/train.py", *FLAGS, "--output-dir", tmp_path, "--resume", alone / "checkpoints/step-00000002")
+    result = launch("alone", 1, *map(str, words), OMP_NUM_THREADS="2")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "allstep: error: expected 1 threads a rank with --slices, as in the run that wrote the checkpoint, received 2; "
+        "set OMP_NUM_THREADS=1, or leave --slices out\n"
+    )
+
+
+def test_without_slices_ranks_part(tmp_path):
+    """The control: with batch norm and the usual all-reduce, two ranks are not one."""
+    words = [word for word in FLAGS if word not in ("--slices", 5)]
+    losses = []
+    for launcher, num_ranks in (("alone", 1), ("mpirun", 2)):
+        output_dir = tmp_path / str(num_ranks)
+        result = launch(launcher, num_ranks, "pytorch/train.py", "--output-dir", output_dir, *map(str, words))
+        assert result.returncode == 0, result.output
+        losses.append(last(events(output_dir), "epoch")["train_loss"])
+    assert abs(losses[0] - losses[1]) > 1e-4 * losses[0]
+
+
+NETWORK = """
+def build(shape, classes):
+    from torch import nn
+    layers = nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+"""
+
+
+def test_a_slice_draws_the_same_on_any_rank(tmp_path):
+    """Dropout, accumulation, half precision, an optimizer with two slots."""
+    (tmp_path / "network.py").write_text(NETWORK)
+    words = ("--model", f"{tmp_path / 'network.py'}:build", "--dataset", "digits", "--global-batch-size", 200)
+    words += ("--slices", 3, "--accumulate-steps", 2, "--precision", "fp16", "--optimizer", "adamw", "--epochs", 1)
+    left = []
+    for strategy, num_ranks in (("single", 1), ("ddp", 2)):
+        output_dir = tmp_path / strategy
+        own = ("--strategy", strategy, *(("--num-gpus", num_ranks) if num_ranks > 1 else ()))
+        result = run("python", "pytorch/train.py", "--output-dir", output_dir, *map(str, (*words, *own)))
+        assert result.returncode == 0, result.output
+        left.append(what_it_left(output_dir))
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--slices", 1, "--strategy", "ddp", "--num-gpus", 2), "at least the number of processes, 2, received 1"),
+        (("--slices", 8, "--global-batch-size", 7), "a global batch of at least 8 samples for --slices 8, received 7"),
+        (("--slices", 2, "--accumulate-steps", 3, "--global-batch-size", 5), "at least 6 samples for --slices 2"),
+        (("--slices", 2, "--strategy", "model-parallel"), "expected --slices with --strategy horovod"),
+        (("--slices", 2, "--strategy", "ddp", "--sync-batch-norm"), "--slices or --sync-batch-norm, received both"),
+        (("--slices", 2, "--strategy", "ddp", "--comm-hook", "fp16"), "--slices or --comm-hook, received both"),
+        (("--slices", 0), "expected --slices to be at least 1, received 0"),
+    ],
+)
+def test_mistakes_are_one_line(flags, expected):
+    result = run("python", "pytorch/train.py", *map(str, flags))
+    assert result.returncode == 2
+    assert expected in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_fewer_slices_than_ranks_are_one_line():
+    result = launch("mpirun", 2, "tensorflow/train.py", "--slices", "1")
+    assert result.returncode == 2
+    assert result.output.count("expected --slices to be at least the number of ranks, 2, received 1") == 1

@@ -1,0 +1,66 @@
+"""Elastic jobs under a real horovodrun: a killed rank, a host that leaves and returns, a frozen rank.
+
+Oracle: `single`, which nothing disturbs; the mishaps, by what `ranks/elastic.py` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import losses
+from ranks import Result, events, full, last, run, train
+
+from allstep.benchmarks.harness import process_tree
+
+SCRIPT = Path(__file__).parent / "ranks" / "elastic.py"
+FLAGS = ("--global-batch-size", 32, "--log-every", 1, "--model", "mlp")
+
+
+@pytest.fixture(scope="module", params=["pytorch", full("tensorflow")])
+def job(request, tmp_path_factory) -> tuple[str, Path, Result, list]:
+    """The framework, the output directory, how the job ended, and the processes that it left."""
+    directory = tmp_path_factory.mktemp("elastic")
+    (directory / "hosts").write_text("localhost:2\n127.0.0.1:2\n")
+    ranks = ("-np", 4, "--min-np", 2, "--max-np", 4, "--blacklist-cooldown-range", 1, 2)
+    discovery = ("--host-discovery-script", f"cat {directory}/hosts")
+    flags = ("--elastic", "--commit-every", 5, "--epochs", 100, "--fault-timeout", 6, "--output-dir", directory / "run")
+    command = ("horovodrun", *ranks, *discovery, sys.executable, SCRIPT, request.param, directory, *FLAGS, *flags)
+    mark = process_tree.new_mark()
+    result = run(*command, timeout=240, **{process_tree.VARIABLE: mark})
+    assert result.returncode == 0, result.output
+    left = process_tree.marked(mark)
+    process_tree.kill(mark)
+    return request.param, directory / "run", result, left
+
+
+def test_the_job_goes_on_with_whoever_is_there(job):
+    """Four, two after the kill, four, two after the host has left, four, two after the freeze, four; at each the
+    newest commit."""
+    _, _, result, left = job
+    assert [line.split()[0] for line in _said(result, "ranks go on after step")] == ["2", "4", "2", "4", "2", "4"]
+    assert not left
+
+
+def test_a_frozen_rank_is_ended(job):
+    assert len(_said(job[2], "was frozen for 6 s, and is ended")) == 1
+
+
+def test_each_sample_counts_once_an_epoch_and_the_curve_is_the_undisturbed_one(job, tmp_path):
+    framework, directory, _, _ = job
+    disturbed = events(directory)
+    epochs = [event["epoch"] for event in disturbed if event["event"] == "epoch"]
+    assert epochs == list(range(1, len(epochs) + 1))
+    expected = train(framework, "alone", 1, tmp_path, *FLAGS, "--strategy", "single", "--epochs", len(epochs))
+    found, reference = losses(disturbed), losses(expected)
+    assert list(found) == list(reference)
+    assert found == pytest.approx(reference, rel=1e-3, abs=1e-5)
+    assert last(disturbed, "epoch")["validation_loss"] == pytest.approx(
+        last(expected, "epoch")["validation_loss"], rel=1e-3
+    )
+
+
+def _said(result: Result, words: str) -> list[str]:
+    """What follows `allstep: ` in the lines with these words."""
+    return [line.partition("allstep: ")[2] for line in result.stderr.splitlines() if words in line]

@@ -1,0 +1,37 @@
+"""Each right script is observed once on one rank, which is what the runs on several ranks are compared with."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prove_corpus import SCRIPTS, launcher_of
+
+from allstep.benchmarks.proving.launching import Script
+from allstep.benchmarks.proving.runs import Run
+
+NUM_STEPS = 4
+
+
+@pytest.fixture(scope="session")
+def observe(tmp_path_factory) -> Callable[[Path, str, int], Run]:
+    """Observes a script, of a family of the corpus, in an empty folder."""
+
+    def run(path: Path, family: str, num_ranks: int) -> Run:
+        before = os.getcwd()
+        os.chdir(tmp_path_factory.mktemp("prove"))
+        try:
+            return Script(path, (), launcher_of(family), NUM_STEPS, 300).observe(num_ranks)
+        finally:
+            os.chdir(before)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def alone(observe) -> Callable[[str], Run]:
+    """A right script on one rank."""
+    return functools.cache(lambda family: observe(SCRIPTS / f"{family}.py", family, 1))

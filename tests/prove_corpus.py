@@ -1,0 +1,133 @@
+"""The corpus: right scripts, and faults that are planted into them, each under the name by which it must be found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.benchmarks.proving.launching import TF_CONFIG
+
+SCRIPTS = Path(__file__).parent / "prove" / "scripts"
+
+
+def launcher_of(script: str) -> str:
+    """What starts the ranks of a right script, by the name of its file."""
+    if "multiworker" in script:
+        return TF_CONFIG
+    return "torchrun" if script.startswith("ddp") else "horovodrun-mpi"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of a right script that makes it wrong."""
+
+    finding: str
+    """Its name."""
+    script: str
+    """The right one, by the name of its file."""
+    old: str
+    """What stands there once."""
+    new: str
+    is_full: bool = False
+    """Whether it is tried where pytest is told `-m full` alone."""
+
+    def planted(self) -> str:
+        """The wrong script."""
+        text = (SCRIPTS / f"{self.script}.py").read_text()
+        assert text.count(self.old) == 1, f"{self.script}: {self.old}"
+        return text.replace(self.old, self.new)
+
+
+_H, _O, _T, _I = "horovod_images", "horovod_own_loop", "ddp_tutorial", "ddp_imagenet"
+_K, _M = "keras_fit", "keras_multiworker_fit"
+_WRAPPED = "optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())\n"
+_SAMPLER = "DataLoader(train, batch_size=args.batch_size, sampler=train_sampler)"
+_STATE = """if hvd.rank() == 0:
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+"""
+_LATER = """hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(rank))
+"""
+_AGAIN = """        optimizer.synchronize()
+        for parameter in model.parameters():
+            parameter.grad /= hvd.size()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+"""
+
+FAULTS = (
+    # 1. Weights and states.
+    Fault("weights-differ", _H, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", ""),
+    Fault("weights-differ", _O, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", _LATER, is_full=True),
+    Fault("optimizer-state-differs", _H, "hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n", _STATE),
+    # 2. Samples.
+    Fault("same-samples", _H, _SAMPLER, "DataLoader(train, batch_size=args.batch_size)", is_full=True),
+    Fault("same-samples", _O, "slice(rank, None, size)", "slice(0, None, size)", is_full=True),
+    Fault("same-samples", _I, "sampler = DistributedSampler(train)", "sampler = DistributedSampler(train, 1, 0)"),
+    Fault("samples-overlap", _H, _SAMPLER, "DataLoader(train, batch_size=args.batch_size, shuffle=True)"),
+    Fault("samples-overlap", _T, "DistributedSampler(data)", "DistributedSampler(data, seed=rank)", is_full=True),
+    Fault("same-order", _H, "    train_sampler.set_epoch(epoch)\n", "", is_full=True),
+    Fault("same-order", _T, "        self.loader.sampler.set_epoch(epoch)\n", "        pass\n"),
+    Fault("uneven-batches", _H, _SAMPLER,
+          "DataLoader(train, args.batch_size, sampler=list(train_sampler)[: 512 - 64 * hvd.rank()])", is_full=True),
+    # 3. Gradients.
+    Fault("gradients-not-averaged", _H, _WRAPPED, "optimizer = plain_optimizer\n", is_full=True),
+    Fault("gradients-not-averaged", _H, "        optimizer.step()\n", "        plain_optimizer.step()\n"),
+    Fault("gradients-not-averaged", _O, "hvd.allreduce(parameter.grad)", "parameter.grad", is_full=True),
+    Fault("gradients-not-averaged", _I, "cross_entropy(model(images)", "cross_entropy(model.module(images)"),
+    Fault("gradients-partly-averaged", _T, "    model = DistributedDataParallel(model)\n",
+          "    model = torch.nn.Sequential(DistributedDataParallel(body), torch.nn.ReLU(), head)\n"),
+    Fault("gradients-summed", _H, "model.named_parameters())\n", "model.named_parameters(), op=hvd.Sum)\n"),
+    Fault("gradients-summed", _O, "allreduce(parameter.grad)", "allreduce(parameter.grad, op=hvd.Sum)", is_full=True),
+    Fault("gradients-averaged-twice", _H, "        optimizer.step()\n", _AGAIN, is_full=True),
+    Fault("gradients-averaged-twice", _O, "allreduce(parameter.grad)", "allreduce(parameter.grad) / size"),
+    # 4. Rates and losses.
+    Fault("learning-rate-not-scaled", _H, "args.lr * hvd.size()", "args.lr", is_full=True),
+    Fault("learning-rate-not-scaled", _T, "1e-2 * size", "1e-2", is_full=True),
+    Fault("learning-rate-scaled-twice", _H, "args.lr * hvd.size()", "args.lr * hvd.size() ** 2", is_full=True),
+    Fault("learning-rate-scaled-twice", _I, "parameters(), args.lr", "parameters(), args.lr * size"),
+    Fault("loss-scaled", _H, "(model(data), target)\n", "(model(data), target) / hvd.size()\n"),
+    Fault("loss-scaled", _I, "        loss.backward()", "        (loss * dist.get_world_size()).backward()",
+          is_full=True),
+    # 5. Random numbers and running statistics.
+    Fault("dropout-same", _H, "\n\ndef train_epoch", "\ntorch.manual_seed(42)\n\ndef train_epoch"),
+    Fault("batch-norm-parts", _I, "DistributedDataParallel(model)",
+          "DistributedDataParallel(model, broadcast_buffers=False)"),
+    # 6. Validation, files, collectives.
+    Fault("validation-repeated", _H, "DataLoader(test, batch_size=64, sampler=test_sampler)",
+          "DataLoader(test, batch_size=64)"),
+    Fault("validation-repeated", _I, "DistributedSampler(validation, shuffle=False, drop_last=True)", "None",
+          is_full=True),
+    Fault("validation-of-one-rank", _I, "    dist.all_reduce(counts)\n", ""),
+    Fault("validation-of-one-rank", _H,
+          'hvd.allreduce(correct / len(test_loader.dataset), op=hvd.Sum, name="accuracy")',
+          "(correct / len(test_sampler))", is_full=True),
+    Fault("every-rank-writes", _H, "if hvd.rank() == 0:\n    torch.save", "if True:\n    torch.save", is_full=True),
+    Fault("every-rank-writes", _T, "            if self.rank == 0:\n", "            if True:\n"),
+    Fault("collective-left-out", _H, "    accuracy = evaluate()\n    if hvd.rank() == 0:\n",
+          "    if hvd.rank() == 0:\n        accuracy = evaluate()\n"),
+    Fault("collective-left-out", _T, "self.save()\n        dist.barrier()",
+          "self.save()\n                dist.barrier()"),
+    Fault("ranks-alone", _T,
+          '    dist.init_process_group("gloo")\n    rank, size = dist.get_rank(), dist.get_world_size()\n',
+          "    rank, size = 0, 1\n    dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"),
+    # Keras.
+    Fault("gradients-not-averaged", _K, "allstep.tensorflow.horovod_keras", "horovod.tensorflow.keras"),
+    Fault("gradients-summed", _K, "DistributedOptimizer(optimizer)", "DistributedOptimizer(optimizer, op=hvd.Sum)",
+          is_full=True),
+    Fault("weights-differ", _K, "hvd.callbacks.BroadcastGlobalVariablesCallback(0), ", "", is_full=True),
+    Fault("samples-overlap", _K, "train, test = slice(rank, 512, size)", "train, test = slice(0, 512)", is_full=True),
+    Fault("dropout-same", _K, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_full=True),
+    Fault("learning-rate-not-scaled", _K, "SGD(0.05 * size", "SGD(0.05", is_full=True),
+    Fault("learning-rate-scaled-twice", _K, "SGD(0.05 * size", "SGD(0.05 * size**2", is_full=True),
+    Fault("validation-of-one-rank", _K, ", hvd.callbacks.MetricAverageCallback()", "", is_full=True),
+    Fault("every-rank-writes", _K, "if rank == 0:\n", "if True:\n", is_full=True),
+    Fault("learning-rate-scaled-twice", _M, "SGD(0.05)", "SGD(0.05 * num_workers)", is_full=True),
+    Fault("loss-scaled", _M, "keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+          "lambda y, p: keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True) / num_workers",
+          is_full=True),
+    # 7. What costs time alone.
+    Fault("unused-parameters-searched", _T, "DistributedDataParallel(model)",
+          "DistributedDataParallel(model, find_unused_parameters=True)", is_full=True),
+)  # fmt: skip
