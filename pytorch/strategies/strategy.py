@@ -17,6 +17,7 @@ from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
 from allstep.pytorch.compat import set_most_programs, unscale
+from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
 from allstep.pytorch.strategies.ordered_sum import Exchange, OrderedSum
 
@@ -88,10 +89,14 @@ class Strategy(ABC):
     def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
         """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.
 
+        With --recompute, its blocks forget what they computed.
+
         They are inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
         those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its
         own, which is faster than one for all.
         """
+        if self.flags.recompute:
+            recompute_blocks(module)
         if self.flags.compile:
             set_most_programs(_MOST_PROGRAMS)
             for layer in module.modules():

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
+from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
 from allstep.tensorflow.strategies.slice_devices import ReplicaDevices
 from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows, cut
 
@@ -30,6 +31,8 @@ class DistributedStrategy(Strategy):
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         """3. TensorFlow does, since both were made in its scope."""
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(model, sum_over_replicas)
         optimizer.adds_up_replicas = not self.flags.slices
         self.slice_devices = ReplicaDevices(self.strategy, self.num_local_devices)
         return model, optimizer
@@ -75,6 +78,13 @@ class DistributedStrategy(Strategy):
 
         results = self.strategy.run(on_device)
         return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)
+
+
+def sum_over_replicas(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The sum of `tensor` over all devices of all ranks; TensorFlow knows sums by their order, not by `name`."""
+    replicas = tf.distribute.get_replica_context()
+    assert replicas is not None  # a step runs in one
+    return replicas.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
 
 class LocalDevices(DistributedStrategy):

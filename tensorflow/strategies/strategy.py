@@ -23,9 +23,10 @@ from allstep.tensorflow.strategies.ordered_sum import Exchange, OrderedSum
 from allstep.tensorflow.strategies.slice_devices import OneDevice, SliceDevices
 
 Result = TypeVar("Result")
-TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""Inputs, targets, the weight of their losses and the loss scale -> the sum of their losses, after a step of the
-optimizer; and a number above 0 where gradients overflowed and nothing was changed."""
+TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
+"""Inputs, targets, the weight of their losses and the loss scale -> the fields of a `StepResult`: the sum of their
+losses, after a step of the optimizer; a number above 0 where gradients overflowed and nothing was changed; and what
+`noise_scale` measures, if it does. They are added up over the devices of this process."""
 EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Inputs, targets and a weight of 0 where they do not count -> the sums of losses and of the metric."""
 
@@ -77,6 +78,8 @@ class Strategy(ABC):
     """Steps that may be under way before the engine looks at the loss of the first."""
     slice_devices: SliceDevices = OneDevice()
     """Where this process computes its slices with --slices; there from `wrap` on."""
+    num_local_devices = 1
+    """Devices of this process that compute a part of its samples each; there from `pin_device` on."""
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
 
@@ -148,7 +151,7 @@ class Strategy(ABC):
             loss_weight: tf.Tensor,
             learning_rate: tf.Tensor,
             loss_scale: tf.Tensor,
-        ) -> tuple[tf.Tensor, tf.Tensor]:
+        ) -> tuple[tf.Tensor, ...]:
             set_learning_rate(learning_rate)
             return self._on_devices(step, inputs, targets, loss_weight, loss_scale)
 
