@@ -62,17 +62,22 @@ class Strategy(Protocol):
         ...
 
 
-def open_dataset(config: TrainConfig, strategy: Strategy) -> Dataset:
+def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = None) -> Dataset:
     """Put the data set in place, by one rank of each host while the others wait, and open it on all.
+
+    Args:
+        own: of a program, in place of the one that a flag names.
 
     Raises:
         UserError: the data set cannot be had, or has fewer samples than there are ranks.
     """
-    if strategy.place.local_rank == 0:
-        datasets.prepare(config.data)
-    strategy.collectives.barrier()
-    decode_threads = config.data.decode_threads or cores_per_rank(strategy.place)
-    dataset = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
+    if own is None:
+        if strategy.place.local_rank == 0:
+            datasets.prepare(config.data)
+        strategy.collectives.barrier()
+        decode_threads = config.data.decode_threads or cores_per_rank(strategy.place)
+        own = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
+    dataset = own
     validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
     check_loss(config, dataset.task)
     return dataset

@@ -18,6 +18,9 @@ from allstep.common.launch.placement import apparent_rank
 from allstep.common.process.errors import UserError, shown, summary
 from allstep.common.process.terminal import print_line
 
+PROGRAM = "program"
+"""The name of a model or a data set that a program hands over (`common.program`), and no flag can."""
+
 
 def import_function(path: Path, name: str, flag: str) -> Callable[..., Any]:
     """The function of that name in a file.

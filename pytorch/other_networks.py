@@ -7,6 +7,8 @@ calls its own, and both start from the suite's canonical weights, so that their 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -20,19 +22,19 @@ from allstep.common.weights import step_seed
 from allstep.pytorch.compat import BatchNorm
 
 
-def build_other(model: str, dataset: Dataset, seed: int) -> nn.Module:
+def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> nn.Module:
     """The network that `model` names, tried on two samples.
 
     Args:
         model: FILE.py:FUNCTION, timm:NAME or torchvision:NAME.
+        own: of a program, in place of one that a flag names: the network, or a function that builds it.
 
     Raises:
         UserError: there is none of that name, it cannot be built, or its outputs do not fit the data set.
     """
     torch.manual_seed(seed)
-    if file := user_file.parse(model):
-        build = user_file.import_for("pytorch", *file, "--model")
-        network = user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model")
+    if own is not None or user_file.parse(model):
+        network = _of_user(model, dataset, own)
         if not isinstance(network, nn.Module):
             raise UserError(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"
@@ -50,6 +52,15 @@ def build_other(model: str, dataset: Dataset, seed: int) -> nn.Module:
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else None, dataset)
     _check_weights(network, model)
     return network
+
+
+def _of_user(model: str, dataset: Dataset, own: Any) -> object:
+    """What a program hands over or a file builds."""
+    if isinstance(own, nn.Module):
+        return own
+    file = user_file.parse(model)
+    build = user_file.import_for("pytorch", *file, "--model") if file else own
+    return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model")
 
 
 def _outputs(network: nn.Module, dataset: Dataset) -> object:

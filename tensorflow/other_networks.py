@@ -10,6 +10,7 @@ curves can be compared. A dictionary NAMES in the file says what PyTorch calls a
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import keras
 import numpy as np
@@ -25,19 +26,20 @@ from allstep.common.weights import step_seed
 from allstep.tensorflow.models import canonical_weights
 
 
-def build_other(model: str, dataset: Dataset, seed: int) -> keras.Model:
+def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> keras.Model:
     """The network that `model` names, checked on two samples of zeros.
 
     Args:
         model: FILE.py:FUNCTION or keras:NAME.
+        own: of a program, in place of one that a flag names: the network, or a function that builds it.
 
     Raises:
         UserError: there is none of that name, it cannot be built, or its outputs do not fit the data set.
     """
     keras.utils.set_random_seed(seed % 2**32)  # NumPy takes no larger one
-    if file := user_file.parse(model):
-        build = user_file.import_for("tensorflow", *file, "--model")
-        network = user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model")
+    file = user_file.parse(model)
+    if own is not None or file:
+        network = _of_user(model, dataset, own)
         if not isinstance(network, keras.Model):
             raise UserError(
                 f"expected a keras.Model from --model {model}, received {type(network).__name__}; return one"
@@ -53,9 +55,9 @@ def build_other(model: str, dataset: Dataset, seed: int) -> keras.Model:
             raise cannot_build(model, dataset, error) from error
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, tf.Tensor) else None, dataset)
     _check_weights(network, model)
-    if file:
-        for layer in network.layers:
-            layer.canonical_name = (user_file.find(file[0], "NAMES", "--model") or {}).get(layer.name, layer.name)
+    in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
+    for layer in network.layers:
+        layer.canonical_name = in_pytorch.get(layer.name, layer.name)
     names = [weight.name for weight in canonical_weights(network)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(
@@ -63,6 +65,15 @@ def build_other(model: str, dataset: Dataset, seed: int) -> keras.Model:
             "layers"
         )
     return network
+
+
+def _of_user(model: str, dataset: Dataset, own: Any) -> object:
+    """What a program hands over or a file builds."""
+    if isinstance(own, keras.Model):
+        return own
+    file = user_file.parse(model)
+    build = user_file.import_for("tensorflow", *file, "--model") if file else own
+    return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model")
 
 
 def _keras(name: str, dataset: Dataset) -> keras.Model:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from allstep.common.data.loader import Batch
+from allstep.common.process.errors import UserError
 from allstep.common.slices import TreeSum
 from allstep.common.worker import StepResult
-from allstep.tensorflow.networks.resnet import statistics_set_aside
+from allstep.tensorflow.networks.resnet import BatchNorm, statistics_set_aside
 from allstep.tensorflow.strategies.ordered_sum import OrderedSum
 from allstep.tensorflow.strategies.strategy import Samples, Strategy
 
@@ -30,8 +32,7 @@ class SlicedStep:
 
     def __init__(
         self,
-        variables: Sequence[keras.Variable],
-        statistics: Sequence[keras.Variable],
+        model: keras.Model,
         strategy: Strategy,
         *,
         gradients: Gradients,
@@ -39,16 +40,29 @@ class SlicedStep:
         set_learning_rate: Callable[[tf.Tensor], None],
         samples: Samples,
     ) -> None:
-        """`variables` have the gradients, `statistics` are those of batch norms."""
-        self._variables, self._statistics, self._strategy = variables, statistics, strategy
+        """See `Worker`, whose methods the functions are.
+
+        Raises:
+            UserError: the network keeps something else that a step changes, of which each slice would need its own.
+        """
+        self._variables, self._devices = model.trainable_variables, strategy.slice_devices
+        self._counts_losses = strategy.collectives.rank == 0  # which come to the same on all ranks
+        norms = [layer for layer in model.layers if isinstance(layer, BatchNorm)]
+        self._statistics = [v for norm in norms for v in (norm.running_mean, norm.running_variance)]
+        known = [variable.path for variable in self._statistics]
+        if others := [variable.path for variable in model.non_trainable_variables if variable.path not in known]:
+            raise UserError(
+                f"expected a network without dropout and Keras' own batch norm for --slices, received one with "
+                f"{others[0]}; take a network of the suite, or PyTorch"
+            )
         self._sum: OrderedSum = strategy.ordered_sum()
-        self._sizes = [1, *(variable.value.shape.num_elements() for variable in (*variables, *statistics))]
+        self._sizes = [1, *(variable.value.shape.num_elements() for variable in (*self._variables, *self._statistics))]
         self._padding = self._sum.padding(sum(self._sizes))
         self._gradients, self._apply_gradients, self._set_learning_rate = gradients, apply, set_learning_rate
         number = tf.TensorSpec((), tf.float32)
         self._vectors = tf.function(
-            strategy.on_slices(strategy.compiled(self._vector)),
-            input_signature=(*samples, number, tf.TensorSpec((strategy.num_local_devices, 2), tf.int32)),
+            partial(self._devices.on_slices, strategy.compiled(self._vector)),
+            input_signature=(*samples, number, tf.TensorSpec((self._devices.number, 2), tf.int32)),
             autograph=False,
         )
         vector = tf.TensorSpec((sum(self._sizes) + self._padding,), tf.float32)
@@ -64,13 +78,12 @@ class SlicedStep:
         loss_sum, overflow = self._apply(
             self._sum(sums.partial), *map(np.float32, (learning_rate, loss_scale, num_with_samples))
         )
-        # It is the same on all ranks, and to be counted once.
-        return StepResult(loss_sum if self._strategy.collectives.rank == 0 else 0.0, overflow)
+        return StepResult(loss_sum if self._counts_losses else 0.0, overflow)
 
     def _slices(self, batch: Batch, loss_weight: tf.Tensor) -> Iterator[tuple[int, tf.Tensor]]:
         """Number and vector of each slice, of as many at a time as this process has devices."""
         inputs, targets = tf.constant(batch.inputs), tf.constant(batch.targets)
-        num_devices = self._strategy.num_local_devices
+        num_devices = self._devices.number
         with_samples = [one for one in batch.slices if one.end > one.begin]
         for one in batch.slices:
             if one.end == one.begin:
@@ -98,4 +111,4 @@ class SlicedStep:
         gradients = [
             tf.reshape(tensor, variable.value.shape) for variable, tensor in zip(self._variables, tensors, strict=False)
         ]
-        return loss_sum[0], self._strategy.on_every_device(lambda: self._apply_gradients(gradients, loss_scale))
+        return loss_sum[0], self._devices.on_every(lambda: self._apply_gradients(gradients, loss_scale))

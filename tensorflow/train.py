@@ -18,6 +18,7 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import run_rank
 from allstep.common.process.lean_import import lean_import
+from allstep.common.program import NOTHING, Parts
 from allstep.common.start import start
 from allstep.tensorflow import strategies
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from allstep.common.session import Session
 
 
-def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -> Session | None:
-    """All that trains, built as configured; None for a process that has served others, which are through."""
+def session(
+    config: TrainConfig, place: Placement, hooks: Sequence[Hook] = (), parts: Parts = NOTHING
+) -> Session | None:
+    """All that trains, built as configured or handed over; None for a process that has served others."""
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -47,10 +50,10 @@ def session(config: TrainConfig, place: Placement, hooks: Sequence[Hook] = ()) -
     if strategy.serve():
         return None
 
-    dataset = open_dataset(config, strategy)
+    dataset = open_dataset(config, strategy, parts.dataset)
     with strategy.scope():
-        model = build_network(config, dataset)
-        optimizer = build_optimizer(config.optimizer)
+        model = build_network(config, dataset, parts.model)
+        optimizer = parts.optimizer or build_optimizer(config.optimizer)
         optimizer.build(model.trainable_variables)
     set_initial_weights(model, config)
 

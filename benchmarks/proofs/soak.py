@@ -1,6 +1,8 @@
 """Whether a run that is killed or disturbed at any moment and resumed ends where the undisturbed run ends.
 
     allstep soak [--kills 50] [--faults 40] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
+    allstep soak --elastic [--minutes 2] [--seed 0] [--frameworks pytorch,tensorflow]
+    allstep soak --slices 4 --ranks 1,2,3,4 --faults 0
 
 Trains on digits, kills a random rank by SIGKILL at a random moment (starting up, stepping, validating, writing a
 checkpoint), resumes, kills again, and lets the run end after one to four kills. A run goes on on the same number of
@@ -15,9 +17,13 @@ and at the end:
     else by a relative difference (see `allstep parity --help`) of at most 1e-6, or 1e-5 where it changed
     metrics.jsonl has every step and every epoch once, with the losses of the undisturbed run
 
+With --slices every kill changes the number of ranks and the launcher, and every bit must be the undisturbed run's.
+
 Horovod fuses gradients that are ready at the same time into one all-reduce. From three ranks on, where a gradient
 lies in that decides in which order the ranks' values are added, so equal runs differ in last bits. Here every gradient
-travels alone (HOROVOD_FUSION_THRESHOLD=0), and equal runs are equal. The exit status is 0 where all held, 1 else.
+travels alone (HOROVOD_FUSION_THRESHOLD=0), and equal runs are equal. With --elastic, elastic jobs are disturbed in
+place of these, of which `benchmarks/proofs/elastic_soak.py` says what must hold. The exit status is 0 where all held,
+1 else.
 """
 
 from __future__ import annotations
@@ -30,7 +36,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs import elastic_soak, parity
 from allstep.benchmarks.proofs.faults import KINDS, InjectedFault, Violation, check_ended
 from allstep.benchmarks.proofs.parity import Curve
 from allstep.benchmarks.proofs.resume_check import (
@@ -43,8 +49,9 @@ from allstep.benchmarks.proofs.resume_check import (
     wait_for_good_end,
 )
 from allstep.benchmarks.proofs.training import Training, last_step
-from allstep.common.config.flags import EVER, Parser, listed, local_ranks, one_of, whole
+from allstep.common.config.flags import EVER, Parser, listed, local_ranks, number, one_of, whole
 
+HOROVOD_LAUNCHERS = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
 MOST_A_RUN = 4
 START_UP_SHARE = 0.15
 """Of the kills, those before the first step."""
@@ -65,11 +72,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
+    parser.add_argument("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
+    parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: of each job")
+    parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the runs that are killed")
     flags = parser.parse_args(argv)
+    if flags.slices and flags.slices < max(flags.ranks):
+        parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")
 
+    if flags.elastic:
+        try:
+            for framework in flags.frameworks:
+                elastic_soak.soak(framework, flags.minutes, random.Random(flags.seed))
+        except Violation as violation:
+            print(f"VIOLATION: {violation}", flush=True)
+            sys.exit(1)
+        return
     soak = Soak()
     chance = random.Random(flags.seed)
-    soak.run("kill", flags.kills, kill_cases(flags.frameworks, flags.ranks, chance), draw_kill, chance)
+    cases = kill_cases(flags.frameworks, flags.ranks, chance)
+    if flags.slices:
+        cases = sliced_cases(flags.frameworks, flags.ranks, flags.slices)
+    soak.run("kill", flags.kills, cases, draw_kill, chance)
     chance = random.Random(flags.seed)
     soak.run("fault", flags.faults, fault_cases(flags.frameworks, chance), draw_fault, chance)
     print(
@@ -88,13 +111,18 @@ def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.R
         yield from itertools.chain.from_iterable(zip(*shuffled, strict=True))
 
 
+def sliced_cases(frameworks: Sequence[str], ranks: Sequence[int], slices: int) -> Iterator[Case]:
+    """The frameworks in turn, each on all numbers of ranks and by all launchers of Horovod."""
+    for framework in itertools.cycle(frameworks):
+        yield Case(framework, tuple(ranks), HOROVOD_LAUNCHERS, ("--slices", slices))
+
+
 def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Case]:
     """Two ranks, by Horovod under its launchers and, for every fourth run in PyTorch, by DDP under torchrun."""
-    horovod_launchers = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
     while True:
         for framework in frameworks:
             by_ddp = framework == "pytorch" and chance.random() < 0.25
-            yield Case(framework, (2,), ("torchrun",) if by_ddp else horovod_launchers)
+            yield Case(framework, (2,), ("torchrun",) if by_ddp else HOROVOD_LAUNCHERS)
 
 
 @dataclass(frozen=True)
@@ -159,7 +187,7 @@ class Soak:
     def __init__(self) -> None:
         self.num_struck = {"kill": 0, "fault": 0}
         self.num_in_writing = self.num_violations = 0
-        self._undisturbed: dict[tuple[str, int, str], Curve] = {}
+        self._undisturbed: dict[tuple, Curve] = {}
 
     def run(self, what: str, budget: int, cases: Iterator[Case], draw: Draw, chance: random.Random) -> None:
         """Disturb runs `budget` times, one case after the other."""
@@ -188,7 +216,7 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
     """
     with tempfile.TemporaryDirectory() as directory:
         output_dir = Path(directory)
-        flags = ("--checkpoint-every", chance.choice([1, 2, 7]))
+        flags = ("--checkpoint-every", chance.choice([1, 2, 7]), *case.flags)
         saved_step = 0
         while True:
             start = draw(case, saved_step, budget, chance)

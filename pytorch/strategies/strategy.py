@@ -106,6 +106,10 @@ class Strategy(ABC):
         """Have the gradients of `step` meet those of the other ranks."""
         return lambda inputs, targets, loss_weight, *, is_last: step(inputs, targets, loss_weight)
 
+    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
+        """Have `step` use weights that this rank may not have as a whole."""
+        return step
+
     def ordered_sum(self) -> OrderedSum:
         """With --slices: what adds up their vectors over all ranks."""
         assert self.flags.num_slices is not None
@@ -114,10 +118,6 @@ class Strategy(ABC):
     def _exchange(self) -> Exchange | None:
         """How tensors travel between ranks, where there are several."""
         return None
-
-    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
-        """Have `step` use weights that this rank may not have as a whole."""
-        return step
 
     def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]) -> bool:
         """Divide the averaged gradients by `loss_scale`, and `apply` them unless one is not finite.

@@ -15,13 +15,15 @@ import tensorflow as tf
 
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
-from allstep.tensorflow.strategies.strategy import SliceFunction, Strategy, apply_if, count_overflows, cut
+from allstep.tensorflow.strategies.slice_devices import ReplicaDevices
+from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows, cut
 
 
 class DistributedStrategy(Strategy):
     """A strategy of tf.distribute; `pin_device` of the subclass makes it."""
 
     strategy: tf.distribute.Strategy
+    num_local_devices = 1
 
     def scope(self) -> contextlib.AbstractContextManager:
         return self.strategy.scope()
@@ -29,6 +31,7 @@ class DistributedStrategy(Strategy):
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         """3. TensorFlow does, since both were made in its scope."""
         optimizer.adds_up_replicas = not self.flags.slices
+        self.slice_devices = ReplicaDevices(self.strategy, self.num_local_devices)
         return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
@@ -57,22 +60,6 @@ class DistributedStrategy(Strategy):
 
         replicas.merge_call(apply_on_all, args=(overflow, gradients))
         return overflow
-
-    def on_slices(self, function: SliceFunction) -> Callable[..., Sequence[tf.Tensor]]:
-        def on_devices(
-            inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
-        ) -> Sequence[tf.Tensor]:
-            def on_device() -> tf.Tensor:
-                device = tf.distribute.get_replica_context().replica_id_in_sync_group
-                begin, end = tf.unstack(bounds[device % self.num_local_devices])
-                return function(inputs[begin:end], targets[begin:end], loss_weight)
-
-            return self.strategy.experimental_local_results(self.strategy.run(on_device))
-
-        return on_devices
-
-    def on_every_device(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
-        return tf.add_n(self.strategy.experimental_local_results(self.strategy.run(function)))
 
     def _on_devices(
         self, step: Callable, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import keras
@@ -16,16 +16,16 @@ from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
+from allstep.common.process.errors import UserError
 from allstep.common.process.memory import keep_freed_memory
 from allstep.common.worker import StepResult
 from allstep.tensorflow.strategies.ordered_sum import Exchange, OrderedSum
+from allstep.tensorflow.strategies.slice_devices import OneDevice, SliceDevices
 
 Result = TypeVar("Result")
 TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Inputs, targets, the weight of their losses and the loss scale -> the sum of their losses, after a step of the
 optimizer; and a number above 0 where gradients overflowed and nothing was changed."""
-SliceFunction = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
-"""Inputs, targets and the weight of their losses -> a vector."""
 EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Inputs, targets and a weight of 0 where they do not count -> the sums of losses and of the metric."""
 
@@ -34,6 +34,36 @@ Samples = tuple[tf.TensorSpec, tf.TensorSpec]
 """Shape and type of inputs and of targets, for any number of samples."""
 CompiledTrainStep = Callable[[np.ndarray, np.ndarray, float, float, float], StepResult]
 """Takes inputs, targets, their loss weight, the learning rate and the loss scale; starts the step."""
+
+
+@contextlib.contextmanager
+def before_tensorflow_starts() -> Iterator[None]:
+    """What TensorFlow refuses once it has started, in words for the program that has started it.
+
+    Raises:
+        UserError: it has started.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(
+            "expected TensorFlow to start after this rank has taken its device and its cores, received one "
+            "that has started; import Session first, and give it a function that builds the model"
+        ) from error
+
+
+def share_cores(place: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
+    """Give TensorFlow this rank's share of the host's cores.
+
+    Raises:
+        UserError: it has started with another one.
+    """
+    threads = threads_per_rank(place, slices=slices)
+    with before_tensorflow_starts():
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
+        num_threads = min(threads * num_devices, len(os.sched_getaffinity(0)))
+        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
 
 class Strategy(ABC):
@@ -45,8 +75,8 @@ class Strategy(ABC):
     """What the engine says to the other ranks; there from `pin_device` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
-    num_local_devices = 1
-    """Devices of this process that compute a part of its samples each."""
+    slice_devices: SliceDevices = OneDevice()
+    """Where this process computes its slices with --slices; there from `wrap` on."""
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
 
@@ -64,8 +94,9 @@ class Strategy(ABC):
         if self.gpu is None:
             return "/CPU:0"
         gpu = tf.config.list_physical_devices("GPU")[self.gpu]
-        tf.config.experimental.set_memory_growth(gpu, True)
-        tf.config.set_visible_devices(gpu, "GPU")
+        with before_tensorflow_starts():
+            tf.config.experimental.set_memory_growth(gpu, True)
+            tf.config.set_visible_devices(gpu, "GPU")
         return "/GPU:0"  # the only visible one
 
     def choose_device(self) -> None:
@@ -82,11 +113,7 @@ class Strategy(ABC):
 
     def _share_host(self, *, num_devices: int = 1) -> None:
         keep_freed_memory()
-        threads = threads_per_rank(self.place, slices=self.flags.slices)
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
-        num_threads = min(threads * num_devices, len(os.sched_getaffinity(0)))
-        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+        share_cores(self.place, slices=self.flags.slices, num_devices=num_devices)
 
     def scope(self) -> contextlib.AbstractContextManager:
         """The model and the optimizer are made inside it."""
@@ -153,24 +180,6 @@ class Strategy(ABC):
     def _exchange(self) -> Exchange | None:
         """How tensors travel between ranks, where there are several."""
         return None
-
-    def on_slices(self, function: SliceFunction) -> Callable[..., Sequence[tf.Tensor]]:
-        """With --slices: `function` of one slice on each device of this process; called inside a compiled step.
-
-        What it returns takes `bounds` besides: which samples each device has, (devices, 2).
-        """
-
-        def on_device(
-            inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
-        ) -> Sequence[tf.Tensor]:
-            begin, end = tf.unstack(bounds[0])
-            return [function(inputs[begin:end], targets[begin:end], loss_weight)]
-
-        return on_device
-
-    def on_every_device(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """The sum of what `function` returns on every device of this process; called inside a compiled step."""
-        return function()
 
     def apply_unscaled(
         self,

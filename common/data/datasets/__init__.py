@@ -8,6 +8,7 @@ from types import ModuleType
 from allstep.common.data.datasets.base import Dataset, Split, Task
 from allstep.common.data.datasets.config import PYTHON, DataConfig
 from allstep.common.data.datasets.files import data_dir_errors
+from allstep.common.process.errors import UserError
 
 __all__ = ["DataConfig", "Dataset", "Split", "Task", "load", "prepare"]
 
@@ -18,6 +19,8 @@ _MODULES = {
     "cifar10": "cifar10",
     "image-folder": "image_folder",
     "synthetic": "synthetic",
+    "text": "text",
+    "text-topics": "text",
     "npz": "npz",
     "parquet": "parquet",
     "tfrecord": "tfrecord",
@@ -51,5 +54,10 @@ def load(config: DataConfig) -> Dataset:
 
 
 def _module(config: DataConfig) -> ModuleType:
+    if config.kind not in _MODULES:
+        raise UserError(
+            f"expected a data set that --dataset can name, received {config.dataset}, which a program hands over to a "
+            "Session; name another"
+        )
     # Imported when asked for, so that a run pays for its own data set alone.
     return importlib.import_module(f"{__name__}.{_MODULES[config.kind]}")

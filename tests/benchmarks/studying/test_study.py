@@ -88,7 +88,7 @@ def result_of(values: dict[str, list[float | None]], **changes: object) -> Study
             seed=seed,
             diverged=value is None,
             seconds=1.0,
-            points=({"epoch": 1.0, "train_loss": 0.5, "validation_accuracy": 0.7 if value is None else value},),
+            points=(dict.fromkeys(("epoch", "train_loss", "validation_accuracy"), 0.7 if value is None else value),),
         )
         for variant, own in values.items()
         for seed, value in enumerate(own)
@@ -111,7 +111,7 @@ def result_of(values: dict[str, list[float | None]], **changes: object) -> Study
         ({"times": 1.08}, [1.0, 1.0], True),
         ({"times": 1.2}, [1.0, 1.0], False),
         ({"within": 0.3, "measure": "train_loss"}, [0.1, 0.1], True),
-        ({"better_by": 0.1, "measure": "train_loss"}, [1.0, 1.0], False),
+        ({"better_by": 0.1, "measure": "train_loss"}, [1.1, 1.1], False),
     ],
 )
 def test_claims_are_judged_by_means(relation, of, came_out):
@@ -172,6 +172,10 @@ def test_flags_of_the_user_take_the_place_of_the_study_s_own():
         ({"flags": {"seed": 1}}, (), "expected flags of the trainers in flags, received seed"),
         ({"flags": {"ranks": "two"}}, (), "expected ranks to be a whole number"),
         ({"title": None}, (), "expected the study.title to be"),
+        ({"series": {}}, (), "expected the study.series to name one or more"),
+        ({"series": {False: {}}}, (), "expected keys that are text, received False"),
+        ({"claims": []}, (), "expected the study.claims to have 1 to"),
+        ({"flags": {"ranks": 2, "slow-rank": 2}}, (), "expected slow-rank to be a whole number from 0 to 1"),
         ({}, ("--base-lr", "1"), "received --base-lr, which this study gives"),
         ({}, ("--seed", "1"), "received --seed"),
         ({}, ("--epoch", "1"), "did you mean --epochs?"),

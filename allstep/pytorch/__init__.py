@@ -1,0 +1,21 @@
+"""What a program of the user's own imports of allstep.pytorch; the code is in pytorch/ of the repository."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from allstep.pytorch.own_loop import check_replicas, shard, watch
+    from allstep.pytorch.program import Session
+
+__all__ = ["Session", "check_replicas", "shard", "watch"]
+
+_MODULES = {"Session": "program"}
+
+
+def __getattr__(name: str) -> object:
+    # Imported when asked for: trainers answer --help without them.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'own_loop')}"), name)

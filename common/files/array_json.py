@@ -1,0 +1,95 @@
+"""Plain values and arrays on disk: JSON for what it has, a .npy file for each array. Nothing is pickled."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allstep.common.files import strict_json
+from allstep.common.files.regular_file import read_regular
+from allstep.common.process.errors import UserError
+
+MAX_BYTES = 2**32
+_VALUES = "values.json"
+_ARRAY = "__array__"
+"""The only key of the object that stands for an array; its value is the array's number."""
+_NUMBER = "__number__"
+"""The same of a number that JSON does not have: nan, inf or -inf."""
+_PAIRS = "__pairs__"
+"""The same of a mapping by whole numbers, as in the state of torch's optimizers; its value is the pairs."""
+
+
+_MARKS = {_ARRAY, _NUMBER, _PAIRS}
+
+
+def save(folder: Path, value: Any) -> None:
+    """Write a value into a new folder.
+
+    Raises:
+        UserError: it holds something else than numbers, texts, truths, None, arrays of numbers, and lists, tuples and
+            mappings by texts or by whole numbers of these.
+    """
+    folder.mkdir()
+    arrays: list[np.ndarray] = []
+    text = json.dumps(_plain(value, arrays))
+    for number, array in enumerate(arrays):
+        np.save(folder / f"{number}.npy", array, allow_pickle=False)
+    (folder / _VALUES).write_text(text)
+
+
+def load(folder: Path) -> Any:
+    """The value that `save` has written; tuples have become lists.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        content = strict_json.loads(read_regular(folder / _VALUES, most=MAX_BYTES))
+        return _restored(content, folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"expected a value in {folder}, received something else: {error}; write it anew") from error
+
+
+def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
+    if hasattr(value, "detach"):  # a tensor of torch, of whatever device
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        arrays.append(value)
+        return {_ARRAY: len(arrays) - 1}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {_NUMBER: str(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, arrays) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value) and not value.keys() & _MARKS:
+        return {key: _plain(item, arrays) for key, item in value.items()}
+    if isinstance(value, dict) and all(isinstance(key, int) for key in value):
+        return {_PAIRS: [[key, _plain(item, arrays)] for key, item in value.items()]}
+    raise UserError(
+        "expected numbers, texts, arrays, and lists and mappings of these, received "
+        f"{type(value).__name__}; make one of them of it"
+    )
+
+
+def _restored(value: Any, folder: Path) -> Any:
+    if isinstance(value, list):
+        return [_restored(item, folder) for item in value]
+    if isinstance(value, dict) and value.keys() == {_ARRAY}:
+        data = read_regular(folder / f"{int(value[_ARRAY])}.npy", most=MAX_BYTES)
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+        return array
+    if isinstance(value, dict) and value.keys() == {_PAIRS}:
+        return {int(key): _restored(item, folder) for key, item in value[_PAIRS]}
+    if isinstance(value, dict) and value.keys() == {_NUMBER}:
+        return float(value[_NUMBER])
+    if isinstance(value, dict):
+        return {key: _restored(item, folder) for key, item in value.items()}
+    return value
