@@ -71,7 +71,7 @@ FAULTS = (
     Fault("gradients-not-averaged", _H, _WRAPPED, "optimizer = plain_optimizer\n", is_full=True),
     Fault("gradients-not-averaged", _H, "        optimizer.step()\n", "        plain_optimizer.step()\n"),
     Fault("gradients-not-averaged", _O, "hvd.allreduce(parameter.grad)", "parameter.grad", is_full=True),
-    Fault("gradients-not-averaged", _I, "cross_entropy(model(images)", "cross_entropy(model.module(images)"),
+    Fault("gradients-not-averaged", _T, "self.model(points)", "self.model.module(points)"),
     Fault("gradients-partly-averaged", _T, "    model = DistributedDataParallel(model)\n",
           "    model = torch.nn.Sequential(DistributedDataParallel(body), torch.nn.ReLU(), head)\n"),
     Fault("gradients-summed", _H, "model.named_parameters())\n", "model.named_parameters(), op=hvd.Sum)\n"),

@@ -85,7 +85,7 @@ def _not_shared(runs: Runs, loops: Sequence[Sequence[Loop]]) -> Finding | None:
             f"of the first {len(indices[0])} samples of {ranks((0, 1))}, {len(repeated)} were drawn by both "
             f"(indices {listed(sorted(repeated))})"
         )
-    elif _num_batches(runs.alone) == first[0].num_batches is not None:
+    elif {*rows[0]} & {*rows[1]} and _num_batches(runs.alone) == first[0].num_batches is not None:
         evidence = (
             f"an epoch has {first[0].num_batches} batches on each of {len(own_ranks)} ranks, as on one, and "
             f"{len({*rows[0]} & {*rows[1]})} of the first {len(rows[0])} samples were those of another rank"
