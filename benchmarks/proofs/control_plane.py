@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
 import resource
 import socket
 import sys
@@ -52,7 +53,7 @@ class Cost:
 
 def serve(num_ranks: int, control: Connection, errors: socket.socket) -> None:
     """Be rank 0: a monitor in a thread; tell by `control` what the thread costs, and end as rank 0 does."""
-    sys.stderr = errors.makefile("w", buffering=1)
+    os.dup2(errors.fileno(), sys.stderr.fileno())
     own, monitors_end = map(Channel, socket.socketpair())
     progress_state = ProgressState()
     monitor = Monitor(num_ranks, monitors_end, progress_state, Limits(stall=10.0, silence=30.0))

@@ -12,6 +12,7 @@ from ranks import launch
 
 SCRIPT = """
 import dataclasses, os, signal, socket, threading
+from unittest import mock
 from allstep.common import watch
 from allstep.common.hooks import Hook
 from allstep.common.process.exit import run_rank
@@ -30,8 +31,8 @@ class Breaks(Hook):
 
 def main():
     config, place = start(train.strategies)
-    watch.RELAYED_FROM = 2
-    socket.gethostname = lambda: f"host{place.rank // 2}"
+    mock.patch.object(watch, "RELAYED_FROM", 2).start()
+    mock.patch.object(socket, "gethostname", lambda: f"host{place.rank // 2}").start()
     place = dataclasses.replace(place, local_rank=place.rank % 2, local_size=2)
     train.session(config, place, [Breaks()]).train()
 
