@@ -83,7 +83,7 @@ def check_model(model: str, framework: str) -> None:
     Raises:
         UserError: says where it would be found.
     """
-    library, _, name = model.partition(":")
+    library = model.partition(":")[0]
     if model not in MODELS and LIBRARIES.get(library, framework) != framework:
         raise UserError(
             f"expected --model to be a network of {TITLES[framework]}, received {model}, which is one of "

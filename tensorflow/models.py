@@ -146,7 +146,8 @@ class CanonicalWeight:
 def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
     """The model's variables, layer by layer, with canonical names and layouts.
 
-    What PyTorch does not have, or what does not belong to one of the model's own layers, keeps path and layout.
+    What PyTorch does not have, or what does not belong to one of the model's own layers, keeps its path in the model,
+    and its layout.
     """
     named = set()
     for weight in _layers_weights(model):
@@ -154,7 +155,7 @@ def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
         yield weight
     for variable in model.weights:
         if variable.path not in named and "float" in variable.dtype:
-            yield _unchanged(variable.path, variable)
+            yield _unchanged(variable.path.removeprefix(f"{model.name}/"), variable)
 
 
 def _layers_weights(model: keras.Model) -> Iterator[CanonicalWeight]:

@@ -55,9 +55,9 @@ def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> ker
             raise cannot_build(model, dataset, error) from error
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, tf.Tensor) else None, dataset)
     _check_weights(network, model)
-    if file:
-        for layer in network.layers:
-            layer.canonical_name = (user_file.find(file[0], "NAMES", "--model") or {}).get(layer.name, layer.name)
+    in_pytorch = (user_file.find(file[0], "NAMES", "--model") if file else None) or {}
+    for layer in network.layers:
+        layer.canonical_name = in_pytorch.get(layer.name, layer.name)
     names = [weight.name for weight in canonical_weights(network)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(

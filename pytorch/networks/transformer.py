@@ -31,8 +31,8 @@ class Transformer(nn.Module):
         self.causal = causal
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        values = self.norm(self.blocks(self.embed(tokens) + self.pos_embed))
-        return self.head(values if self.causal else values.mean(1))
+        values = self.blocks(self.embed(tokens) + self.pos_embed)
+        return self.head(self.norm(values if self.causal else values.mean(1)))
 
 
 class Block(nn.Module):

@@ -20,8 +20,8 @@ def build(name: str, input_shape: tuple[int, ...], num_classes: int, *, num_toke
     values = Positions(name="positions")(layers.Embedding(num_tokens, WIDTH, name="embed")(tokens))
     for number in range(DEPTH):
         values = block(values, f"blocks.{number}", num_heads=NUM_HEADS, causal=is_decoder)
-    values = layer_norm(values, "norm")
-    return keras.Model(tokens, layers.Dense(num_classes, name="head")(values if is_decoder else ops.mean(values, 1)))
+    values = layer_norm(values if is_decoder else ops.mean(values, 1), "norm")
+    return keras.Model(tokens, layers.Dense(num_classes, name="head")(values))
 
 
 class Positions(layers.Layer):

@@ -48,6 +48,8 @@ VALUES = {
     "--model CNN": "one of mlp, cnn",
     "--dataset digit": "one of digits, mnist",
     "--optimizer lion": "one of sgd",
+    "--loss mes": "one of cross-entropy, mse",
+    "--model timm:": "one of mlp, cnn",
     "--precision fp8": "one of float32, tf32, bf16, fp16",
     "--lr-decay cosin": "one of constant",
     "--lr-scaling log": "one of none, linear",
@@ -203,6 +205,15 @@ FLAGS = {
     "passes beyond the data": alone("--accumulate-steps 1000", "at most all 1437 training samples", "32000"),
     "a batch beyond synthetic data": alone(
         "--dataset synthetic --synthetic-samples 9 --batch-size 10", "at most all 9 training samples", "10"
+    ),
+    # networks and losses
+    "a library's network, the other framework's": alone(
+        "--model keras:ResNet50", "--model to be a network of PyTorch", "keras:ResNet50"
+    ),
+    "a network in no file": alone("--model {here}/my.py:build", "a Python file in --model", "{here}/my.py:build"),
+    "a loss in no file": alone("--loss {here}/my.py:loss", "a Python file in --loss", "{here}/my.py:loss"),
+    "a library's network, the other framework's, TensorFlow": Mistake(
+        f"{TENSORFLOW} --model timm:resnet18", "--model to be a network of TensorFlow", "timm:resnet18"
     ),
     # images
     "images beyond the memory": alone(

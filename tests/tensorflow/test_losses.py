@@ -1,0 +1,104 @@
+"""The losses and metrics of both frameworks. Oracle: their formulas in NumPy, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import torch
+
+from allstep.common.losses import LOSSES, default_loss, metric_of
+from allstep.common.process.errors import UserError
+from allstep.pytorch import losses as pytorch_losses
+from allstep.tensorflow import losses as tensorflow_losses
+
+RANDOM = np.random.default_rng(0)
+SMOOTHING = 0.1
+
+
+def log_softmax(outputs: np.ndarray) -> np.ndarray:
+    return outputs - np.log(np.exp(outputs).sum(-1, keepdims=True))
+
+
+def cross_entropy(outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    logs = log_softmax(outputs)
+    own = np.take_along_axis(logs, targets[..., None], -1)[..., 0]
+    return -(1 - SMOOTHING) * own - SMOOTHING * logs.mean(-1)
+
+
+FORMULAS = {
+    "cross-entropy": cross_entropy,
+    "mse": lambda outputs, targets: (outputs - targets) ** 2,
+    "mae": lambda outputs, targets: np.abs(outputs - targets),
+    "huber": lambda outputs, targets: np.where(
+        np.abs(outputs - targets) < 1, (outputs - targets) ** 2 / 2, np.abs(outputs - targets) - 0.5
+    ),
+    "bce": lambda outputs, targets: -targets * np.log(1 / (1 + np.exp(-outputs)))
+    - (1 - targets) * np.log(1 / (1 + np.exp(outputs))),
+}
+CASES = [(name, task) for name, tasks in LOSSES.items() for task in tasks]
+
+
+def samples(name: str, task: str) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs and targets of five samples, of two numbers, three classes or four tokens."""
+    if task == "regression":
+        targets = RANDOM.integers(0, 2, (5, 2)) if name == "bce" else RANDOM.normal(size=(5, 2))
+        return 2 * RANDOM.normal(size=(5, 2)).astype(np.float32), targets.astype(np.float32)
+    shape = (5, 4) if task == "next-token" else (5,)
+    return RANDOM.normal(size=(*shape, 3)).astype(np.float32), RANDOM.integers(0, 3, shape)
+
+
+def measured(build: str, arguments: tuple, outputs: np.ndarray, targets: np.ndarray) -> list[float]:
+    """By each framework."""
+    return [
+        float(getattr(pytorch_losses, build)(*arguments)(torch.tensor(outputs), torch.tensor(targets))),
+        float(getattr(tensorflow_losses, build)(*arguments)(tf.constant(outputs), tf.constant(targets))),
+    ]
+
+
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_sums_over_samples(name, task):
+    outputs, targets = samples(name, task)
+    of_elements = FORMULAS[name](outputs.astype(np.float64), targets)
+    expected = of_elements.reshape(5, -1).mean(1).sum()
+    smoothing = SMOOTHING if name == "cross-entropy" else 0.0
+    np.testing.assert_allclose(measured("build_loss", (name, smoothing), outputs, targets), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "task"), [*CASES, ("my_model.py:loss", "regression")])
+def test_metrics(name, task):
+    outputs, targets = samples(name, task)
+    if name == "bce":
+        metric, of_elements = "accuracy", (outputs > 0) == (targets == 1)
+    elif task == "regression":
+        metric, of_elements = "mae", np.abs(outputs - targets)
+    else:
+        metric, of_elements = "accuracy", outputs.argmax(-1) == targets
+    assert metric_of(task, name) == metric
+    expected = of_elements.reshape(5, -1).mean(1).sum()
+    np.testing.assert_allclose(measured("build_metric", (metric, name), outputs, targets), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("returned", ["outputs[:, 0]", "outputs", "outputs.sum() if hasattr(outputs, 'sum') else 3.0"])
+def test_a_loss_of_the_users_own(returned, tmp_path):
+    """A mean over all samples, a loss of each, or of each element; what is none of them is refused."""
+    path = tmp_path / "mine.py"
+    path.write_text(f"def loss(outputs, targets):\n    return {returned}\n")
+    outputs, targets = samples("mse", "regression")
+    name = f"{path}:loss"
+    torch_loss, keras_loss = pytorch_losses.build_loss(name), tensorflow_losses.build_loss(name)
+    if "sum" in returned:
+        assert float(torch_loss(torch.tensor(outputs), torch.tensor(targets))) == pytest.approx(5 * outputs.sum())
+        with pytest.raises(UserError, match=r"loss\(\) of --loss to return the mean loss, .* received 3.0"):
+            keras_loss(tf.constant(outputs), tf.constant(targets))
+        return
+    expected = outputs[:, 0].sum() if "0" in returned else outputs.mean(1).sum()
+    np.testing.assert_allclose(measured("build_loss", (name,), outputs, targets), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_each_task_has_a_loss_of_its_own():
+    assert [default_loss(task) for task in ("classification", "regression", "next-token")] == [
+        "cross-entropy",
+        "mse",
+        "cross-entropy",
+    ]
