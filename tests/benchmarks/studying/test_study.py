@@ -55,14 +55,14 @@ def test_a_study_that_is_killed_goes_on_and_ends_in_figures_and_a_page(tmp_path)
     out = tmp_path / "out"
     command = ["allstep", "study", str(file_of(tmp_path)), "--output-dir", str(out), "--at-once", "1"]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 240
         while not (out / SUMMARY).exists() or not files.read(StudyResult, out / SUMMARY).runs:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
     (out / f".{SUMMARY}.host.partial").write_text('{"format": "allstep-stu')  # of a write that the kill has cut
     kept = files.read(StudyResult, out / SUMMARY).runs
-    result = run(*command)
+    result = run(*command, timeout=500)
     assert result.returncode == 0, result.output
     ended = files.read(StudyResult, out / SUMMARY)
     assert ended.finished and ended.runs[: len(kept)] == kept
