@@ -10,7 +10,8 @@ between nodes (`allstep collectives` measures them). Every rank has the same bat
 what costs most at that size, and the one change that would help most. `closed` is the step time without overlap and
 fusion: computing, then one all-reduce of everything, 2(N-1)/N S/B and latency for a ring.
 
-`--run` takes step time, parameters and jitter from a run. `--validate` forecasts published tables and, if named, your
+`--run` takes step time, parameters and jitter from a run, and from one that has measured the gradient noise scale (in
+passes, by --accumulate-steps) the critical batch. `--validate` forecasts published tables and, if named, your
 own compare results, and prints the errors; its exit status is 1 where an efficiency is off by more than 5 points. Own
 results need a file of `allstep collectives` for each number of ranks.
 """
@@ -103,7 +104,9 @@ def _parser() -> Parser:
     goal = parser.add_argument_group("time to accuracy")
     goal.add_argument("--samples", type=whole(1, 10**15), metavar="N", help="in an epoch")
     goal.add_argument("--epochs", type=positive, default=90.0, metavar="X", help="that it takes, small batches")
-    goal.add_argument("--critical-batch", type=positive, default=math.inf, metavar="N", help="that takes twice as many")
+    goal.add_argument(
+        "--critical-batch", type=positive, metavar="N", help="that takes twice as many; else --run's noise scale"
+    )
     kept = "keep the forecast, or the errors, as JSON"
     parser.add_argument("--output", type=files.output_file, metavar="FILE", help=kept)
     parser.add_argument("--validate", action="store_true", help="forecast published tables, and print the errors")
@@ -113,12 +116,15 @@ def _parser() -> Parser:
 
 
 def _forecast(flags: Namespace, command: str) -> None:
-    workload, machine = _workload(flags), _machine(flags)
+    run = own_runs.read_run(flags.run) if flags.run else None
+    workload, machine = _workload(flags, run), _machine(flags)
+    critical_batch = flags.critical_batch or (run and run.noise_scale) or math.inf
     rows = []
     print(
         f"{workload.network.name}: {workload.network.num_parameters:,} parameters, "
         f"{workload.batch_size} samples a rank, {1000 * workload.step_seconds:.4g} ms on one rank, "
-        f"jitter {workload.jitter:.1%}\n"
+        f"jitter {workload.jitter:.1%}"
+        f"{f', critical batch {critical_batch:.4g} samples' if critical_batch < math.inf else ''}\n"
     )
     width = 14
     accuracy = f" {'to accuracy':>12}" if flags.samples else ""
@@ -130,7 +136,7 @@ def _forecast(flags: Namespace, command: str) -> None:
         helps = what_helps(workload, machine, num_ranks)
         seconds = None
         if flags.samples:
-            epochs = epochs_needed(flags.epochs, num_ranks * workload.batch_size, flags.critical_batch)
+            epochs = epochs_needed(flags.epochs, num_ranks * workload.batch_size, critical_batch)
             seconds = epochs * flags.samples / found.images_per_second
         advice = f"; {helps[0]}: {helps[1]:.1%}" if helps else ""
         print(
@@ -144,8 +150,7 @@ def _forecast(flags: Namespace, command: str) -> None:
         files.write_output(flags.output, ForecastsResult(command, tuple(rows)))
 
 
-def _workload(flags: Namespace) -> Workload:
-    run = own_runs.read_run(flags.run) if flags.run else None
+def _workload(flags: Namespace, run: own_runs.MeasuredRun | None) -> Workload:
     if not (run or flags.step_ms):
         raise UserError("expected the step time of one rank, received none; give --step-ms, or --run of a measured run")
     if flags.parameters:

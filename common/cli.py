@@ -75,6 +75,10 @@ COMMANDS = {
         "allstep.benchmarks.tune",
         "Search for the flags that train best, trial by trial under any launcher; goes on after a kill.",
     ),
+    "difficulty": Command(
+        "allstep.benchmarks.difficulty",
+        "Train briefly and write the loss of each training sample, by which --curriculum orders them.",
+    ),
     "soak": Command(
         "allstep.benchmarks.proofs.soak",
         "Kill training at random moments, resume it, and check that it ends as if undisturbed.",

@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -100,20 +99,20 @@ def train(config: TrainConfig, build: Callable[[], Session | None]) -> None:
     end_when_frozen(config.faults.fault_timeout)
     from allstep.common.checkpoint.saving import Commits
 
-    commits = Commits(config.parallel.commit_every)
+    commits, is_first = Commits(config.parallel.commit_every), False
     while True:
         try:
             session = build()
             assert session is not None  # ranks of Horovod all train
-            session.commits = commits
+            session.commits, is_first = commits, session.place.rank == 0
             if session.train():
                 return
         except Exception as error:
             if not _says_ranks_are_lost(error):
                 raise
             CONNECTIONS.end()
+            _save(commits, config.output, speaks=is_first)
         session = None
-        _save(commits, config.output)
 
 
 class _Hosts:
@@ -196,26 +195,27 @@ def _says_ranks_are_lost(error: Exception) -> bool:
     return isinstance(cause, RanksLost) or (cause is not None and is_consequence(cause))
 
 
-def _save(commits: Commits, output: OutputConfig) -> None:
+def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
     """Write the newest commit before the job waits for ranks: horovodrun ends it if too few come.
 
-    One of the ranks that are left does it; the output directory is locked against the others.
+    One of the ranks that are left does it and says so; the output directory is locked against the others. Where it was
+    saved before, the one that `speaks` does.
     """
     from allstep.common.checkpoint import Checkpoints, OutputDirectory
 
     newest = commits.newest
-    if newest is None or output.output_dir is None or _path(output.output_dir, newest.progress.step).exists():
+    if newest is None or output.output_dir is None:
         return
+    step = newest.progress.step
     with contextlib.suppress(UserError), OutputDirectory(output.output_dir, warn=lambda _: None) as directory:
-        checkpoints = Checkpoints(directory, keep=output.keep_checkpoints)
-        checkpoints.save(newest)
-        checkpoints.close()
-        print_line(
-            f"allstep: step {newest.progress.step} is saved while the ranks are formed anew; should too few come, "
-            "--resume latest goes on from there",
-            sys.stderr,
-        )
-
-
-def _path(output_dir: Path, step: int) -> Path:
-    return output_dir / "checkpoints" / f"step-{step:08d}"
+        is_saved = (output.output_dir / "checkpoints" / f"step-{step:08d}").exists()
+        if not is_saved:
+            checkpoints = Checkpoints(directory, keep=output.keep_checkpoints)
+            checkpoints.save(newest)
+            checkpoints.close()
+        if speaks or not is_saved:
+            print_line(
+                f"allstep: step {step} is saved while the ranks are formed anew; should too few come, --resume latest "
+                "goes on from there",
+                sys.stderr,
+            )

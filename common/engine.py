@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -20,10 +20,11 @@ from allstep.common.data.datasets.base import Split
 from allstep.common.data.loader import Batch, train_batches, validation_batches
 from allstep.common.data.sharding import Position
 from allstep.common.hooks import StopTraining
+from allstep.common.noise_scale import is_measured, noise_scale
 from allstep.common.process.errors import Fault, UserError, summary
 from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter
-from allstep.common.schedule import Schedule, global_batch_size, learning_rate
+from allstep.common.schedule import Schedule, global_batch_size, grown, learning_rate
 from allstep.common.watch import ProgressState
 from allstep.common.weights import checksum
 from allstep.common.worker import StepResult, Worker
@@ -116,7 +117,8 @@ def _fit(run: Run) -> None:
         run.progress_state.enter("check")
         session.check_replicas(worker.parameters(), worker.collectives, f"after epoch {epoch}")
         run.progress_state.enter("sums")
-        [train_loss_sum] = worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
+        own_sums = np.array([progress.loss_sum, progress.noise.variance, progress.noise.square])
+        train_loss_sum, *noise = worker.collectives.all_reduce_sum(own_sums)
         worker.average_statistics()
         validation = _evaluate(run)
         if not math.isfinite(validation.loss):
@@ -136,6 +138,10 @@ def _fit(run: Run) -> None:
             metrics = {**metrics, "skipped_steps": progress.loss_scale.skipped_steps}
         if session.config.parallel.compile:
             metrics = {**metrics, "compile_seconds": sum(run.compile_seconds.values())}
+        if (scale := noise_scale(*noise)) is not None:
+            metrics = {**metrics, "gradient_noise_scale": scale}
+        if session.config.schedule.follows_noise:
+            progress.batch_ramp = grown(run.schedule, progress.batch_ramp, epoch=epoch, noise_scale=scale)
         run.progress_state.enter("reporting")
         run.reporter.event(
             "epoch",
@@ -182,7 +188,8 @@ def train_epoch(run: Run) -> None:
     Raises:
         Stopped: see there.
     """
-    session, schedule, progress_state = run.session, run.schedule, run.progress_state
+    session, progress_state = run.session, run.progress_state
+    schedule = replace(run.schedule, batch_ramp=session.progress.batch_ramp or run.schedule.batch_ramp)
     worker, split, progress, config = session.worker, session.dataset.train, session.progress, session.config
     log_every, scales_loss = config.output.log_every, config.precision == "fp16"
     steps_in_flight = session.strategy.steps_in_flight
@@ -198,6 +205,7 @@ def train_epoch(run: Run) -> None:
         world_size=worker.collectives.world_size,
         drop_last=config.schedule.drop_last,
         num_slices=config.parallel.num_slices,
+        curriculum=session.dataset.curriculum,
     )
     # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
     unsettled: deque[_Step] = deque()
@@ -212,6 +220,9 @@ def train_epoch(run: Run) -> None:
             if step.loss_scale is not None:
                 overflowed = int(step.result.overflow) > 0
                 progress.loss_scale = progress.loss_scale.after(step.loss_scale, overflowed=overflowed)
+            if worker.num_parts and is_measured(step.number):
+                squares = float(step.result.squares_of_parts), float(step.result.square_of_average)
+                progress.noise = progress.noise.after(*squares, step.batch.num_global, num_parts=worker.num_parts)
             if log_every and step.number % log_every == 0:
                 _report_step(run, step, loss_sum, epoch + step.batch.position.offset / num_samples)
         now = time.perf_counter()

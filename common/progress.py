@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from allstep.common.data.sharding import Position
 from allstep.common.loss_scale import LossScale
+from allstep.common.noise_scale import NoiseScale
 
 
 @dataclass
@@ -19,6 +20,10 @@ class Progress:
     """Completed steps, those that --precision fp16 has skipped among them."""
     loss_scale: LossScale = field(default_factory=LossScale)
     """Of the next step, with --precision fp16; else it stays as it is."""
+    noise: NoiseScale = field(default_factory=NoiseScale)
+    """Of the gradients so far; this rank's share."""
+    batch_ramp: tuple[tuple[float, int], ...] = ()
+    """With --batch-ramp auto, how the global batch has grown: see `Schedule`."""
     loss_sum: float = 0.0
     """Sum of the losses of this rank's samples in this epoch."""
     learning_rate: float = 0.0

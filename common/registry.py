@@ -33,6 +33,8 @@ class StrategyEntry:
     """Whether all its processes together take the samples that one rank of another strategy takes."""
     synchronous: bool = True
     """Whether its curve is that of `single`."""
+    measures_noise: bool = False
+    """Whether the gradients of parts of a batch are seen before they meet: see `noise_scale`."""
     polls: bool = False
     """Whether its ranks take processor time while nothing is to be done."""
     why_not_compiled: str = ""
@@ -43,14 +45,16 @@ class StrategyEntry:
         return self.least_ranks <= num_ranks and (self.most_ranks is None or num_ranks <= self.most_ranks)
 
 
-_COMMON = ("compile", "accumulate_steps", "slices")
-_HOROVOD = (*_COMMON, "compression", "op", "autotune", "timeline", "elastic", "commit_every")
+_COMMON = ("compile", "recompute", "accumulate_steps", "slices")
+_HOROVOD = (*_COMMON, "sync_batch_norm", "compression", "op", "autotune", "timeline", "elastic", "commit_every")
 _DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
-        "horovod": StrategyEntry("horovod", "Horovod", (*_HOROVOD, "sync_batch_norm"), "horovodrun", polls=True),
-        "ddp": StrategyEntry("ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True),
+        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", measures_noise=True, polls=True),
+        "ddp": StrategyEntry(
+            "ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True, measures_noise=True
+        ),
         "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
@@ -77,25 +81,30 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             one_worker=True,
             why_not_compiled="whose micro-batches change in size with the batch",
         ),
-        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True),
+        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True, measures_noise=True),
     },
     "tensorflow": {
-        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", polls=True),
-        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True),
+        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", measures_noise=True, polls=True),
+        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True, measures_noise=True),
         "mirrored": StrategyEntry(
             "mirrored",
             "Mirrored",
-            (*_COMMON, "num_devices"),
+            (*_COMMON, "sync_batch_norm", "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
+            measures_noise=True,
         ),
         "multi-worker-mirrored": StrategyEntry(
-            "multi_worker_mirrored", "MultiWorkerMirrored", (*_COMMON, "communication"), "horovodrun"
+            "multi_worker_mirrored",
+            "MultiWorkerMirrored",
+            (*_COMMON, "sync_batch_norm", "communication"),
+            "horovodrun",
+            measures_noise=True,
         ),
         "central-storage": StrategyEntry(
             "central_storage",
             "CentralStorage",
-            ("accumulate_steps", "num_devices", "slices"),
+            ("accumulate_steps", "sync_batch_norm", "num_devices", "slices"),
             num_ranks_flag="--num-devices",
             one_process=True,
             why_not_compiled="whose devices read weights that lie on another one",

@@ -115,7 +115,7 @@ def make_schedule(
         UserError: a flag of the schedule is wrong.
     """
     flags = config.schedule
-    ramp = tuple(map(_ramp, flags.batch_ramp))
+    ramp = () if flags.follows_noise else tuple(map(_ramp, flags.batch_ramp))
     largest = global_batch_size * max([1, *(factor for _, factor in ramp)])
     # The batch that nobody has asked for may exceed a small data set on many ranks: an epoch is a step then.
     chosen = flags.batch_size or flags.global_batch_size or flags.drop_last or ramp
@@ -144,6 +144,11 @@ def make_schedule(
 def _ramp(text: str) -> tuple[float, int]:
     epoch, _, factor = text.partition(":")
     return float(epoch), int(factor)
+
+
+# Bounds of --batch-ramp auto: the noise scale grows by orders of magnitude while a network learns, and an epoch should
+# still have steps in which it can be measured.
+_MOST_GROWTH, _LEAST_STEPS = 16, 4
 
 
 def learning_rate(schedule: Schedule, samples_seen: int) -> float:
@@ -180,6 +185,24 @@ def global_batch_size(schedule: Schedule, samples_seen: int) -> int:
     """
     factors = [factor for epoch, factor in schedule.batch_ramp if samples_seen >= epoch * schedule.samples_per_epoch]
     return schedule.global_batch_size * (factors[-1] if factors else 1)
+
+
+def grown(
+    schedule: Schedule, ramp: tuple[tuple[float, int], ...], *, epoch: int, noise_scale: float | None
+) -> tuple[tuple[float, int], ...]:
+    """The `batch_ramp` of --batch-ramp auto after an epoch: one doubling more where the gradient noise scale is above
+    the global batch, up to a bound.
+
+    A batch below the noise scale costs few samples more than the least number (McCandlish et al. 2018, section 2.3).
+
+    Args:
+        ramp: before.
+        epoch: epochs completed.
+    """
+    factor = 2 * (ramp[-1][1] if ramp else 1)
+    largest = min(_MOST_GROWTH * schedule.global_batch_size, schedule.samples_per_epoch // _LEAST_STEPS)
+    now, then = schedule.global_batch_size * factor // 2, schedule.global_batch_size * factor
+    return (*ramp, (float(epoch), factor)) if noise_scale and noise_scale > now and then <= largest else ramp
 
 
 def _full_lr(schedule: Schedule, batch_size: int) -> float:

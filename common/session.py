@@ -22,6 +22,7 @@ from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.config.validation import validate_for_data
 from allstep.common.data import datasets
+from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import Dataset
 from allstep.common.elastic import CONNECTIONS, HOSTS
 from allstep.common.hooks import Hook
@@ -80,7 +81,7 @@ def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = 
     dataset = own
     validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
     check_loss(config, dataset.task)
-    return dataset
+    return dataclasses.replace(dataset, curriculum=curriculum_of(config.data, len(dataset.train)))
 
 
 @dataclass
@@ -176,6 +177,8 @@ class Session:
             _check_batch_memory(schedule, dataset, place)
             if state:
                 self.progress = saving.resume(worker, state)
+            if config.schedule.follows_noise:
+                _follow_noise(self.progress, worker, state)
             checkpoints = None
             if output:
                 if not committed and not _goes_on(config.output, output.path):
@@ -220,6 +223,21 @@ def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState |
     if state and flags.batch_size is None and flags.global_batch_size is None:
         return state.schedule["global_batch_size"]
     return config.global_batch_size(world_size)
+
+
+def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) -> None:
+    """Go on with a batch that has grown with the gradient noise scale.
+
+    Raises:
+        UserError: there is nothing to measure it by.
+    """
+    if not worker.num_parts:
+        raise UserError(
+            "expected two ranks, devices or passes at least with --batch-ramp auto, whose gradients are compared, "
+            "received one; start more, or give --accumulate-steps 2"
+        )
+    if state:
+        progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
 
 
 def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) -> None:

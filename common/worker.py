@@ -21,6 +21,11 @@ class StepResult:
     """The sum of the losses of this rank's samples; with --slices that of all on rank 0, and 0 on the others."""
     overflow: SupportsInt = 0
     """Above 0 where a gradient of any rank was not finite, so that no rank has changed a weight; with fp16 alone."""
+    squares_of_parts: SupportsFloat = 0.0
+    """In a step that `noise_scale` measures: the square of the norm of the gradient of a part's mean loss, added up
+    over the parts of this rank."""
+    square_of_average: SupportsFloat = 0.0
+    """Likewise, of the averaged gradient."""
 
     def __float__(self) -> float:
         return float(self.loss_sum)
@@ -34,6 +39,9 @@ class Worker(Protocol):
     collectives: Collectives
     device: Any
     """What it computes on, as the framework names it."""
+    num_parts: tuple[int, ...]
+    """Into how many parts, whose gradients are known by themselves, a global batch is cut: by ranks, each slice by the
+    devices of its rank, each of those by passes. Empty where there is but one, or the strategy does not see them."""
 
     def compile(self, batch: Batch) -> None:
         """Under --compile: take a step on a batch, so that those of its size are compiled, and nothing else remains.

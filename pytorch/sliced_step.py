@@ -9,6 +9,7 @@ import torch
 
 from allstep.common.data.loader import Batch
 from allstep.common.slices import TreeSum
+from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.strategies.ordered_sum import OrderedSum
 
 
@@ -21,7 +22,8 @@ class SlicedStep:
 
     def __init__(self, network: torch.nn.Module, ordered_sum: OrderedSum) -> None:
         self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        self._statistics = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+        norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
+        self._statistics = [buffer for norm in norms for buffer in norm.buffers() if buffer.is_floating_point()]
         self._sum = ordered_sum
         self._sizes = [1, *(tensor.numel() for tensor in (*self._parameters, *self._statistics))]
         self._padding = ordered_sum.padding(sum(self._sizes))

@@ -32,6 +32,7 @@ def session(
 ) -> Session | None:
     """All that trains, built as configured or handed over; None for a process that has served others."""
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
+    from allstep.common.noise_scale import why_not_measured
     from allstep.common.session import Session, open_dataset
     from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
     from allstep.pytorch.numerics import prepare
@@ -70,6 +71,7 @@ def session(
         seed=config.data.seed,
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
+        measures_noise=why_not_measured(config, "pytorch") is None,
     )
     return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, network)])
 

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import SupportsFloat
 
 import numpy as np
 import torch
@@ -16,12 +17,14 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.common.losses import default_loss, metric_of
+from allstep.common.noise_scale import is_measured, parts_of
 from allstep.common.weights import step_seed
 from allstep.common.worker import StepResult
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import GradientChanges
 from allstep.pytorch.losses import build_loss, build_metric
 from allstep.pytorch.models import named_weights
+from allstep.pytorch.noise_scale import GradientSquares
 from allstep.pytorch.sliced_step import SlicedStep
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
@@ -50,6 +53,7 @@ class Worker:
         seed: int = 0,
         accumulate_steps: int = 1,
         precision: str = "float32",
+        measures_noise: bool = False,
     ) -> None:
         """What is trained and what the strategy made of it.
 
@@ -61,6 +65,7 @@ class Worker:
             seed: of gradient noise, and with --slices of dropout.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.
+            measures_noise: whether to look at the gradients of parts of a batch for the noise scale.
         """
         self.collectives, self._strategy = strategy.collectives, strategy
         self._network, self._model, self._optimizer = network, model, optimizer
@@ -69,6 +74,8 @@ class Worker:
         metric = build_metric(metric_of(dataset.task, loss), loss)
         self._eval_step = strategy.compile_eval_step(EvalStep(model, build_loss(loss), metric))
         self.device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
+        self.num_parts = parts_of(self.collectives.world_size, accumulate_steps, measures=measures_noise)
+        self._squares = GradientSquares(network.parameters()) if self.num_parts else None
         self._sliced_step = SlicedStep(network, strategy.ordered_sum()) if strategy.flags.slices else None
         changes_gradients = flags.clip_norm is not None or flags.gradient_noise
         self._gradient_changes = GradientChanges(flags, seed, strategy) if changes_gradients else None
@@ -106,6 +113,8 @@ class Worker:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
+        if self._squares:
+            self._squares.begin_step(measures=is_measured(self._num_steps + 1))
         if self._sliced_step:
             loss_sum = self._sliced_step(batch, partial(self._slice, loss_scale=loss_scale))
             # It is the same on all ranks, and to be counted once.
@@ -118,7 +127,8 @@ class Worker:
         else:
             self._apply()
         loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
-        return StepResult(_OnItsWay(loss_sum) if loss_sum.is_cuda else loss_sum, overflowed)
+        numbers = (self._squares.of_parts, self._squares.of_average) if self._squares else ()
+        return StepResult(_read_later(loss_sum), overflowed, *map(_read_later, numbers))
 
     def _passes(self, batch: Batch, loss_scale: float) -> list[torch.Tensor]:
         """Leave the averaged gradients in the parameters; the sums of the losses of the passes that have samples."""
@@ -129,7 +139,8 @@ class Worker:
             inputs, targets = self._to_device(batch, begin, max(end, begin + 1))
             loss_weight = batch.loss_weight * loss_scale if end > begin else 0.0
             statistics = nullcontext() if loss_weight else uncounted(self._network)
-            with self._autocast(), statistics:
+            seen = self._squares.of_part(loss_weight * (end - begin)) if self._squares else nullcontext()
+            with self._autocast(), statistics, seen:
                 loss_sum = self._train_step(inputs, targets, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
                 loss_sums.append(loss_sum)
@@ -145,6 +156,8 @@ class Worker:
 
     def _apply(self) -> None:
         """Take the optimizer's step by the averaged gradients."""
+        if self._squares:
+            self._squares.see_average()
         if self._gradient_changes:
             self._gradient_changes.apply(dict(self._own_parameters()), self._num_steps)
         self._optimizer.step()
@@ -261,6 +274,11 @@ class Worker:
         computing.wait_stream(self._copies)
         copy.record_stream(computing)
         return copy
+
+
+def _read_later(number: torch.Tensor | float) -> SupportsFloat:
+    """A number that may not be there yet."""
+    return _OnItsWay(number) if isinstance(number, torch.Tensor) and number.is_cuda else number
 
 
 class _OnItsWay:

@@ -71,7 +71,9 @@ class GradientReduction:
     def _share(self) -> float | tf.Tensor:
         """One rank's part of a mean, where the number of ranks may change asked for anew in each step."""
         if _is_elastic():
-            return 1.0 / tf.cast(hvd.size_op(self.process_set.process_set_id), tf.float32)
+            process_set = self.process_set.process_set_id
+            assert process_set is not None  # Horovod is initialised
+            return 1.0 / tf.cast(hvd.size_op(process_set), tf.float32)
         return 1.0 / self._num_ranks()
 
     def _reduce(

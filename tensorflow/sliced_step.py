@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import keras
 import numpy as np
@@ -44,7 +45,8 @@ class SlicedStep:
         Raises:
             UserError: the network keeps something else that a step changes, of which each slice would need its own.
         """
-        self._variables, self._strategy = model.trainable_variables, strategy
+        self._variables, self._devices = model.trainable_variables, strategy.slice_devices
+        self._counts_losses = strategy.collectives.rank == 0  # which come to the same on all ranks
         norms = [layer for layer in model.layers if isinstance(layer, BatchNorm)]
         self._statistics = [v for norm in norms for v in (norm.running_mean, norm.running_variance)]
         known = [variable.path for variable in self._statistics]
@@ -59,8 +61,8 @@ class SlicedStep:
         self._gradients, self._apply_gradients, self._set_learning_rate = gradients, apply, set_learning_rate
         number = tf.TensorSpec((), tf.float32)
         self._vectors = tf.function(
-            strategy.on_slices(strategy.compiled(self._vector)),
-            input_signature=(*samples, number, tf.TensorSpec((strategy.num_local_devices, 2), tf.int32)),
+            partial(self._devices.on_slices, strategy.compiled(self._vector)),
+            input_signature=(*samples, number, tf.TensorSpec((self._devices.number, 2), tf.int32)),
             autograph=False,
         )
         vector = tf.TensorSpec((sum(self._sizes) + self._padding,), tf.float32)
@@ -76,13 +78,12 @@ class SlicedStep:
         loss_sum, overflow = self._apply(
             self._sum(sums.partial), *map(np.float32, (learning_rate, loss_scale, num_with_samples))
         )
-        # It is the same on all ranks, and to be counted once.
-        return StepResult(loss_sum if self._strategy.collectives.rank == 0 else 0.0, overflow)
+        return StepResult(loss_sum if self._counts_losses else 0.0, overflow)
 
     def _slices(self, batch: Batch, loss_weight: tf.Tensor) -> Iterator[tuple[int, tf.Tensor]]:
         """Number and vector of each slice, of as many at a time as this process has devices."""
         inputs, targets = tf.constant(batch.inputs), tf.constant(batch.targets)
-        num_devices = self._strategy.num_local_devices
+        num_devices = self._devices.number
         with_samples = [one for one in batch.slices if one.end > one.begin]
         for one in batch.slices:
             if one.end == one.begin:
@@ -110,4 +111,4 @@ class SlicedStep:
         gradients = [
             tf.reshape(tensor, variable.value.shape) for variable, tensor in zip(self._variables, tensors, strict=False)
         ]
-        return loss_sum[0], self._strategy.on_every_device(lambda: self._apply_gradients(gradients, loss_scale))
+        return loss_sum[0], self._devices.on_every(lambda: self._apply_gradients(gradients, loss_scale))

@@ -35,6 +35,7 @@ def session(
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
+        from allstep.common.noise_scale import why_not_measured
         from allstep.common.session import Session, open_dataset
         from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
@@ -73,6 +74,7 @@ def session(
         seed=config.data.seed,
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
+        measures_noise=why_not_measured(config, "tensorflow") is None,
     )
     return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model)])
 

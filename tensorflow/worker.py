@@ -15,12 +15,15 @@ from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.losses import default_loss, metric_of
+from allstep.common.noise_scale import parts_of
 from allstep.common.worker import StepResult
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import GradientChanges
 from allstep.tensorflow.losses import build_loss, build_metric
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.networks.resnet import counted
+from allstep.tensorflow.noise_scale import GradientSquares
+from allstep.tensorflow.recompute import RecomputedBlocks
 from allstep.tensorflow.sliced_step import SlicedStep
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
@@ -43,6 +46,7 @@ class Worker:
         seed: int = 0,
         accumulate_steps: int = 1,
         precision: str = "float32",
+        measures_noise: bool = False,
     ) -> None:
         """What is trained, on which device.
 
@@ -52,11 +56,15 @@ class Worker:
             seed: of gradient noise.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in which the model was built to compute.
+            measures_noise: whether to look at the gradients of parts of a batch for the noise scale.
         """
         self.collectives, self._strategy = strategy.collectives, strategy
         self._model, self._optimizer, self.device, self._slots = model, optimizer, device, flags.slots
         if flags.clip_norm is not None or flags.gradient_noise:
             optimizer.changes = GradientChanges(flags, seed, _in_order(model))
+        num_devices = strategy.num_local_devices
+        self.num_parts = parts_of(self.collectives.world_size, num_devices, accumulate_steps, measures=measures_noise)
+        self._squares = GradientSquares(optimizer, num_devices) if self.num_parts else None
         self._average = None
         if flags.ema is not None:
             self._average = WeightAverage(model.trainable_variables, optimizer.averages, strategy)
@@ -73,6 +81,7 @@ class Worker:
             tf.TensorSpec((None, *dataset.input_shape), dataset.input_type),
             tf.TensorSpec((None, *dataset.target_shape), dataset.target_type),
         )
+        self._forward = RecomputedBlocks(model) if strategy.flags.recompute else model
         self._one_pass = strategy.compiled(self._gradients)
         self._train_step = strategy.compile_train_step(self._train_on_device, self._set_learning_rate, samples)
         self._sliced_step = None
@@ -159,10 +168,11 @@ class Worker:
 
     def _train_on_device(
         self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, loss_scale: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        compute = self._one_pass if self._num_passes == 1 else self._accumulated_gradients
-        loss_sum, gradients = compute(inputs, targets, loss_weight * loss_scale)
-        return loss_sum, self._apply(gradients, loss_scale)
+    ) -> tuple[tf.Tensor, ...]:
+        compute = self._pass if self._num_passes == 1 else self._accumulated_gradients
+        loss_sum, gradients, *squares = compute(inputs, targets, loss_weight * loss_scale)
+        overflow = self._apply(gradients, loss_scale)
+        return loss_sum, overflow, *squares, *([self._squares.of_average] if self._squares else [])
 
     def _apply(self, gradients: list[tf.Tensor], loss_scale: tf.Tensor) -> tf.Tensor:
         """Take the optimizer's step; returns a number above 0 where gradients overflowed and nothing was changed."""
@@ -185,7 +195,7 @@ class Worker:
         counts = tf.sign(loss_weight)
         before = [tf.identity(variable.value) for variable in self._moving_averages]
         with tf.GradientTape() as tape, counted(counts):
-            loss_sum = self._train_loss(self._model(self._scaled(inputs), training=True), targets) * counts
+            loss_sum = self._train_loss(self._forward(self._scaled(inputs), training=True), targets) * counts
             loss = loss_sum * loss_weight
         for variable, value in zip(self._moving_averages, before, strict=True):
             variable.assign(tf.where(counts > 0, variable.value, value))
@@ -195,16 +205,21 @@ class Worker:
         # An embedding's is a list of rows, which are few in a batch and many over all ranks.
         return loss_sum, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
-    def _accumulated_gradients(
-        self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _pass(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
+        """The same and, where it is to be measured, the square of the norm of the gradient of the mean loss."""
+        loss_sum, gradients = self._one_pass(inputs, targets, loss_weight)
+        factor = loss_weight * tf.cast(tf.shape(targets)[0], tf.float32)
+        return loss_sum, gradients, *([self._squares.of_part(gradients, factor)] if self._squares else [])
+
+    def _accumulated_gradients(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
         """The same in passes over parts of the samples, one after the other: memory for one part is enough."""
 
         def add_pass(number: tf.Tensor, sums: tuple) -> tuple:
-            results = self._one_pass(*cut(inputs, targets, loss_weight, number, self._num_passes))
+            results = self._pass(*cut(inputs, targets, loss_weight, number, self._num_passes))
             return number + 1, tf.nest.map_structure(tf.add, sums, results)
 
         zeros = tf.constant(0.0), [tf.zeros(variable.shape) for variable in self._model.trainable_variables]
+        zeros = (*zeros, *([tf.constant(0.0)] if self._squares else []))
         _, sums = tf.while_loop(
             lambda number, _: number < self._num_passes, add_pass, (0, zeros), parallel_iterations=1
         )

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.proving.launching import TF_CONFIG
-
 SCRIPTS = Path(__file__).parent / "prove" / "scripts"
 
 
 def launcher_of(script: str) -> str:
     """What starts the ranks of a right script, by the name of its file."""
-    if "multiworker" in script:
-        return TF_CONFIG
     return "torchrun" if script.startswith("ddp") else "horovodrun-mpi"
 
 
@@ -39,7 +35,7 @@ class Fault:
 
 
 _H, _O, _T, _I = "horovod_images", "horovod_own_loop", "ddp_tutorial", "ddp_imagenet"
-_K, _M = "keras_fit", "keras_multiworker_fit"
+_K = "keras_fit"
 _WRAPPED = "optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())\n"
 _SAMPLER = "DataLoader(train, batch_size=args.batch_size, sampler=train_sampler)"
 _STATE = """if hvd.rank() == 0:
@@ -123,10 +119,6 @@ FAULTS = (
     Fault("learning-rate-scaled-twice", _K, "SGD(0.05 * size", "SGD(0.05 * size**2", is_full=True),
     Fault("validation-of-one-rank", _K, ", hvd.callbacks.MetricAverageCallback()", "", is_full=True),
     Fault("every-rank-writes", _K, "if rank == 0:\n", "if True:\n", is_full=True),
-    Fault("learning-rate-scaled-twice", _M, "SGD(0.05)", "SGD(0.05 * num_workers)", is_full=True),
-    Fault("loss-scaled", _M, "keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
-          "lambda y, p: keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True) / num_workers",
-          is_full=True),
     # 7. What costs time alone.
     Fault("unused-parameters-searched", _T, "DistributedDataParallel(model)",
           "DistributedDataParallel(model, find_unused_parameters=True)", is_full=True),

@@ -1,6 +1,7 @@
 """Whether a run that is killed or disturbed at any moment and resumed ends where the undisturbed run ends.
 
     allstep soak [--kills 50] [--faults 40] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
+    allstep soak --elastic [--minutes 2] [--seed 0] [--frameworks pytorch,tensorflow]
     allstep soak --slices 4 --ranks 1,2,3,4 --faults 0
 
 Trains on digits, kills a random rank by SIGKILL at a random moment (starting up, stepping, validating, writing a
@@ -20,7 +21,9 @@ With --slices every kill changes the number of ranks and the launcher, and every
 
 Horovod fuses gradients that are ready at the same time into one all-reduce. From three ranks on, where a gradient
 lies in that decides in which order the ranks' values are added, so equal runs differ in last bits. Here every gradient
-travels alone (HOROVOD_FUSION_THRESHOLD=0), and equal runs are equal. The exit status is 0 where all held, 1 else.
+travels alone (HOROVOD_FUSION_THRESHOLD=0), and equal runs are equal. With --elastic, elastic jobs are disturbed in
+place of these, of which `benchmarks/proofs/elastic_soak.py` says what must hold. The exit status is 0 where all held,
+1 else.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs import elastic_soak, parity
 from allstep.benchmarks.proofs.faults import KINDS, InjectedFault, Violation, check_ended
 from allstep.benchmarks.proofs.parity import Curve
 from allstep.benchmarks.proofs.resume_check import (
@@ -46,7 +49,7 @@ from allstep.benchmarks.proofs.resume_check import (
     wait_for_good_end,
 )
 from allstep.benchmarks.proofs.training import Training, last_step
-from allstep.common.config.flags import EVER, Parser, listed, local_ranks, one_of, whole
+from allstep.common.config.flags import EVER, Parser, listed, local_ranks, number, one_of, whole
 
 HOROVOD_LAUNCHERS = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
 MOST_A_RUN = 4
@@ -69,11 +72,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
+    parser.add_argument("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
+    parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: of each job")
     parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the runs that are killed")
     flags = parser.parse_args(argv)
     if flags.slices and flags.slices < max(flags.ranks):
         parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")
 
+    if flags.elastic:
+        try:
+            for framework in flags.frameworks:
+                elastic_soak.soak(framework, flags.minutes, random.Random(flags.seed))
+        except Violation as violation:
+            print(f"VIOLATION: {violation}", flush=True)
+            sys.exit(1)
+        return
     soak = Soak()
     chance = random.Random(flags.seed)
     cases = kill_cases(flags.frameworks, flags.ranks, chance)

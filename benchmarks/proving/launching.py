@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Sequence
@@ -15,11 +14,8 @@ from allstep.benchmarks.harness.launchers import start
 from allstep.benchmarks.proving.following import follow
 from allstep.benchmarks.proving.observer.start import Settings, environment
 from allstep.benchmarks.proving.runs import Run
-from allstep.common.launch.rendezvous import free_ports
 from allstep.common.process.errors import UserError, shown
 
-TF_CONFIG = "tf-config"
-"""The launcher of ranks that TensorFlow's MultiWorkerMirroredStrategy reads from the variable TF_CONFIG."""
 ITSELF = "python"
 """No launcher: the script starts its ranks."""
 
@@ -43,8 +39,9 @@ class Script:
         with tempfile.TemporaryDirectory(prefix="allstep-prove-") as name:
             folder = Path(name).resolve()
             environ = environment(Settings(str(folder), str(self.path), self.num_steps))
-            commands = self._commands(num_ranks)
-            with process_tree.guardian() as guard, running(*commands, environ=environ) as job:
+            launcher = None if self.launcher == ITSELF else self.launcher
+            command = [*start(launcher, num_ranks), str(self.path), *self.arguments]
+            with process_tree.guardian() as guard, running(command, environ=environ) as job:
                 guard(job.mark)
                 try:
                     run, status = follow(job, folder, num_ranks, self.time_limit)
@@ -55,15 +52,6 @@ class Script:
                     ) from None
                 self._check(run, status, job.printed())
                 return replace(run, num_ranks=len(run.ranks)) if self.launcher == ITSELF else run
-
-    def _commands(self, num_ranks: int) -> list[list[str]]:
-        words = list(map(str, (self.path, *self.arguments)))
-        if self.launcher != TF_CONFIG:
-            return [[*start(None if self.launcher == ITSELF else self.launcher, num_ranks), *words]]
-        with free_ports(num_ranks) as ports:
-            workers = [f"127.0.0.1:{port}" for port in ports]
-        tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(num_ranks)]
-        return [["env", f"TF_CONFIG={json.dumps(task)}", *start(None), *words] for task in tasks]
 
     def _check(self, run: Run, status: int | None, printed: str) -> None:
         """Refuse a run that shows nothing."""

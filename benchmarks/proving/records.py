@@ -141,7 +141,6 @@ class Collective:
     kind: str
     name: str
     shape: tuple[int, ...]
-    is_sum: bool
     line: str
 
 

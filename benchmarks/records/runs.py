@@ -47,6 +47,7 @@ class Epoch:
     validation_accuracy: float | None = None
     """None where there are no classes."""
     images_per_second: Positive | None = None
+    gradient_noise_scale: NonNegative | None = None
 
 
 @dataclass(frozen=True)

@@ -120,13 +120,15 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
         UserError: names the first flag with which the run cannot go on.
     """
     flags = config.flat()
-    for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", "model", "optimizer"):
-        is_same = flags[name] == saved.config[name]
+    order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
+    for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", *order, "model", "optimizer"):
+        before = saved.config.get(name)  # an older checkpoint knows of no curriculum
+        is_same = flags[name] == before
         if name == "model":  # a file may lie elsewhere now; its network's weights are checked in any case
-            is_same |= all(map(user_file.parse, (flags[name], saved.config[name])))
+            is_same |= all(map(user_file.parse, (flags[name], before)))
         if not is_same:
             raise UserError(
-                f"expected --{name} {_as_flag(saved.config[name])}, with which the checkpoint was written, received "
+                f"expected --{name} {_as_flag(before)}, with which the checkpoint was written, received "
                 f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
             )
     if (flags["ema"] is None) != (saved.config.get("ema") is None):
@@ -175,6 +177,8 @@ def _check_sums(saved: TrainState | Manifest) -> None:
     if running.keys() & _LOSS_SCALE_FIELDS.keys():  # a checkpoint of before --precision fp16 has none of them
         record(**_LOSS_SCALE_FIELDS)(running, where)
         whole(0, progress.step)(running["skipped_steps"], f"{where}.skipped_steps")
+    if running.keys() & _NOISE_FIELDS.keys():  # nor has an older one these
+        record(**_NOISE_FIELDS)(running, where)
     if not in_epoch:
         one_of(0.0)(running["loss_sum"], f"{where}.loss_sum")
     elif not running["epoch_seconds"]:
@@ -256,6 +260,8 @@ _LOSS_SCALE_FIELDS = {
     "good_steps": whole(0, GROWTH_STEPS - 1),
     "skipped_steps": whole(),
 }
+_ANY_NUMBER = number(-math.inf, math.inf)
+_NOISE_FIELDS = {"noise_variance": _ANY_NUMBER, "noise_square": _ANY_NUMBER}
 _RUNNING = record(
     loss_sum=number(),
     learning_rate=number(0),

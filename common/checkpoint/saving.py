@@ -17,6 +17,7 @@ from allstep.common.checkpoint import Progress as SavedProgress
 from allstep.common.collectives import Collectives
 from allstep.common.data.sharding import Position
 from allstep.common.loss_scale import LossScale
+from allstep.common.noise_scale import NoiseScale
 from allstep.common.progress import Progress
 from allstep.common.schedule import Schedule
 from allstep.common.watch import ProgressState
@@ -87,23 +88,33 @@ class Saver:
             return
         self._saved = progress.step, progress.position
         self._progress_state.enter("checkpoint")
-        [loss_sum] = self._worker.collectives.all_reduce_sum(np.array([progress.loss_sum]))
+        own_sums = np.array([progress.loss_sum, progress.noise.variance, progress.noise.square])
+        sums = self._worker.collectives.all_reduce_sum(own_sums)
         self._worker.average_statistics()
         arrays = self._worker.export_state()
         self._progress_state.enter("writing")
         if self._commits is not None:
-            self._commits.keep(self._state(progress, arrays, float(loss_sum)))
+            self._commits.keep(self._state(progress, arrays, *map(float, sums)))
             if progress.position.offset and not self._is_checkpoint(progress.step) and not self._progress_state.notice:
                 return
         if self._checkpoints:
-            self._checkpoints.save(self._state(progress, arrays, float(loss_sum)), metric=score)
+            self._checkpoints.save(self._state(progress, arrays, *map(float, sums)), metric=score)
         self._on_saved()
 
     def _is_checkpoint(self, step: int) -> bool:
         return self._active and self._every > 0 and step % self._every == 0
 
-    def _state(self, progress: Progress, arrays: dict[str, np.ndarray], loss_sum: float) -> TrainState:
+    def _state(
+        self,
+        progress: Progress,
+        arrays: dict[str, np.ndarray],
+        loss_sum: float,
+        noise_variance: float,
+        noise_square: float,
+    ) -> TrainState:
         epoch, offset = progress.position.epoch, progress.position.offset
+        ramp = progress.batch_ramp or self._schedule.batch_ramp
+        schedule = dataclasses.replace(self._schedule, batch_ramp=ramp)
         return TrainState(
             framework=self._worker.framework,
             arrays=arrays,
@@ -115,6 +126,8 @@ class Saver:
                 running={
                     **{name: getattr(progress, name) for name in _RUNNING},
                     "loss_sum": loss_sum,
+                    "noise_variance": noise_variance,
+                    "noise_square": noise_square,
                     "loss_scale": progress.loss_scale.value,
                     "good_steps": progress.loss_scale.good_steps,
                     "skipped_steps": progress.loss_scale.skipped_steps,
@@ -122,7 +135,7 @@ class Saver:
             ),
             # Nothing else is random: order, augmentation and initial weights are functions of the seed.
             rng={"seed": self._config["seed"]},
-            schedule=json.loads(json.dumps(dataclasses.asdict(self._schedule))),
+            schedule=json.loads(json.dumps(dataclasses.asdict(schedule))),
             config=self._config,
             versions=self._versions,
         )
@@ -139,11 +152,15 @@ def resume(worker: Worker, state: TrainState) -> Progress:
         good_steps, skipped_steps = int(running["good_steps"]), int(running["skipped_steps"])
         loss_scale = LossScale(running["loss_scale"], good_steps, skipped_steps)
     worker.import_state(state.arrays, saved.step - loss_scale.skipped_steps)
+    noise = NoiseScale()
+    if worker.collectives.rank == 0 and "noise_square" in running:
+        noise = NoiseScale(running["noise_variance"], running["noise_square"])
     return Progress(
         position=Position(saved.epoch, saved.offset),
         step=saved.step,
         loss_scale=loss_scale,
-        # The sum over all ranks was saved; whoever resumes, rank 0 carries it on.
+        # The sums over all ranks were saved; whoever resumes, rank 0 carries them on.
+        noise=noise,
         loss_sum=running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
         learning_rate=running["learning_rate"],
         epoch_seconds=running["epoch_seconds"],

@@ -133,15 +133,17 @@ def nonempty_path(word: str) -> Path:
 
 
 def ramp_step(word: str) -> str:
-    """EPOCH:FACTOR, a time of the run and the whole number by which the batch is multiplied from then on."""
+    """EPOCH:FACTOR, a time of the run and the whole number by which the batch is multiplied from then on; or auto."""
     epoch, colon, factor = word.partition(":")
+    if word == "auto":
+        return word
     try:
         if not colon:
             raise wrong("", word, "")
         number(0, EVER)(epoch)
         whole(1, EVER)(factor)
     except argparse.ArgumentTypeError:
-        raise wrong("to be EPOCH:FACTOR", word, "write it as in 5:2") from None
+        raise wrong("to be EPOCH:FACTOR or auto", word, "write it as in 5:2") from None
     return word
 
 

@@ -64,13 +64,20 @@ class ScheduleConfig:
     """cosine, poly, linear: the learning rate at the end of the run."""
 
     batch_ramp: Annotated[tuple[str, ...], ramp_step] = ()
-    """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, a global batch is so many times as large (Smith et al. 2018)."""
+    """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, a global batch is so many times as large (Smith et al. 2018).
+    auto: it doubles after each epoch in which the measured gradient noise scale exceeds it (McCandlish et al. 2018), to
+    16 times at most, and at most a quarter of the training samples."""
 
     drop_last: bool = False
     """Leave out the last samples of an epoch's order where they do not fill a global batch."""
 
     early_stop_patience: Annotated[int, whole(0, EVER)] = 0
     """Stop when the validation loss has not fallen for N epochs; 0 never stops early."""
+
+    @property
+    def follows_noise(self) -> bool:
+        """Whether the batch grows with the measured gradient noise scale."""
+        return self.batch_ramp == ("auto",)
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,10 @@ class StrategyConfig:
     """Have steps compiled when they first run: by torch.compile in PyTorch, by XLA in TensorFlow. The curve is the same
     within rounding. There is a program for each size of a global batch, and validation is not compiled."""
 
+    recompute: bool = False
+    """Forget what the blocks of a network compute, and compute it again when gradients are: less memory for a third
+    more computing (Chen et al. 2016). The curve is the same."""
+
     accumulate_steps: Annotated[int, whole(1, 2**20)] = 1
     """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
 
@@ -158,7 +169,7 @@ class StrategyConfig:
     the same bits on any number of ranks up to V. Ranks compute with 1 thread, or as many as OMP_NUM_THREADS says."""
 
     sync_batch_norm: bool = False
-    """pytorch: batch norm over the global batch instead of each rank's slice."""
+    """Batch norm over the global batch instead of each rank's, or device's, slice."""
 
     num_gpus: Annotated[int | None, local_ranks()] = None
     """pytorch ddp, fsdp: without a launcher, start N processes on this host; data-parallel: use N devices."""

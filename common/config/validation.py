@@ -59,10 +59,17 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_slices(config.parallel)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
+    if config.parallel.recompute and config.parallel.compile:
+        raise UserError(
+            "expected --recompute or --compile, received both: a compiler decides itself what to compute again; leave "
+            "one of them out"
+        )
+    _check_ramp(config, framework)
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
         check_path(config.data)
+    _check_curriculum(config.data)
 
 
 def _check_output(output: OutputConfig) -> None:
@@ -171,6 +178,34 @@ def _check_schedule(config: TrainConfig, num_workers: int) -> None:
         config.global_batch_size(num_workers),
         final_lr=flags.final_lr if known else 0.0,
     )
+
+
+def _check_ramp(config: TrainConfig, framework: str) -> None:
+    """Refuse --batch-ramp auto beside other steps, and where the gradient noise scale is not measured."""
+    from allstep.common.noise_scale import why_not_measured
+
+    ramp = config.schedule.batch_ramp
+    if "auto" in ramp and not config.schedule.follows_noise:
+        raise UserError(
+            f"expected --batch-ramp to be auto or EPOCH:FACTOR, received {' '.join(ramp)}; give one of them"
+        )
+    if config.schedule.follows_noise and (why := why_not_measured(config, framework)):
+        raise UserError(
+            f"expected --batch-ramp auto where the gradient noise scale is measured, received {why}; docs/batches.md "
+            "says where that is"
+        )
+
+
+def _check_curriculum(data: DataConfig) -> None:
+    """Refuse what paces no curriculum, and one that does not fit a data set whose size is known."""
+    for item in fields(DataConfig):
+        value = getattr(data, item.name)
+        if item.name.startswith("curriculum_") and value != item.default and not data.curriculum:
+            raise UserError(f"expected --curriculum with --{item.name.replace('_', '-')}, received none; name a file")
+    if data.curriculum:
+        from allstep.common.data.curriculum import curriculum_of
+
+        curriculum_of(data, _num_samples(data))
 
 
 def _num_samples(data: DataConfig) -> int | None:

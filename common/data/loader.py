@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from allstep.common.data.curriculum import Curriculum
 from allstep.common.data.datasets.base import Split
 from allstep.common.data.sharding import Position, global_batch, rank_slice, sample_order
 from allstep.common.slices import own_slices
@@ -79,6 +80,7 @@ def train_batches(
     world_size: int,
     drop_last: bool = False,
     num_slices: int | None = None,
+    curriculum: Curriculum | None = None,
 ) -> Iterator[Batch]:
     """This rank's batches from `position` to the end of its epoch.
 
@@ -88,7 +90,8 @@ def train_batches(
         drop_last: leave out samples at the end of the order that do not fill a global batch.
     """
     plans = _plan(len(split), position, global_batch_size, rank, world_size, num_slices, drop_last=drop_last)
-    return _batches(split, plans, lambda indices: sample_order(indices, len(split), seed=seed, epoch=position.epoch))
+    order = curriculum.order if curriculum else functools.partial(sample_order, num_samples=len(split))
+    return _batches(split, plans, lambda positions: order(positions, seed=seed, epoch=position.epoch))
 
 
 def validation_batches(

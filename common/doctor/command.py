@@ -93,7 +93,7 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
 
 
 def _hosts(flags: Namespace) -> list[Host]:
-    """The hosts that are given, or those of the allocation, or this one with a rank for each of two cores."""
+    """The hosts that are given, or those of the allocation, or this one with a rank for each GPU, else two."""
     if flags.hosts and flags.list is not None:
         raise UserError("expected --hosts or -H, received both; give one of them")
     if flags.list is not None:

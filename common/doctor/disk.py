@@ -20,8 +20,8 @@ class Folder:
 
     path: str
     free_bytes: int
-    free_files: int
-    """-1 where the file system does not count them."""
+    free_files: int | None
+    """None where the file system does not count them."""
     writable: bool
 
 
@@ -36,7 +36,7 @@ def _read_folder(path: Path) -> Folder:
     return Folder(
         path=str(path),
         free_bytes=left.f_bavail * left.f_frsize,
-        free_files=left.f_favail if left.f_files else -1,
+        free_files=left.f_favail if left.f_files else None,
         writable=os.access(there, os.W_OK),
     )
 

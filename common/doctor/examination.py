@@ -46,17 +46,19 @@ def examine(hosts: Sequence[Host], *, skip: Collection[str] = (), data_dir: Path
     here = next((host.name for host in hosts if is_this_host(host.name)), socket.gethostname())
     agents = [_agent(host.name, is_here=host.name == here, skip=skip, data_dir=data_dir) for host in hosts]
     if here not in [host.name for host in hosts]:  # it starts the ranks of others, and trains itself with none
-        agents.append(_agent(here, is_here=True, skip=("frameworks", *skip), data_dir=data_dir))
+        agents.append(_agent(here, is_here=True, skip=("frameworks", "data", *skip), data_dir=data_dir))
     try:
         with ThreadPoolExecutor(len(agents)) as pool:
             answers = list(pool.map(_visit, agents))
         visits = {answer.agent.host: answer for answer in answers if isinstance(answer, Visit)}
         findings = [answer for answer in answers if isinstance(answer, Finding)]
+        if here not in visits:  # with which all others are compared
+            return findings
         slots = {host.name: host.slots for host in hosts}
         for name, visit in visits.items():
             findings += [replace(one, host=name) for one in _check_host(visit, slots.get(name, 0), visits[here])]
         if len(agents) > 1:
-            findings += _check_between(visits, here, skip)
+            findings += _check_between(visits, slots, skip)
     finally:
         for agent in agents:
             agent.end()
@@ -98,10 +100,11 @@ def _check_host(visit: Visit, num_ranks: int, here: Visit) -> list[Finding]:
     return findings
 
 
-def _check_between(visits: Mapping[str, Visit], here: str, skip: Collection[str]) -> list[Finding]:
+def _check_between(visits: Mapping[str, Visit], hosts: Collection[str], skip: Collection[str]) -> list[Finding]:
+    """What is between all that were visited, of which `hosts` train."""
     findings = network.check({name: visit.facts.interfaces for name, visit in visits.items()})
     if "data" not in skip:
-        findings += agreement.check_data({name: visit.facts.software for name, visit in visits.items()})
+        findings += agreement.check_data({name: visits[name].facts.software for name in hosts if name in visits})
     if "ports" not in skip and len(visits) > 1:
         with ThreadPoolExecutor(len(visits)) as pool:
             reasons = pool.map(lambda visit: _unreached(visit, visits), visits.values())
@@ -112,16 +115,19 @@ def _check_between(visits: Mapping[str, Visit], here: str, skip: Collection[str]
 def _unreached(visit: Visit, visits: Mapping[str, Visit]) -> dict[str, str]:
     """Why a host does not reach another, by the other's name."""
     others = tuple(Address(name, other.port) for name, other in visits.items() if other is not visit)
-    connected = visit.agent.ask(Question("connect", others), Connected)
+    try:
+        connected = visit.agent.ask(Question("connect", others), Connected)
+    except NoAnswer as error:  # the host has gone since it was asked for its facts
+        return {address.host: str(error) for address in others}
     return {one.host: one.why for one in connected.unreached}
 
 
 def _check_all_reduce(hosts: Sequence[Host], visits: Mapping[str, Visit], before: Sequence[Finding]) -> list[Finding]:
     """On each host that has several ranks, and across hosts, as far as ranks can be started there."""
-    reached = [host for host in hosts if host.name in visits]
-    findings = [
-        replace(all_reduce.check_host(all_reduce.measure([host])), host=host.name) for host in reached if host.slots > 1
-    ]
+    several = [[host] for host in hosts if host.name in visits and host.slots > 1]
+    with ThreadPoolExecutor(max(1, len(several))) as pool:
+        measured = zip(several, pool.map(all_reduce.measure, several), strict=True)
+        findings = [replace(all_reduce.check_host(found), host=host.name) for [host], found in measured]
     hindered = any(one.level == "fault" and one.subject in ("ssh", "checkout", "ports", "mpi daemon") for one in before)
     if len(hosts) < 2 or hindered:
         return findings

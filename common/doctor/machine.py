@@ -18,7 +18,6 @@ RANK_BYTES = 1_000_000_000
 SHM_BYTES_PER_RANK = 64 * 2**20
 # Sockets and files of a rank with data loader, watch and Horovod, well counted.
 OPEN_FILES = 1024
-UNLIMITED = -1
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ class Machine:
     memory: int
     """Bytes that ranks can take."""
     shm_free: int
-    open_files: int
-    """Most open files of a process; -1 without a limit, as in the two that follow."""
-    processes: int
-    locked_bytes: int
+    open_files: int | None
+    """Most open files of a process; None without a limit, as in the two that follow."""
+    processes: int | None
+    locked_bytes: int | None
     infiniband: bool
     """Whether there is a network card that reads memory by itself, for which that must be locked."""
     huge_pages: str | None
@@ -57,13 +56,18 @@ def read() -> Machine:
         num_threads=os.environ.get("OMP_NUM_THREADS"),
         memory=available_memory(),
         shm_free=shm.f_bavail * shm.f_frsize,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
-        locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        open_files=_limit(resource.RLIMIT_NOFILE),
+        processes=_limit(resource.RLIMIT_NPROC),
+        locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
         infiniband=any(Path("/sys/class").glob("infiniband/*")),
         huge_pages=pages[1] if pages else None,
         governors=tuple(sorted({one for one in governors if one})),
     )
+
+
+def _limit(kind: int) -> int | None:
+    most, _ = resource.getrlimit(kind)
+    return None if most == resource.RLIM_INFINITY else most
 
 
 def cpu_quota(text: str) -> float | None:
@@ -120,12 +124,12 @@ def _check_shm(facts: Machine, num_ranks: int) -> Finding:
 
 def _check_limits(facts: Machine, num_ranks: int) -> list[Finding]:
     findings = []
-    if 0 <= facts.open_files < OPEN_FILES:
+    if facts.open_files is not None and facts.open_files < OPEN_FILES:
         findings.append(warning("open files", f"at most {facts.open_files} a process", f"run ulimit -n {OPEN_FILES}"))
-    if 0 <= facts.processes < 100 * num_ranks:
+    if facts.processes is not None and facts.processes < 100 * num_ranks:
         fix = "raise nproc in /etc/security/limits.conf"
         findings.append(warning("processes", f"at most {facts.processes} with their threads", fix))
-    if facts.infiniband and facts.locked_bytes != UNLIMITED:
+    if facts.infiniband and facts.locked_bytes is not None:
         fix = "set memlock to unlimited in /etc/security/limits.conf: InfiniBand locks its buffers"
         findings.append(fault("locked memory", f"at most {size(facts.locked_bytes)}", fix))
     return findings or [ok("limits", "open files, processes and locked memory suffice")]

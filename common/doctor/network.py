@@ -33,7 +33,7 @@ def read() -> tuple[Interface, ...]:
             if one.family.name == "AF_INET" and name in stats and stats[name].isup and one.netmask:
                 interface = ipaddress.ip_interface(f"{one.address}/{one.netmask}")
                 if not interface.is_loopback and not interface.is_link_local:
-                    speed = stats[name].speed
+                    speed = max(0, stats[name].speed)
                     found.append(Interface(name, one.address, str(interface.network), speed, stats[name].mtu))
     return tuple(found)
 

@@ -30,7 +30,7 @@ class Toolchain:
 
 def read() -> Toolchain:
     """The compiler that CMake will take ($CXX, else c++), which is asked to read a program but writes none."""
-    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    compiler = _words(os.environ.get("CXX") or "c++")
     version = first_line(*compiler, "--version")
     reading = (*compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", "-")
     reads = printed(*reading, given=_CXX20, seconds=60) if version else None
@@ -41,6 +41,13 @@ def read() -> Toolchain:
         make=shutil.which("make") is not None,
         cmake=first_line(str(cmake) if cmake.exists() else "cmake", "--version"),
     )
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quote that is not closed: there is no program of that name
+        return [command]
 
 
 def check(facts: Toolchain) -> list[Finding]:

@@ -17,6 +17,7 @@ from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.process.memory import keep_freed_memory
 from allstep.pytorch.compat import set_most_programs, unscale
+from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
 from allstep.pytorch.strategies.ordered_sum import Exchange, OrderedSum
 
@@ -88,10 +89,14 @@ class Strategy(ABC):
     def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
         """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.
 
+        With --recompute, its blocks forget what they computed.
+
         They are inside of what averages gradients, as PyTorch's guides have it, and inside of the module's hooks: with
         those of FSDP, `module.compile()` compiles nothing, without a word. Each size of a batch has a program of its
         own, which is faster than one for all.
         """
+        if self.flags.recompute:
+            recompute_blocks(module)
         if self.flags.compile:
             set_most_programs(_MOST_PROGRAMS)
             for layer in module.modules():
@@ -106,6 +111,10 @@ class Strategy(ABC):
         """Have the gradients of `step` meet those of the other ranks."""
         return lambda inputs, targets, loss_weight, *, is_last: step(inputs, targets, loss_weight)
 
+    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
+        """Have `step` use weights that this rank may not have as a whole."""
+        return step
+
     def ordered_sum(self) -> OrderedSum:
         """With --slices: what adds up their vectors over all ranks."""
         assert self.flags.num_slices is not None
@@ -114,10 +123,6 @@ class Strategy(ABC):
     def _exchange(self) -> Exchange | None:
         """How tensors travel between ranks, where there are several."""
         return None
-
-    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
-        """Have `step` use weights that this rank may not have as a whole."""
-        return step
 
     def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]) -> bool:
         """Divide the averaged gradients by `loss_scale`, and `apply` them unless one is not finite.

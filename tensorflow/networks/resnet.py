@@ -81,6 +81,19 @@ def counted(counts: float | tf.Tensor) -> Iterator[None]:
         _COUNTS.reset(token)
 
 
+_TRACKED: ContextVar[bool] = ContextVar("tracked", default=True)
+
+
+@contextlib.contextmanager
+def tracked(is_tracked: bool) -> Iterator[None]:
+    """Within it, samples change running statistics or not: not, where they are computed once more."""
+    token = _TRACKED.set(is_tracked)
+    try:
+        yield
+    finally:
+        _TRACKED.reset(token)
+
+
 # Running statistics by the paths of their variables, where they are not to be assigned.
 _SET_ASIDE: ContextVar[dict[str, tf.Tensor] | None] = ContextVar("set_aside", default=None)
 
@@ -121,12 +134,11 @@ class BatchNorm(layers.Layer):
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Normalise `inputs`, (samples, height, width, channels)."""
-        statistics = {} if training else {"mean": self.running_mean.value, "variance": self.running_variance.value}
-        values, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            inputs, self.gamma.value, self.beta.value, epsilon=self.EPSILON, is_training=training, **statistics
-        )
-        if training:
-            momentum = self.MOMENTUM * _COUNTS.get()
+        if not training:
+            return self._fused(inputs, mean=self.running_mean.value, variance=self.running_variance.value)[0]
+        values, mean, variance, counts = self.normalise(inputs, _COUNTS.get())
+        if _TRACKED.get():
+            momentum = self.MOMENTUM * counts
             for running, of_batch in ((self.running_mean, mean), (self.running_variance, variance)):
                 value = running.value * (1 - momentum) + of_batch * momentum
                 if (set_aside := _SET_ASIDE.get()) is None:
@@ -134,3 +146,21 @@ class BatchNorm(layers.Layer):
                 else:
                     set_aside[running.path] = value
         return values
+
+    def normalise(
+        self, inputs: tf.Tensor, counts: float | tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, float | tf.Tensor]:
+        """Normalise samples in training by their own mean and variance; --sync-batch-norm puts another in its place.
+
+        Args:
+            counts: see `counted`.
+
+        Returns: the normalised values, mean and unbiased variance, and in which proportion these count.
+        """
+        return *self._fused(inputs), counts
+
+    def _fused(self, inputs: tf.Tensor, **statistics: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Values normalised by `statistics`, or by their own where there are none; their mean and unbiased variance."""
+        return tf.compat.v1.nn.fused_batch_norm(
+            inputs, self.gamma.value, self.beta.value, epsilon=self.EPSILON, is_training=not statistics, **statistics
+        )

@@ -43,6 +43,17 @@ def check(config: TrainConfig, place: Placement) -> None:
             f"expected --accumulate-steps 1 for batch norm with --strategy {name}, received "
             f"{config.parallel.accumulate_steps}; use mirrored"
         )
+    if config.parallel.sync_batch_norm and config.parallel.compile:
+        raise UserError(
+            "expected --sync-batch-norm without --compile in TensorFlow, received both; XLA cannot ask the other ranks "
+            "for their samples: leave one of them out"
+        )
+    if config.parallel.sync_batch_norm and config.parallel.accumulate_steps > 1 and name != "horovod":
+        raise UserError(
+            f"expected --accumulate-steps 1 for --sync-batch-norm with --strategy {name}, received "
+            f"{config.parallel.accumulate_steps}: devices would meet within a loop, which TensorFlow cannot have; use "
+            "horovod"
+        )
     if config.parallel.compile and config.optimizer.gradient_noise:
         raise UserError(
             "expected --gradient-noise without --compile in TensorFlow, received both; XLA cannot ask the host for the "

@@ -15,20 +15,26 @@ import tensorflow as tf
 
 from allstep.common.collectives import OneRank
 from allstep.common.process.errors import UserError
-from allstep.tensorflow.strategies.strategy import SliceFunction, Strategy, apply_if, count_overflows, cut
+from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
+from allstep.tensorflow.strategies.slice_devices import ReplicaDevices
+from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows, cut
 
 
 class DistributedStrategy(Strategy):
     """A strategy of tf.distribute; `pin_device` of the subclass makes it."""
 
     strategy: tf.distribute.Strategy
+    num_local_devices = 1
 
     def scope(self) -> contextlib.AbstractContextManager:
         return self.strategy.scope()
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         """3. TensorFlow does, since both were made in its scope."""
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(model, sum_over_replicas)
         optimizer.adds_up_replicas = not self.flags.slices
+        self.slice_devices = ReplicaDevices(self.strategy, self.num_local_devices)
         return model, optimizer
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
@@ -58,22 +64,6 @@ class DistributedStrategy(Strategy):
         replicas.merge_call(apply_on_all, args=(overflow, gradients))
         return overflow
 
-    def on_slices(self, function: SliceFunction) -> Callable[..., Sequence[tf.Tensor]]:
-        def on_devices(
-            inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
-        ) -> Sequence[tf.Tensor]:
-            def on_device() -> tf.Tensor:
-                device = tf.distribute.get_replica_context().replica_id_in_sync_group
-                begin, end = tf.unstack(bounds[device % self.num_local_devices])
-                return function(inputs[begin:end], targets[begin:end], loss_weight)
-
-            return self.strategy.experimental_local_results(self.strategy.run(on_device))
-
-        return on_devices
-
-    def on_every_device(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
-        return tf.add_n(self.strategy.experimental_local_results(self.strategy.run(function)))
-
     def _on_devices(
         self, step: Callable, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor
     ) -> tf.Tensor:
@@ -88,6 +78,13 @@ class DistributedStrategy(Strategy):
 
         results = self.strategy.run(on_device)
         return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)
+
+
+def sum_over_replicas(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The sum of `tensor` over all devices of all ranks; TensorFlow knows sums by their order, not by `name`."""
+    replicas = tf.distribute.get_replica_context()
+    assert replicas is not None  # a step runs in one
+    return replicas.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
 
 class LocalDevices(DistributedStrategy):

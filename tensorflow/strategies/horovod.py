@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from horovod.common.elastic import notification_manager
+from horovod.tensorflow import allreduce
 
 from allstep.common.elastic import form_anew
 from allstep.common.launch.devices import check_agreement
@@ -18,6 +19,7 @@ from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
+from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
 from allstep.tensorflow.strategies.ordered_sum import Exchange
 from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows
 
@@ -42,6 +44,8 @@ class Horovod(Strategy):
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
         self._names = trainable_names(model)
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(model, sum_over_ranks)
         if self.flags.slices:
             return model, optimizer
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
@@ -77,6 +81,12 @@ class Horovod(Strategy):
 
     def versions(self) -> dict[str, str]:
         return {"horovod": horovod.__version__}
+
+
+def sum_over_ranks(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """The sum of `tensor` over all ranks."""
+    summed = allreduce(tensor, op=hvd.Sum, name=f"allstep.{name}", ignore_name_scope=True)
+    return cast("tf.Tensor", summed)  # of tensors Horovod makes tensors, though it does not say so
 
 
 class HorovodExchange:

@@ -20,13 +20,13 @@ from allstep.common.process.errors import UserError
 from allstep.common.process.memory import keep_freed_memory
 from allstep.common.worker import StepResult
 from allstep.tensorflow.strategies.ordered_sum import Exchange, OrderedSum
+from allstep.tensorflow.strategies.slice_devices import OneDevice, SliceDevices
 
 Result = TypeVar("Result")
-TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-"""Inputs, targets, the weight of their losses and the loss scale -> the sum of their losses, after a step of the
-optimizer; and a number above 0 where gradients overflowed and nothing was changed."""
-SliceFunction = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
-"""Inputs, targets and the weight of their losses -> a vector."""
+TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
+"""Inputs, targets, the weight of their losses and the loss scale -> the fields of a `StepResult`: the sum of their
+losses, after a step of the optimizer; a number above 0 where gradients overflowed and nothing was changed; and what
+`noise_scale` measures, if it does. They are added up over the devices of this process."""
 EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Inputs, targets and a weight of 0 where they do not count -> the sums of losses and of the metric."""
 
@@ -76,8 +76,10 @@ class Strategy(ABC):
     """What the engine says to the other ranks; there from `pin_device` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
+    slice_devices: SliceDevices = OneDevice()
+    """Where this process computes its slices with --slices; there from `wrap` on."""
     num_local_devices = 1
-    """Devices of this process that compute a part of its samples each."""
+    """Devices of this process that compute a part of its samples each; there from `pin_device` on."""
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
 
@@ -149,7 +151,7 @@ class Strategy(ABC):
             loss_weight: tf.Tensor,
             learning_rate: tf.Tensor,
             loss_scale: tf.Tensor,
-        ) -> tuple[tf.Tensor, tf.Tensor]:
+        ) -> tuple[tf.Tensor, ...]:
             set_learning_rate(learning_rate)
             return self._on_devices(step, inputs, targets, loss_weight, loss_scale)
 
@@ -181,24 +183,6 @@ class Strategy(ABC):
     def _exchange(self) -> Exchange | None:
         """How tensors travel between ranks, where there are several."""
         return None
-
-    def on_slices(self, function: SliceFunction) -> Callable[..., Sequence[tf.Tensor]]:
-        """With --slices: `function` of one slice on each device of this process; called inside a compiled step.
-
-        What it returns takes `bounds` besides: which samples each device has, (devices, 2).
-        """
-
-        def on_device(
-            inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
-        ) -> Sequence[tf.Tensor]:
-            begin, end = tf.unstack(bounds[0])
-            return [function(inputs[begin:end], targets[begin:end], loss_weight)]
-
-        return on_device
-
-    def on_every_device(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """The sum of what `function` returns on every device of this process; called inside a compiled step."""
-        return function()
 
     def apply_unscaled(
         self,

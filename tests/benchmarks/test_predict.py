@@ -283,6 +283,13 @@ def test_a_measured_run(tmp_path, capsys):
     of_rates(100.0, 640.0)
     predict.main(["--run", str(tmp_path)])
     assert f"jitter {predict.JITTER:.1%}" in capsys.readouterr().out
+    epochs = [{**EPOCHS[0], "images_per_second": 640.0, "gradient_noise_scale": scale} for scale in (70.0, 128.0)]
+    run.write_text("".join(json.dumps(event) + "\n" for event in [start, *epochs, EPOCHS[0]]))
+    printed = []
+    for flags in ((), ("--critical-batch", "128")):  # the last that was measured
+        predict.main(["--run", str(tmp_path), "--samples", "60000", *flags])
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and "critical batch 128 samples" in printed[0]
     run.write_text(json.dumps({**start, "world_size": 2}) + "\n")
     with pytest.raises(UserError, match="one rank"):
         own_runs.read_run(tmp_path)

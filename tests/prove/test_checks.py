@@ -106,7 +106,7 @@ def test_a_file_that_all_ranks_write():
 def test_ranks_that_wait_at_different_places():
     right = run()
     waits = [Waiting("all_reduce", "train.py:30"), Waiting("barrier", "train.py:40")]
-    calls = [Collective("all_reduce", "", (1,), True, "train.py:30"), Resumed()]
+    calls = [Collective("all_reduce", "", (1,), "train.py:30"), Resumed()]
     ranks = [Rank((*rank.records[:-1], call, wait)) for rank, call, wait in zip(right.ranks, calls, waits, strict=True)]
     [finding] = findings(Runs(ALONE, replace(right, ranks=tuple(ranks), stacks={0: "", 1: ""})))
     assert finding.name == "collective-left-out"

@@ -71,6 +71,22 @@ def test_goes_on_as_if_it_had_not_stopped(tmp_path):
         np.testing.assert_allclose(states[1].arrays[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return train("tensorflow", "alone", 1, tmp_path_factory.mktemp("alone"), *FLAGS, "--epochs", 1, "--log-every", 1)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["horovod", full("mirrored"), full("multi-worker-mirrored"), full("central-storage")]
+)
+def test_over_the_global_batch_any_ranks_train_the_curve_of_one(strategy, alone, tmp_path):
+    events = train_by(strategy, tmp_path, "--epochs", 1, "--log-every", 1, "--sync-batch-norm")
+    losses = [[event["loss"] for event in run if event["event"] == "step"] for run in (alone, events)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    validation = [last(run, "epoch")["validation_loss"] for run in (alone, events)]
+    assert validation[1] == pytest.approx(validation[0], rel=1e-4)
+
+
 @pytest.mark.parametrize("strategy", ["mirrored", full("multi-worker-mirrored"), full("central-storage")])
 def test_validates_with_what_is_saved(strategy, tmp_path):
     events = train_by(strategy, tmp_path, "--epochs", 1)

@@ -33,8 +33,8 @@ def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> N
     """Write down that the script writes a file, once."""
     name = os.path.abspath(os.fspath(path))
     is_ours = os.path.dirname(name) == str(observer.folder)
-    if name in seen or is_ours or name.startswith(_SYSTEM) or name.endswith(_NOT_LOOKED_AT):
-        return
+    if name in seen or is_ours or name.startswith(_SYSTEM) or name.endswith(_NOT_LOOKED_AT) or os.path.isdir(name):
+        return  # a folder is opened for a file without a name
     seen.add(name)
     if line := observer.line():  # else the script is not at work
         observer.write(Write(name, line))

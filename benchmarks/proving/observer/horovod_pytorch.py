@@ -36,14 +36,9 @@ def install(observer: Observer) -> None:
     def wrap_collective(kind: str, call: Any) -> Any:
         @functools.wraps(call)
         def observed(tensor: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-            # Reductions have name and op in this order, a broadcast the root's rank before its name.
-            values = [*args, *kwargs.values()]
-            name = next((value for value in values if isinstance(value, str)), "")
-            is_sum = "allreduce" in kind and hvd.Sum in values[1:2]
+            name = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), "")
             shape = tuple(tensor.shape) if hasattr(tensor, "shape") else ()
-            observer.write(
-                Collective(kind.removeprefix("_").removesuffix("_async"), name, shape, is_sum, observer.line())
-            )
+            observer.write(Collective(kind.strip("_").removesuffix("_async"), name, shape, observer.line()))
             return call(tensor, output, *args, **kwargs)
 
         return observed

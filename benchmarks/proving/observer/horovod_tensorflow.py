@@ -37,8 +37,7 @@ def install(observer: Observer) -> None:
             if not tf.executing_eagerly() or observer.is_inside or not line:
                 return call(*args, **kwargs)
             shape = tuple(getattr(args[0], "shape", ())) if args else ()
-            is_sum = "allreduce" in kind and kwargs.get("op") == hvd.Sum
-            observer.write(Collective(kind.strip("_"), kwargs.get("name") or "", shape, is_sum, line))
+            observer.write(Collective(kind.strip("_"), kwargs.get("name") or "", shape, line))
             with observer.waiting(f"hvd.{kind.strip('_')}"):
                 return call(*args, **kwargs)
 

@@ -56,9 +56,7 @@ def install(observer: Observer) -> None:
                 return call(*args, **kwargs)
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
             shape = tuple(tensors[0].shape) if tensors else ()
-            operation = kwargs.get("op", args[1] if kind == "all_reduce" and len(args) > 1 else None)
-            is_sum = operation in (None, torch.distributed.ReduceOp.SUM)
-            observer.write(Collective(kind, "", shape, kind == "all_reduce" and is_sum, observer.line()))
+            observer.write(Collective(kind, "", shape, observer.line()))
             with observer.waiting(kind):
                 return call(*args, **kwargs)
 

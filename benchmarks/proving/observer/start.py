@@ -53,4 +53,4 @@ def start() -> None:
 def _runs(script: str) -> bool:
     """Whether this process runs the script, or was made by its torch.multiprocessing.spawn."""
     words = [word for word in sys.orig_argv[1:] if word != "-u"]
-    return words[:1] == [script] or (words[:1] == ["-c"] and "multiprocessing.spawn" in words[1])
+    return words[:1] == [script] or any(word.startswith("from multiprocessing.spawn import") for word in words)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:  # flags are read without NumPy, which would take 0.1 s of every mistake and of --help
     import numpy as np
 
+    from allstep.common.data.curriculum import Curriculum
+
 InputType = Literal["uint8", "float32", "int64"]
 Task = Literal["classification", "regression", "next-token"]
 
@@ -49,6 +51,8 @@ class Dataset:
     """Of each channel, with uint8 scaled to 0..1; one for all of them does as well."""
     std: tuple[float, ...] = (1.0,)
     """The same."""
+    curriculum: Curriculum | None = None
+    """In which order the training samples come, where it is not that of `sharding`."""
     input_type: InputType = "uint8"
     num_tokens: int = 0
     """int64: inputs are below it."""

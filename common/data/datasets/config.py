@@ -99,6 +99,16 @@ class DataConfig:
     skip_unreadable: bool = False
     """The same: count unreadable images and put another of the same class in their place, do not stop."""
 
+    curriculum: Path | None = None
+    """File of a difficulty for each training sample, .npy or a number a line, as `allstep difficulty` writes it: easy
+    samples come first (Bengio et al. 2009)."""
+
+    curriculum_start: Annotated[float, number(0, 1, above=True)] = 0.25
+    """Share of the samples, the easiest, with which the first epoch does."""
+
+    curriculum_epochs: Annotated[int, whole(1, 10**6)] = 5
+    """Epochs until all samples take part; their number grows evenly."""
+
     seed: Annotated[int, whole(0, 2**64 - 1)] = 0
     """Seed of the order of samples and of their augmentation."""
 

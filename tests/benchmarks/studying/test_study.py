@@ -88,7 +88,7 @@ def result_of(values: dict[str, list[float | None]], **changes: object) -> Study
             seed=seed,
             diverged=value is None,
             seconds=1.0,
-            points=({"epoch": 1.0, "train_loss": 0.5, "validation_accuracy": 0.7 if value is None else value},),
+            points=(dict.fromkeys(("epoch", "train_loss", "validation_accuracy"), 0.7 if value is None else value),),
         )
         for variant, own in values.items()
         for seed, value in enumerate(own)
@@ -111,7 +111,7 @@ def result_of(values: dict[str, list[float | None]], **changes: object) -> Study
         ({"times": 1.08}, [1.0, 1.0], True),
         ({"times": 1.2}, [1.0, 1.0], False),
         ({"within": 0.3, "measure": "train_loss"}, [0.1, 0.1], True),
-        ({"better_by": 0.1, "measure": "train_loss"}, [1.0, 1.0], False),
+        ({"better_by": 0.1, "measure": "train_loss"}, [1.1, 1.1], False),
     ],
 )
 def test_claims_are_judged_by_means(relation, of, came_out):

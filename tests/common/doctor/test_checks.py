@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,14 +11,16 @@ from allstep.common.doctor import agreement, all_reduce, disk, frameworks, gpus,
 from allstep.common.doctor.all_reduce import Measurement
 from allstep.common.doctor.conversation import Clock, why_gone
 from allstep.common.doctor.disk import Folder
+from allstep.common.doctor.facts import Facts
 from allstep.common.doctor.finding import Finding
 from allstep.common.doctor.frameworks import Frameworks, Installation
 from allstep.common.doctor.gpus import Gpus
 from allstep.common.doctor.launchers import Launchers
-from allstep.common.doctor.machine import UNLIMITED, Machine
+from allstep.common.doctor.machine import Machine
 from allstep.common.doctor.network import Interface
 from allstep.common.doctor.software import DataSet, Software
 from allstep.common.doctor.toolchain import Toolchain
+from allstep.common.files.records import from_json, to_json
 from allstep.common.horovod_build import HorovodBuild
 
 TOOLCHAIN = Toolchain("g++ 12.2.0", takes_cxx20=True, make=True, cmake="cmake version 4.4.4")
@@ -37,8 +40,8 @@ MACHINE = Machine(
     memory=32_000_000_000,
     shm_free=16_000_000_000,
     open_files=20_000,
-    processes=UNLIMITED,
-    locked_bytes=UNLIMITED,
+    processes=None,
+    locked_bytes=None,
     infiniband=False,
     huge_pages="madvise",
     governors=("performance",),
@@ -51,11 +54,11 @@ SOFTWARE = Software("3.11.7", {"torch": "2.14.1"}, "c" * 40, {"pytorch/train.py"
 MEASURED = Measurement(2, 2**26, 0.1, 5e9, right=True)
 
 
-def without_horovod(**changes: object) -> Frameworks:
+def frameworks_with(**changes: object) -> Frameworks:
     return replace(FRAMEWORKS, **changes)
 
 
-def installed(**changes: object) -> Frameworks:
+def pytorch_with(**changes: object) -> Frameworks:
     return replace(FRAMEWORKS, installed={**FRAMEWORKS.installed, "pytorch": replace(TORCH, **changes)})
 
 
@@ -113,27 +116,27 @@ def test_what_is_well_needs_no_fix():
             "/usr/bin/mpirun",
         ),
         (launchers.check_path(replace(LAUNCHERS, first_on_path=None)), "warning", "PATH", "no mpirun"),
-        (frameworks.check(without_horovod(horovod=None)), "fault", "horovod", "not installed"),
+        (frameworks.check(frameworks_with(horovod=None)), "fault", "horovod", "not installed"),
         (
-            frameworks.check(installed(version="2.13.0")),
+            frameworks.check(pytorch_with(version="2.13.0")),
             "fault",
             "pytorch",
             "PyTorch 2.13.0, but Horovod was built for 2.14.1+cu130",
         ),
         (
-            frameworks.check(without_horovod(horovod=HorovodBuild({"pytorch": "2.14.1+cu130"}, ("MPI", "NCCL")))),
+            frameworks.check(frameworks_with(horovod=HorovodBuild({"pytorch": "2.14.1+cu130"}, ("MPI", "NCCL")))),
             "fault",
             "tensorflow",
             "Horovod was built without it",
         ),
         (
-            frameworks.check(without_horovod(horovod=replace(FRAMEWORKS.horovod, features=("MPI", "Gloo")))),
+            frameworks.check(frameworks_with(horovod=replace(FRAMEWORKS.horovod, features=("MPI", "Gloo")))),
             "warning",
             "horovod",
             "without NCCL for the GPUs",
         ),
         (
-            frameworks.check(installed(horovod_error="ImportError: undefined symbol")),
+            frameworks.check(pytorch_with(horovod_error="ImportError: undefined symbol")),
             "fault",
             "pytorch",
             "undefined symbol",
@@ -150,11 +153,11 @@ def test_what_is_well_needs_no_fix():
         (gpus.check(replace(GPUS, names=("A100", "H100")), None), "warning", "gpus", "unlike ones"),
         (gpus.check(replace(GPUS, links={"0-1": "SYS"}), None), "warning", "gpu links", "GPUs 0-1 reach each other"),
         (gpus.check(replace(GPUS, driver="570.1"), FRAMEWORKS), "fault", "driver", "needs driver 580"),
-        (gpus.check(GPUS, installed(cuda=None)), "warning", "pytorch", "built for CPUs"),
-        (gpus.check(GPUS, installed(num_gpus=1)), "warning", "pytorch", "sees 1 of 2 GPUs"),
-        (gpus.check(GPUS, installed(no_peer_access=((0, 1),))), "warning", "gpu peers", "GPUs 0-1"),
+        (gpus.check(GPUS, pytorch_with(cuda=None)), "warning", "pytorch", "built for CPUs"),
+        (gpus.check(GPUS, pytorch_with(num_gpus=1)), "warning", "pytorch", "sees 1 of 2 GPUs"),
+        (gpus.check(GPUS, pytorch_with(no_peer_access=((0, 1),))), "warning", "gpu peers", "GPUs 0-1"),
         (
-            gpus.check(GPUS, installed(libraries={"NCCL": ("/a/libnccl.so.2", "/b/libnccl.so.2")})),
+            gpus.check(GPUS, pytorch_with(libraries={"NCCL": ("/a/libnccl.so.2", "/b/libnccl.so.2")})),
             "fault",
             "pytorch libraries",
             "loads NCCL twice: /a/libnccl.so.2 and /b/libnccl.so.2",
@@ -284,3 +287,18 @@ def test_links_of_gpus():
 @pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("max", None)])
 def test_quota_of_a_control_group(text, cores):
     assert machine.cpu_quota(text) == cores
+
+
+def test_facts_pass_from_host_to_host():
+    """Where limits are missing as well: most hosts have no limit of processes."""
+    facts = Facts(
+        TOOLCHAIN,
+        LAUNCHERS,
+        GPUS,
+        MACHINE,
+        (FOLDER, replace(FOLDER, free_files=None)),
+        (SERVER1,),
+        SOFTWARE,
+        FRAMEWORKS,
+    )
+    assert from_json(Facts, json.loads(json.dumps(to_json(facts))), "facts") == facts

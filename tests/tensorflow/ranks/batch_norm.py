@@ -1,6 +1,7 @@
 """Batch norm when a global batch leaves rank 0 without samples; run on two ranks of Horovod by test_batch_norm.py.
 
-Oracle: by hand, the mean over the ranks of the statistics of each.
+Oracles: by hand, the mean over the ranks of the statistics of each; over the global batch, the same samples in one
+process.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
-from allstep.common.launch.placement import placement
+from allstep.common.launch.placement import ALONE, Placement, placement
 from allstep.tensorflow.networks.resnet import BatchNorm
 from allstep.tensorflow.optimizers import build_optimizer
 from allstep.tensorflow.strategies.horovod import Horovod
+from allstep.tensorflow.strategies.single import Single
+from allstep.tensorflow.strategies.strategy import Strategy
 from allstep.tensorflow.worker import Worker
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)
@@ -25,15 +28,15 @@ DATASET = Dataset(None, None, (6, 6, 1), 3, mean=(0.5,), std=(0.25,))
 GLOBAL_BATCHES = ((0, 4), (4, 6), (6, 7))
 
 
-def batch(begin: int, end: int) -> Batch:
+def batch(begin: int, end: int, place: Placement) -> Batch:
     """As the loader makes it."""
-    first, after = rank_slice(begin, end, rank=PLACE.rank, world_size=PLACE.world_size)
+    first, after = rank_slice(begin, end, rank=place.rank, world_size=place.world_size)
     read = slice(first, max(after, first + 1))
-    loss_weight = PLACE.world_size / (end - begin) if after > first else 0.0
+    loss_weight = place.world_size / (end - begin) if after > first else 0.0
     return Batch(IMAGES[read], np.arange(7)[read] % 3, after - first, end - begin, loss_weight, Position(0, end))
 
 
-def check(strategy: Horovod, num_passes: int) -> None:
+def make_worker(strategy: Strategy, num_passes: int) -> Worker:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([layers.Input((6, 6, 1)), layers.Conv2D(4, 3, name="conv"), BatchNorm(name="bn"),
                               layers.ReLU(), layers.Flatten(), layers.Dense(3, name="fc")])  # fmt: skip
@@ -41,8 +44,12 @@ def check(strategy: Horovod, num_passes: int) -> None:
     optimizer.build(model.trainable_variables)
     model, optimizer = strategy.wrap(model, optimizer)
     strategy.broadcast(model, optimizer)
-    worker = Worker(model, optimizer, strategy=strategy, device="/CPU:0", dataset=DATASET, flags=OptimizerConfig(),
-                    accumulate_steps=num_passes)  # fmt: skip
+    return Worker(model, optimizer, strategy=strategy, device="/CPU:0", dataset=DATASET, flags=OptimizerConfig(),
+                  accumulate_steps=num_passes)  # fmt: skip
+
+
+def check_of_each_rank(strategy: Horovod, num_passes: int) -> None:
+    worker = make_worker(strategy, num_passes)
 
     def statistics() -> np.ndarray:
         weights = worker.export_weights()
@@ -50,7 +57,7 @@ def check(strategy: Horovod, num_passes: int) -> None:
 
     history = [statistics()]
     for bounds in GLOBAL_BATCHES:
-        worker.train_step(batch(*bounds), 0.1)
+        worker.train_step(batch(*bounds, PLACE), 0.1)
         history.append(statistics())
     assert all((history[number] != history[number + 1]).all() for number in (0, 1))
     assert (history[-1] == history[-2]).all() == (PLACE.rank == 0)
@@ -63,9 +70,26 @@ def check(strategy: Horovod, num_passes: int) -> None:
         np.testing.assert_array_equal(statistics(), of_all.astype(np.float64).mean(0).astype(np.float32))
 
 
+def check_of_all_ranks(strategy: Horovod, num_passes: int) -> None:
+    strategy.flags = StrategyConfig(sync_batch_norm=True)
+    single = Single(ALONE, StrategyConfig())
+    single.init()
+    received, expected = make_worker(strategy, num_passes), make_worker(single, 1)
+    for bounds in GLOBAL_BATCHES:
+        received.train_step(batch(*bounds, PLACE), 0.1)
+        expected.train_step(batch(*bounds, ALONE), 0.1)
+    arrays = received.export_state()
+    assert all(np.isfinite(array).all() for array in arrays.values())
+    if num_passes == 1:  # each pass has statistics of its own, as one process has others in passes
+        for name, array in expected.export_state().items():
+            np.testing.assert_allclose(arrays[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 PLACE = placement()
 horovod = Horovod(PLACE, StrategyConfig())
 horovod.init()
-check(horovod, 1)
-check(horovod, 2)
+check_of_each_rank(horovod, 1)
+check_of_each_rank(horovod, 2)
+check_of_all_ranks(horovod, 1)
+check_of_all_ranks(horovod, 2)
 print("all right")

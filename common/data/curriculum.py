@@ -1,0 +1,92 @@
+"""A curriculum: easy samples first (Bengio et al. 2009; Hacohen and Weinshall 2019).
+
+Epochs keep their length, so a run's position stays two integers. In the epochs of the pacing, the order consists of the
+easiest samples alone, over and over, in another permutation each time: each of them comes equally often, give or take
+one. From then on each sample comes exactly once an epoch, in the order that a run without a curriculum has. It depends
+on (seed, epoch, position) and the difficulties alone, never on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.data.sharding import sample_order
+from allstep.common.files.regular_file import read_regular
+from allstep.common.process.errors import UserError, shown
+
+_LARGEST_FILE = 2**33  # a billion float64
+# Permutations within an epoch have numbers that no epoch has.
+_PERMUTATIONS = 2**32
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """In which order training samples come."""
+
+    easiest_first: np.ndarray
+    """int64 (samples,): all training samples."""
+    start: float
+    """Share of the samples with which the first epoch does."""
+    num_epochs: int
+    """Epochs until all samples take part; their number grows evenly."""
+
+    def num_samples(self, epoch: int) -> int:
+        """How many samples take part in an epoch, from 0."""
+        share = self.start + (1 - self.start) * epoch / self.num_epochs
+        return min(math.ceil(share * len(self.easiest_first)), len(self.easiest_first))
+
+    def order(self, positions: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
+        """The samples at the given positions of an epoch's order; see `sharding.sample_order`."""
+        num_samples = self.num_samples(epoch)
+        if num_samples == len(self.easiest_first):
+            return sample_order(positions, num_samples, seed=seed, epoch=epoch)
+        ranks = np.empty(positions.size, np.int64)
+        numbers = positions // num_samples
+        for number in np.unique(numbers):
+            here = numbers == number
+            own_epoch = epoch + int(number) * _PERMUTATIONS
+            ranks[here] = sample_order(positions[here] % num_samples, num_samples, seed=seed, epoch=own_epoch)
+        return self.easiest_first[ranks]
+
+
+def curriculum_of(flags: DataConfig, num_samples: int | None) -> Curriculum | None:
+    """The curriculum of --curriculum, by the difficulties of its file: an .npy array (samples,), or a number a line.
+
+    Args:
+        num_samples: of the training samples; None where that is not known yet.
+
+    Raises:
+        UserError: the file cannot be read, or has other than one finite number a sample.
+    """
+    path = flags.curriculum
+    if path is None:
+        return None
+    try:
+        content = read_regular(path, most=_LARGEST_FILE)
+        if path.suffix == ".npy":
+            difficulties = np.load(io.BytesIO(content), allow_pickle=False).astype(np.float64)
+        else:
+            difficulties = np.array(content.split(), np.float64)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise UserError(
+            f"expected --curriculum to be a file of a number for each training sample, received {shown(path)}: "
+            f"{reason}; name another"
+        ) from None
+    if difficulties.ndim != 1 or not np.isfinite(difficulties).all():
+        raise UserError(
+            f"expected --curriculum to hold one finite number for each training sample, received {shown(path)} with "
+            f"{difficulties.size} numbers, of which {np.count_nonzero(np.isfinite(difficulties))} are finite, in "
+            f"{difficulties.ndim} axes; make it by allstep difficulty"
+        )
+    if num_samples is not None and len(difficulties) != num_samples:
+        raise UserError(
+            f"expected --curriculum to hold a number for each of {num_samples} training samples, received "
+            f"{len(difficulties)} in {shown(path)}; make it by allstep difficulty for this data set"
+        )
+    return Curriculum(np.argsort(difficulties, kind="stable"), flags.curriculum_start, flags.curriculum_epochs)

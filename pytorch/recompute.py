@@ -1,0 +1,83 @@
+"""Activation checkpointing: what a block has computed is forgotten, and computed again when backward needs it (Chen et
+al. 2016, "Training Deep Nets with Sublinear Memory Cost")."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from allstep.pytorch.compat import BatchNorm
+
+
+def recompute_blocks(network: nn.Module) -> None:
+    """Have each block of `network` keep nothing but its inputs for the backward pass.
+
+    A block is a module with parts that stands in a sequence of modules, at any depth, or in the network itself; and in
+    a sequence each run of plain layers up to a pooling.
+    """
+    if isinstance(network, nn.Sequential):
+        network.forward = partial(_in_turn, _steps(network))
+    for module in network.children():
+        if isinstance(module, nn.Sequential):
+            recompute_blocks(module)
+        elif any(module.children()) and not isinstance(network, nn.Sequential):
+            module.forward = _Block([module], module.forward)
+
+
+class _Block:
+    """A function of some modules that keeps nothing but its inputs."""
+
+    def __init__(self, modules: Sequence[nn.Module], forward: Callable[..., torch.Tensor]) -> None:
+        self._forward = forward
+        self._norms = [norm for module in modules for norm in module.modules() if isinstance(norm, BatchNorm)]
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self._forward, *inputs, use_reentrant=False, context_fn=self._contexts)
+
+    def _contexts(self) -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
+        return contextlib.nullcontext(), self._again()
+
+    @contextlib.contextmanager
+    def _again(self) -> Iterator[None]:
+        """Within it, batch norms leave their running statistics alone, which have seen the samples already."""
+        momenta = [norm.momentum for norm in self._norms]
+        for norm in self._norms:
+            norm.momentum = 0.0
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(self._norms, momenta, strict=True):
+                norm.momentum = momentum
+
+
+def _steps(sequence: nn.Sequential) -> list[Callable[[torch.Tensor], torch.Tensor]]:
+    """The blocks of a sequence, and the sequences in it."""
+    steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
+    run: list[nn.Module] = []
+
+    def end_run() -> None:
+        if run:
+            steps.append(_Block(run, partial(_in_turn, tuple(run))))
+            run.clear()
+
+    for module in sequence:
+        if any(module.children()):
+            end_run()
+            steps.append(module if isinstance(module, nn.Sequential) else _Block([module], module))
+        else:
+            run.append(module)
+            if isinstance(module, (nn.MaxPool2d, nn.AdaptiveAvgPool2d)):
+                end_run()
+    end_run()
+    return steps
+
+
+def _in_turn(steps: Sequence[Callable[[torch.Tensor], torch.Tensor]], values: torch.Tensor) -> torch.Tensor:
+    for step in steps:
+        values = step(values)
+    return values

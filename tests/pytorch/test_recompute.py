@@ -1,0 +1,51 @@
+"""Blocks that are computed again. Oracle: the same network without."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from allstep.pytorch.models import build_model
+from allstep.pytorch.recompute import recompute_blocks
+
+MODELS = {
+    "resnet18": (32, 32, 3),
+    "resnet32": (16, 16, 1),
+    "wide-resnet": (16, 16, 1),
+    "vit-small-images": (16, 16, 1),
+    "cnn": (8, 8, 1),
+}
+
+
+def backward(network: nn.Module, images: torch.Tensor) -> int:
+    """Backward through the network; the bytes that it kept for that in plain sight, once a storage."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = network(images).square().sum()
+    loss.backward()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+    return sum(size for pointer, size in kept.items() if pointer not in weights)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_computes_the_same_and_keeps_less(name):
+    height, width, channels = MODELS[name]
+    torch.manual_seed(0)
+    network = build_model(name, MODELS[name], 10)
+    expected = copy.deepcopy(network)
+    recompute_blocks(network)
+    images = torch.randn(4, channels, height, width)
+    kept, all_of_it = backward(network, images), backward(expected, images)
+    assert kept < all_of_it / 2
+    for (key, one), other in zip(network.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad), key
+    for (key, one), other in zip(network.state_dict().items(), expected.state_dict().values(), strict=True):
+        assert torch.equal(one, other), key  # running statistics, too
