@@ -7,7 +7,7 @@ calls its own, and both start from the suite's canonical weights, so that their 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -105,8 +105,8 @@ def _take_channels(network: nn.Module, channels: int) -> None:
     for module in network.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.Conv2d):
-                size, stride, padding = child.kernel_size, child.stride, child.padding
-                first = nn.Conv2d(channels, child.out_channels, size, stride, padding, bias=child.bias is not None)
+                shape = (child.kernel_size, child.stride, child.padding)
+                first = nn.Conv2d(channels, child.out_channels, *cast("Any", shape), bias=child.bias is not None)
                 setattr(module, name, first)
                 return
 
@@ -123,7 +123,7 @@ def _check_weights(network: nn.Module, model: str) -> None:
                     f"expected batch norms with a momentum in --model {model}, received {name} without; give it one, "
                     "as in 0.1"
                 )
-            module.num_batches_tracked = None  # which PyTorch counts for those without alone
+            module.register_buffer("num_batches_tracked", None)  # which PyTorch counts for those without alone
 
 
 _OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)

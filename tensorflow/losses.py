@@ -5,9 +5,9 @@ Each takes outputs and targets, (n, ...), and returns a sum over the n samples o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import tensorflow as tf
 
@@ -49,7 +49,8 @@ def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tens
 
 
 def _sum_over_samples(measure: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(measure(tf.cast(outputs, tf.float32), targets)) / math.prod(targets.shape[1:])
+    num_elements = cast("int", targets.shape[1:].num_elements())  # of a sample, which is known
+    return tf.reduce_sum(measure(tf.cast(outputs, tf.float32), targets)) / num_elements
 
 
 def _is_right_class(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

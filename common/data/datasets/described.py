@@ -99,8 +99,8 @@ def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
 
 def _num_tokens(splits: tuple[Split, Split]) -> int:
     """One more than the largest token; 0 where splits do not have all of them in an array."""
-    tokens = [getattr(split, "inputs", None) for split in splits]
-    return 0 if any(array is None for array in tokens) else 1 + max(int(array.max()) for array in tokens)
+    tokens = [array for split in splits if (array := getattr(split, "inputs", None)) is not None]
+    return 1 + max(int(array.max()) for array in tokens) if len(tokens) == len(splits) else 0
 
 
 def _scale(split: Split) -> Scale:
