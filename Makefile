@@ -1,5 +1,5 @@
 # Each verb is what a person could type. Python for the environment: make setup PYTHON=python3.12; for GPUs: GPU=1.
-.PHONY: setup train test lint bench soak
+.PHONY: setup train test lint bench soak horovod-wheel
 
 # So that the ranks and the tools are those of the environment, activated or not.
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
@@ -23,3 +23,6 @@ bench: setup
 
 soak: setup
 	$(IN_VENV) allstep soak
+
+horovod-wheel: setup
+	$(IN_VENV) python tools/horovod_wheel.py

@@ -40,7 +40,7 @@ from allstep.benchmarks.prediction.networks import known_networks
 from allstep.benchmarks.records import files
 from allstep.benchmarks.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
 from allstep.common.config.flags import EVER, MOST_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
-from allstep.common.models import MODELS
+from allstep.common.models import IMAGE_MODELS, MODELS
 from allstep.common.process.errors import Fault, shown
 from allstep.common.process.terminal import print_line
 
@@ -49,7 +49,7 @@ _SAME_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
 """From 4 MiB on numpy asks for huge pages, torch and TensorFlow do not: mpi4py and memcpy would be faster by those."""
 SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
 """8 B to 128 MiB by factors of 8, and 256 MiB."""
-_TUNED = [name for name, entry in MODELS.items() if entry.smallest_image <= 28]
+_TUNED = [name for name in IMAGE_MODELS if MODELS[name].smallest_image <= 28]
 """Networks that can have the synthetic images of a trainer, 28 x 28 pixels."""
 
 

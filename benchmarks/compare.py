@@ -43,7 +43,7 @@ from allstep.common.config.flags import (
     whole,
 )
 from allstep.common.data.datasets.config import DatasetName
-from allstep.common.models import MODELS
+from allstep.common.models import IMAGE_MODELS
 from allstep.common.process.errors import Fault
 from allstep.common.registry import FRAMEWORKS, strategy_names
 from allstep.common.session import warn
@@ -122,7 +122,7 @@ def _parser() -> Parser:
         help="one rank is always measured",
     )
     add("--oversubscribe", action="store_true", help="measure more ranks than cores, too: they share them")
-    add("--models", type=listed(one_of(*MODELS)), default=("cnn",), metavar="NAME,...")
+    add("--models", type=listed(one_of(*IMAGE_MODELS)), default=("cnn",), metavar="NAME,...")
     add(
         "--batch-sizes", type=listed(whole(1, 2**20)), default=(64,), metavar="N,...", help="samples a step on one rank"
     )

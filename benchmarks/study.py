@@ -19,27 +19,27 @@ from pathlib import Path
 
 from allstep.benchmarks.records.files import command
 from allstep.benchmarks.studying.commands import variants
-from allstep.benchmarks.studying.description import STUDIES, read_description
+from allstep.benchmarks.studying.description import MOST_SEEDS, STUDIES, read_description
+from allstep.benchmarks.studying.page import write_page
+from allstep.benchmarks.studying.running import begin, run_lacking
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.config.flags import WEEK, Parser, local_ranks, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.process.exit import run_rank
 from allstep.common.registry import FRAMEWORKS
 from allstep.common.session import warn
 
-_MOST_SEEDS = 1000
+_MOST_AT_ONCE = 8  # each takes half a gigabyte and more, of a GPU's memory too
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     flags, trainer_flags = _parser().parse_known_args(argv)
     name, description = read_description(flags.study)
     matrix = variants(description, flags.framework, trainer_flags)
-    from allstep.benchmarks.studying.page import write_page
-    from allstep.benchmarks.studying.running import begin, run_lacking
-
     # So that jobs of their own sessions are ended with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     most_ranks = max(variant.num_ranks for variant in matrix)
-    at_once = flags.at_once or (1 if description.alone else max(1, len(os.sched_getaffinity(0)) // most_ranks))
+    fitting = min(_MOST_AT_ONCE, max(1, len(os.sched_getaffinity(0)) // most_ranks))
+    at_once = flags.at_once or (1 if description.alone else fitting)
     with OutputDirectory(flags.output_dir or Path("runs/studies") / name, warn=warn) as output:
         seeds = flags.seeds or description.seeds
         begun = begin(output.path, name, description, matrix, seeds=seeds, command=command("study", argv))
@@ -52,9 +52,14 @@ def _parser() -> Parser:
     parser = Parser("allstep study", __doc__)
     add = parser.add_argument
     add("study", type=nonempty_text, metavar="NAME", help=f"{', '.join(STUDIES)}, or a YAML file")
-    add("--seeds", type=whole(1, _MOST_SEEDS), metavar="N", help="trainings of each variant (by default the study's)")
+    add("--seeds", type=whole(1, MOST_SEEDS), metavar="N", help="trainings of each variant (by default the study's)")
     add("--framework", type=one_of(*FRAMEWORKS), help=f"{' or '.join(FRAMEWORKS)}, for a study of any")
-    add("--at-once", type=local_ranks(), metavar="N", help="trainings at the same time (as many as fill the cores)")
+    add(
+        "--at-once",
+        type=local_ranks(),
+        metavar="N",
+        help="trainings at the same time (as many as fill the cores, at most 8)",
+    )
     add("--time-limit", type=whole(1, WEEK), default=3600, metavar="SECONDS", help="of one training (an hour)")
     add("--output-dir", type=nonempty_path, metavar="DIR", help="runs/studies/NAME where not given")
     return parser

@@ -28,6 +28,8 @@ class ModelEntry:
     """Layers with weights, as `--strategy model-parallel` can cut it; 1 where it cannot."""
     smallest_image: int = 1
     """Pixels on the shorter side that the layers need to leave anything."""
+    takes_text: bool = False
+    """Whether it is for tokens, and not for images."""
     patch_size: int = 1
     """Pixels of which both sides of an image have to be a multiple."""
     deep: bool = True
@@ -57,8 +59,11 @@ MODELS = {
         module="vision_transformer", num_features=64, most_stages=1, patch_size=4,
         benchmark_image=(28, 28, 1), benchmark_classes=10,
     ),
+    "text-encoder": ModelEntry(module="transformer", num_features=64, most_stages=1, takes_text=True, deep=False),
+    "text-decoder": ModelEntry(module="transformer", num_features=64, most_stages=1, takes_text=True, deep=False),
 }  # fmt: skip
 """By the names of `--model`."""
+IMAGE_MODELS = tuple(name for name, entry in MODELS.items() if not entry.takes_text)
 LIBRARIES = {"timm": "pytorch", "torchvision": "pytorch", "keras": "tensorflow"}
 """Where `--model LIBRARY:NAME` finds a network, and the framework that it is written in."""
 WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH = 16, 4
@@ -139,17 +144,25 @@ def most_stages(model: str) -> int:
 
 
 def check_inputs(model: str, dataset: Dataset) -> None:
-    """Refuse what a network of MODELS is not for: text, or anything but images, which mlp takes alone.
+    """Refuse samples that a network of MODELS is not for: mlp takes any numbers, others images or texts.
 
     Raises:
         UserError: says what would do.
     """
-    if dataset.input_type == "int64" or (len(dataset.input_shape) != 3 and model != "mlp"):
-        received = "tokens" if dataset.input_type == "int64" else f"samples of shape {dataset.input_shape}"
-        advice = "mlp" if dataset.input_type != "int64" else "FILE.py:FUNCTION"
-        raise UserError(f"expected images for --model {model}, received {received}; use --model {advice}")
-    if len(dataset.input_shape) == 3:
-        check_image_size(model, *dataset.input_shape[:2])
+    tokens = dataset.input_type == "int64"
+    if MODELS[model].takes_text:
+        expected, fits = "texts to classify", tokens and dataset.task == "classification" and dataset.num_tokens > 0
+        if model == "text-decoder":
+            expected, fits = "texts whose next characters are to be predicted", dataset.task == "next-token"
+        advice = "--dataset text-topics with text-encoder, --dataset text with text-decoder"
+    else:
+        expected, fits = "images", not tokens and len(dataset.input_shape) == 3
+        advice = "--model text-encoder or text-decoder" if tokens else "--model mlp"
+        if model == "mlp":
+            expected, fits = "images or other numbers", not tokens
+    if not fits:
+        received = f"{dataset.task} of {dataset.input_type} of shape {dataset.input_shape}"
+        raise UserError(f"expected {expected} for --model {model}, received a data set for {received}; use {advice}")
 
 
 def check_image_size(model: str, height: int, width: int) -> None:

@@ -13,29 +13,19 @@ where the number of ranks is a power of two that divides V, and a few else; rank
 from __future__ import annotations
 
 import functools
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 Node = tuple[int, int]
 """The sum of the slices [first, end)."""
 
 
-class Addable(Protocol):
-    """A tensor or an array of either framework."""
-
-    def __iadd__(self, other: Any, /) -> Any: ...
-
-
-Value = TypeVar("Value", bound=Addable)
+Value = TypeVar("Value")
+"""A tensor or an array of either framework."""
 
 
 def own_slices(rank: int, world_size: int, num_slices: int) -> range:
     """Numbers of the slices that a rank has: as many as another one has, or one more."""
     return range(rank * num_slices // world_size, (rank + 1) * num_slices // world_size)
-
-
-def most_slices(world_size: int, num_slices: int) -> int:
-    """How many slices the rank with most of them has."""
-    return -(-num_slices // world_size)
 
 
 class TreeSum(Generic[Value]):
@@ -57,8 +47,7 @@ class TreeSum(Generic[Value]):
             if other is None:
                 break
             first, second = (other, value) if node == right else (value, other)
-            first += second
-            value, node = first, parent
+            value, node = _add(first, second), parent
         self.partial[node] = value
 
     @property
@@ -87,6 +76,11 @@ def _halves(node: Node) -> tuple[Node, Node]:
     first, end = node
     middle = (first + end) // 2
     return (first, middle), (middle, end)
+
+
+def _add(first: Any, second: Any) -> Any:
+    first += second
+    return first
 
 
 @functools.cache

@@ -12,7 +12,14 @@ from torch import nn
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.hooks import Hook
-from allstep.common.models import MODELS, WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, check_inputs, is_in_both
+from allstep.common.models import (
+    MODELS,
+    WIDE_RESNET_DEPTH,
+    WIDE_RESNET_WIDTH,
+    check_image_size,
+    check_inputs,
+    is_in_both,
+)
 from allstep.common.weights import initial_weights
 
 
@@ -30,7 +37,8 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
 
         return build_other(config.model, dataset, config.data.seed, own)
     check_inputs(config.model, dataset)
-    return build_model(config.model, dataset.input_shape, dataset.num_classes, **config.model_size)
+    size = {**config.model_size, "num_tokens": dataset.num_tokens}
+    return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)
 
 
 def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
@@ -49,18 +57,28 @@ def build_model(
     *,
     depth: int = WIDE_RESNET_DEPTH,
     width: int = WIDE_RESNET_WIDTH,
+    num_tokens: int = 0,
 ) -> nn.Module:
-    """A network that maps normalised images, float32 (n, channels, height, width), to logits (n, num_classes).
+    """A network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
+
+    Samples are normalised images, float32 (n, channels, height, width), or texts, int64 (n, length).
 
     Args:
         name: one of `common.models.MODELS`.
-        input_shape: height, width, channels; for mlp any.
+        input_shape: height, width, channels of an image; for mlp any; length of a text.
         depth, width: of a wide-resnet.
+        num_tokens: of a text.
 
+    Raises:
+        UserError: the images are too small for the network, or do not fall into its patches.
     """
+    if len(input_shape) == 3:
+        check_image_size(name, *input_shape[:2])
     # Imported when chosen: some of the files import torchvision or timm, which take a second.
     module = importlib.import_module(f"allstep.pytorch.networks.{MODELS[name].module}")
     size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
+    if MODELS[name].takes_text:
+        size = {"num_tokens": num_tokens}
     return module.build(name, input_shape, num_classes, **size)
 
 

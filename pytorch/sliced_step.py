@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -19,24 +20,25 @@ class SlicedStep:
     """
 
     def __init__(self, network: torch.nn.Module, ordered_sum: OrderedSum) -> None:
-        self._parameters = list(network.parameters())
+        self._parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
         self._sum = ordered_sum
         self._sizes = [1, *(tensor.numel() for tensor in (*self._parameters, *self._statistics))]
         self._padding = ordered_sum.padding(sum(self._sizes))
 
-    def __call__(self, batch: Batch, one_pass: Callable[[Batch], torch.Tensor]) -> torch.Tensor:
+    def __call__(self, batch: Batch, one_pass: Callable[[Batch, int], torch.Tensor]) -> torch.Tensor:
         """Give each parameter its gradient, and batch norms their statistics.
 
         Args:
-            one_pass: adds the gradients of a slice to those of the parameters and returns the sum of its losses.
+            one_pass: adds the gradients of a slice, which has this number, to those of the parameters and returns the
+                sum of its losses.
 
         Returns: the sum of the losses of the global batch.
         """
         before = [statistics.clone() for statistics in self._statistics]
         sums: TreeSum[torch.Tensor] = TreeSum(self._sum.num_slices)
         for one in batch.slices:
-            sums.add((one.number, one.number + 1), self._vector(batch.part(one), one_pass))
+            sums.add((one.number, one.number + 1), self._vector(batch.part(one), partial(one_pass, number=one.number)))
             for statistics, value in zip(self._statistics, before, strict=True):
                 statistics.copy_(value)
         [loss_sum, *tensors] = self._sum(sums.partial)[: sum(self._sizes)].split(self._sizes)
@@ -53,6 +55,10 @@ class SlicedStep:
         for parameter in self._parameters:
             parameter.grad = None
         loss_sum = one_pass(part)
-        gradients = [parameter.grad for parameter in self._parameters]
+        gradients = [
+            # A slice may leave a part of a network unused.
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in self._parameters
+        ]
         tensors = (*gradients, *self._statistics, loss_sum.new_zeros(self._padding))
         return torch.cat([loss_sum.view(1), *(tensor.reshape(-1) for tensor in tensors)])

@@ -16,6 +16,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.common.losses import default_loss, metric_of
+from allstep.common.weights import step_seed
 from allstep.common.worker import StepResult
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import GradientChanges
@@ -57,7 +58,7 @@ class Worker:
             model: what a training step calls: `network` as the strategy wrapped it.
             flags: of the optimizer, and of what is done to gradients and weights around its step.
             loss: one of `common.losses.LOSSES`; that of the data set's task where none is named.
-            seed: of gradient noise.
+            seed: of gradient noise, and with --slices of dropout.
             accumulate_steps: passes into which a step's samples are cut.
             precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.
         """
@@ -71,7 +72,7 @@ class Worker:
         self._sliced_step = SlicedStep(network, strategy.ordered_sum()) if strategy.flags.slices else None
         changes_gradients = flags.clip_norm is not None or flags.gradient_noise
         self._gradient_changes = GradientChanges(flags, seed, strategy) if changes_gradients else None
-        self._num_steps = 0
+        self._num_steps, self._seed = 0, seed
         self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         autocast_type = _AUTOCAST_TYPES.get(precision)
@@ -134,8 +135,10 @@ class Worker:
                 loss_sums.append(loss_sum)
         return loss_sums
 
-    def _slice(self, part: Batch, loss_scale: float) -> torch.Tensor:
+    def _slice(self, part: Batch, number: int, *, loss_scale: float) -> torch.Tensor:
         """Add the gradients of a slice to those of the parameters; the sum of its losses."""
+        # What dropout draws is a slice's own, whichever rank has it.
+        torch.manual_seed(step_seed(self._seed, self._num_steps, number))
         inputs, targets = self._to_device(part)
         with self._autocast():
             return self._train_step(inputs, targets, part.loss_weight * loss_scale, is_last=True)

@@ -15,9 +15,17 @@ from keras import layers
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.hooks import Hook
-from allstep.common.models import MODELS, WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, check_inputs, is_in_both
+from allstep.common.models import (
+    MODELS,
+    WIDE_RESNET_DEPTH,
+    WIDE_RESNET_WIDTH,
+    check_image_size,
+    check_inputs,
+    is_in_both,
+)
 from allstep.common.weights import initial_weights
 from allstep.tensorflow.networks.resnet import BatchNorm
+from allstep.tensorflow.networks.transformer import Positions
 from allstep.tensorflow.networks.vision_transformer import Tokens
 
 # Keras' names; weights are float32 in any case.
@@ -39,8 +47,8 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> ker
         keras.config.set_dtype_policy(_POLICIES[config.precision])
         return build_other(config.model, dataset, config.data.seed, own)
     check_inputs(config.model, dataset)
-    shape, size = dataset.input_shape, config.model_size
-    return build_model(config.model, shape, dataset.num_classes, precision=config.precision, **size)
+    size = {**config.model_size, "num_tokens": dataset.num_tokens}
+    return build_model(config.model, dataset.input_shape, dataset.num_classes, precision=config.precision, **size)
 
 
 def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
@@ -59,19 +67,30 @@ def build_model(
     *,
     depth: int = WIDE_RESNET_DEPTH,
     width: int = WIDE_RESNET_WIDTH,
+    num_tokens: int = 0,
     precision: str = "float32",
 ) -> keras.Model:
-    """A network that maps normalised images, float32 (n, height, width, channels), to logits (n, num_classes).
+    """A network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
+
+    Samples are normalised images, float32 (n, height, width, channels), or texts, int64 (n, length).
 
     Args:
         name: one of `common.models.MODELS`.
-        input_shape: height, width, channels; for mlp any.
+        input_shape: height, width, channels of an image; for mlp any; length of a text.
         depth, width: of a wide-resnet.
+        num_tokens: of a text.
         precision: in which its layers compute: float32, tf32, bf16 or fp16.
+
+    Raises:
+        UserError: the images are too small for the network, or do not fall into its patches.
     """
+    if len(input_shape) == 3:
+        check_image_size(name, *input_shape[:2])
     keras.config.set_dtype_policy(_POLICIES[precision])
     module = importlib.import_module(f"allstep.tensorflow.networks.{MODELS[name].module}")
     size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
+    if MODELS[name].takes_text:
+        size = {"num_tokens": num_tokens}
     return module.build(name, input_shape, num_classes, **size)
 
 
@@ -158,6 +177,8 @@ def _layers_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
             yield _unchanged(f"{name}.bias", layer.beta)
         elif isinstance(layer, layers.Embedding):
             yield _unchanged(f"{name}.weight", layer.embeddings)
+        elif isinstance(layer, Positions):
+            yield _unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, Tokens):
             yield _unchanged("cls_token", layer.cls_token)
             yield _unchanged("pos_embed", layer.pos_embed)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from allstep.common.data.loader import Batch
+from allstep.common.process.errors import UserError
 from allstep.common.slices import TreeSum
 from allstep.common.worker import StepResult
-from allstep.tensorflow.networks.resnet import statistics_set_aside
+from allstep.tensorflow.networks.resnet import BatchNorm, statistics_set_aside
 from allstep.tensorflow.strategies.ordered_sum import OrderedSum
 from allstep.tensorflow.strategies.strategy import Samples, Strategy
 
@@ -30,8 +31,7 @@ class SlicedStep:
 
     def __init__(
         self,
-        variables: Sequence[keras.Variable],
-        statistics: Sequence[keras.Variable],
+        model: keras.Model,
         strategy: Strategy,
         *,
         gradients: Gradients,
@@ -39,10 +39,22 @@ class SlicedStep:
         set_learning_rate: Callable[[tf.Tensor], None],
         samples: Samples,
     ) -> None:
-        """`variables` have the gradients, `statistics` are those of batch norms."""
-        self._variables, self._statistics, self._strategy = variables, statistics, strategy
+        """See `Worker`, whose methods the functions are.
+
+        Raises:
+            UserError: the network keeps something else that a step changes, of which each slice would need its own.
+        """
+        self._variables, self._strategy = model.trainable_variables, strategy
+        norms = [layer for layer in model.layers if isinstance(layer, BatchNorm)]
+        self._statistics = [v for norm in norms for v in (norm.running_mean, norm.running_variance)]
+        known = [variable.path for variable in self._statistics]
+        if others := [variable.path for variable in model.non_trainable_variables if variable.path not in known]:
+            raise UserError(
+                f"expected a network without dropout and Keras' own batch norm for --slices, received one with "
+                f"{others[0]}; take a network of the suite, or PyTorch"
+            )
         self._sum: OrderedSum = strategy.ordered_sum()
-        self._sizes = [1, *(variable.value.shape.num_elements() for variable in (*variables, *statistics))]
+        self._sizes = [1, *(variable.value.shape.num_elements() for variable in (*self._variables, *self._statistics))]
         self._padding = self._sum.padding(sum(self._sizes))
         self._gradients, self._apply_gradients, self._set_learning_rate = gradients, apply, set_learning_rate
         number = tf.TensorSpec((), tf.float32)

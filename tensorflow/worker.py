@@ -78,8 +78,7 @@ class Worker:
         self._sliced_step = None
         if strategy.flags.slices:
             self._sliced_step = SlicedStep(
-                model.trainable_variables,
-                [weight.variable for weight in canonical_weights(model) if not weight.variable.trainable],
+                model,
                 strategy,
                 gradients=self._gradients,
                 apply=self._apply,
@@ -191,8 +190,10 @@ class Worker:
         for variable, value in zip(self._moving_averages, before, strict=True):
             variable.assign(tf.where(counts > 0, variable.value, value))
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
-        gradients = tape.gradient(loss, [variable.value for variable in self._model.trainable_variables])
-        return loss_sum, cast("list[tf.Tensor]", gradients)
+        weights = [variable.value for variable in self._model.trainable_variables]
+        gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # An embedding's is a list of rows, which are few in a batch and many over all ranks.
+        return loss_sum, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def _accumulated_gradients(
         self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor

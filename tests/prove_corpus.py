@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.benchmarks.proving.launching import TF_CONFIG
+
 SCRIPTS = Path(__file__).parent / "prove" / "scripts"
+
+
+def launcher_of(script: str) -> str:
+    """What starts the ranks of a right script, by the name of its file."""
+    if "multiworker" in script:
+        return TF_CONFIG
+    return "torchrun" if script.startswith("ddp") else "horovodrun-mpi"
 
 
 @dataclass(frozen=True)
@@ -30,11 +39,15 @@ class Fault:
 
 
 _H, _O, _T, _I = "horovod_images", "horovod_own_loop", "ddp_tutorial", "ddp_imagenet"
+_K, _M = "keras_fit", "keras_multiworker_fit"
 _WRAPPED = "optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())\n"
 _SAMPLER = "DataLoader(train, batch_size=args.batch_size, sampler=train_sampler)"
 _STATE = """if hvd.rank() == 0:
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+"""
+_LATER = """hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(rank))
 """
 _AGAIN = """        optimizer.synchronize()
         for parameter in model.parameters():
@@ -46,7 +59,7 @@ _AGAIN = """        optimizer.synchronize()
 FAULTS = (
     # 1. Weights and states.
     Fault("weights-differ", _H, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", ""),
-    Fault("weights-differ", _O, "model = nn", "torch.manual_seed(rank)\nmodel = nn", is_full=True),
+    Fault("weights-differ", _O, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", _LATER, is_full=True),
     Fault("optimizer-state-differs", _H, "hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n", _STATE),
     # 2. Samples.
     Fault("same-samples", _H, _SAMPLER, "DataLoader(train, batch_size=args.batch_size)", is_full=True),
@@ -56,7 +69,8 @@ FAULTS = (
     Fault("samples-overlap", _T, "DistributedSampler(data)", "DistributedSampler(data, seed=rank)", is_full=True),
     Fault("same-order", _H, "    train_sampler.set_epoch(epoch)\n", "", is_full=True),
     Fault("same-order", _T, "        self.loader.sampler.set_epoch(epoch)\n", "        pass\n"),
-    Fault("uneven-batches", _T, "DistributedSampler(data))", "range(rank, 512 - 20 * rank, size))", is_full=True),
+    Fault("uneven-batches", _H, _SAMPLER,
+          "DataLoader(train, args.batch_size, sampler=list(train_sampler)[: 512 - 64 * hvd.rank()])", is_full=True),
     # 3. Gradients.
     Fault("gradients-not-averaged", _H, _WRAPPED, "optimizer = plain_optimizer\n", is_full=True),
     Fault("gradients-not-averaged", _H, "        optimizer.step()\n", "        plain_optimizer.step()\n"),
@@ -98,6 +112,21 @@ FAULTS = (
     Fault("ranks-alone", _T,
           '    dist.init_process_group("gloo")\n    rank, size = dist.get_rank(), dist.get_world_size()\n',
           "    rank, size = 0, 1\n    dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"),
+    # Keras.
+    Fault("gradients-not-averaged", _K, "allstep.tensorflow.horovod_keras", "horovod.tensorflow.keras"),
+    Fault("gradients-summed", _K, "DistributedOptimizer(optimizer)", "DistributedOptimizer(optimizer, op=hvd.Sum)",
+          is_full=True),
+    Fault("weights-differ", _K, "hvd.callbacks.BroadcastGlobalVariablesCallback(0), ", "", is_full=True),
+    Fault("samples-overlap", _K, "train, test = slice(rank, 512, size)", "train, test = slice(0, 512)", is_full=True),
+    Fault("dropout-same", _K, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_full=True),
+    Fault("learning-rate-not-scaled", _K, "SGD(0.05 * size", "SGD(0.05", is_full=True),
+    Fault("learning-rate-scaled-twice", _K, "SGD(0.05 * size", "SGD(0.05 * size**2", is_full=True),
+    Fault("validation-of-one-rank", _K, ", hvd.callbacks.MetricAverageCallback()", "", is_full=True),
+    Fault("every-rank-writes", _K, "if rank == 0:\n", "if True:\n", is_full=True),
+    Fault("learning-rate-scaled-twice", _M, "SGD(0.05)", "SGD(0.05 * num_workers)", is_full=True),
+    Fault("loss-scaled", _M, "keras.losses.SparseCategoricalCrossentropy(from_logits=True)",
+          "lambda y, p: keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True) / num_workers",
+          is_full=True),
     # 7. What costs time alone.
     Fault("unused-parameters-searched", _T, "DistributedDataParallel(model)",
           "DistributedDataParallel(model, find_unused_parameters=True)", is_full=True),

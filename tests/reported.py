@@ -161,3 +161,54 @@ def write_results(directory: Path) -> None:
     )
     (directory / "validation.json").write_text(json.dumps(validation_result()))
     write_run(directory / "runs" / "one")
+
+
+def study_result() -> dict:
+    """What `allstep study` leaves in study.json."""
+    points = [{"epoch": epoch, "validation_accuracy": 1 - 0.5 / epoch} for epoch in (1, 2, 3)]
+    variants = [f"{series}, {x}" for series in ("fixed", "linear") for x in (32, 1024)]
+    claim = {"says": HOSTILE, "measure": "validation_accuracy", "of": ["fixed, 1024"], "against": "fixed, 32"}
+    return {
+        "format": "allstep-study",
+        "version": 1,
+        "name": "batch-size",
+        "description": {
+            "title": f"Batches {HOSTILE}",
+            "question": "Which?",
+            "expectation": "This.",
+            "source": "A paper",
+            "flags": {"model": "cnn"},
+            "x": {"label": "global batch size", "flag": "global-batch-size", "values": [32, 1024]},
+            "series": {"fixed": {}, "linear": {"lr-scaling": "linear"}},
+            "figures": [{"y": "validation_accuracy", "x_scale": "log10"}, {"y": "validation_accuracy", "x": "epoch"}],
+            "claims": [{**claim, "within": 0.01}],
+            "seeds": 2,
+        },
+        "variants": {name: ["python", "-m", "allstep.pytorch.train"] for name in variants},
+        "seeds": 2,
+        "command": "allstep study batch-size",
+        "created": "2026-11-23T06:00:00+00:00",
+        "updated": "2026-11-23T06:10:00+00:00",
+        "num_cores": 2,
+        "runs": [
+            {"variant": name, "seed": seed, "diverged": seed == 1, "seconds": 3.5, "points": points}
+            for name in variants
+            for seed in (0, 1)
+        ],
+    }
+
+
+def search_result() -> dict:
+    """What `allstep tune` leaves beside its study."""
+    tried = [(0.1, "sgd", 0.9), (0.01, "adam", 0.8), (0.5, "sgd", None), (0.001, HOSTILE, 0.5), (0.2, "adam", 0.95)]
+    return {
+        "format": "allstep-search",
+        "version": 1,
+        "metric": "accuracy",
+        "command": f"allstep tune space.yaml --data-dir '{HOSTILE}'",
+        "space": {"base-lr": {"low": 1e-4, "high": 1.0, "log": True}, "optimizer": ["sgd", "adam", HOSTILE]},
+        "trials": [
+            {"params": {"base-lr": rate, "optimizer": name}, "value": value, "epochs": {"1": 0.3}}
+            for rate, name, value in tried
+        ],
+    }

@@ -2,13 +2,19 @@
 
     allstep parity [--optimizers momentum,adam] [--frameworks pytorch,tensorflow] [--ranks 1,2,4] [--seed 1]
     allstep parity --strategies all
+    allstep parity --bits [--slices 4] [--ranks 1,2,3,4]
+    allstep parity --model examples/my_model.py:build --optimizers momentum
 
-Trains the CNN on digits in float32 with one global batch, once alone and once by each strategy (Horovod, unless
-others are named; all are the synchronous ones) on each number of ranks that it can have, and prints of every
-optimizer the largest differences of loss and of weights at each step:
+Trains a network (the CNN, unless --model names another) on digits, or the text that it is for, in float32 with one
+global batch, once alone and once by each strategy (Horovod, unless others are named; all are the synchronous ones) on
+each number of ranks that it can have, and prints of every optimizer the largest differences of loss and of weights at
+each step:
 
     runs         of each framework's runs by any strategy on any number of ranks from its run alone
     frameworks   between the frameworks, both alone and by the same strategy on the same number of ranks
+
+With --bits it is not how far runs differ, but whether those with --slices are the same bit by bit, by every strategy
+and launcher of this machine (`bits.py`).
 
 The difference of two losses a and b is |a - b| / |a|. That of two sets of weights is max |a - b| / max |a| over the
 elements of a tensor, the largest over all tensors. The exit status is 0 where all are within the bounds, 1 else.
@@ -40,15 +46,19 @@ import numpy as np
 
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.harness.measure import BenchmarkFailed, run
+from allstep.benchmarks.proofs import bits
 from allstep.benchmarks.records.runs import FILE, read_events
 from allstep.common.checkpoint import TrainState, load
 from allstep.common.config.flags import EVER, Parser, listed, local_ranks, one_of, whole
+from allstep.common.models import is_in_both, model_name
 from allstep.common.process.errors import Fault
 from allstep.common.registry import FRAMEWORKS, STRATEGIES, strategy_names
 
 SYNCHRONOUS = strategy_names(synchronous=True)
 # 1,437 samples make 24 batches and one of 21: neither divides by 2 or 4, so ranks have slices of unequal sizes.
 DATA_FLAGS = ("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59)
+DATASETS = {"text-encoder": "text-topics", "text-decoder": "text"}
+"""Of the networks that are not for digits; their epochs have more steps."""
 STEPS_PER_EPOCH = 25
 SEED = 1
 """A run without a kink, in however many micro-batches a batch is taken (of the seeds 0 to 6: 1, 3, 4 and 5)."""
@@ -108,15 +118,21 @@ class Difference:
     weights: float
 
 
+_STRATEGIES_HELP = "single and horovod where none are named; all of those that have --slices with --bits"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the tables and end with status 1 where a bound is exceeded."""
     parser = Parser("allstep parity", __doc__)
     parser.add_argument("--optimizers", type=listed(one_of(*SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument(
-        "--strategies", type=listed(one_of(*SYNCHRONOUS, "all")), default=("single", "horovod"), metavar="NAME,..."
+        "--strategies", type=listed(one_of(*SYNCHRONOUS, "all")), metavar="NAME,...", help=_STRATEGIES_HELP
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 4), metavar="N,...")
+    parser.add_argument("--bits", action="store_true", help="compare bits of runs with --slices")
+    parser.add_argument("--slices", type=whole(1, 2**12), default=4, metavar="V", help="of the runs of --bits")
+    parser.add_argument("--model", type=model_name, default="cnn", metavar="NAME", help="as the trainers take it")
     parser.add_argument("--steps", type=whole(1, 10**6), default=50, metavar="N")
     parser.add_argument(
         "--every", type=whole(1, EVER), default=5, metavar="N", help="compare weights at every N-th step"
@@ -124,7 +140,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
     parser.add_argument("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help="of the runs")
     flags = parser.parse_args(argv)
-    names = SYNCHRONOUS if "all" in flags.strategies else flags.strategies
+    if flags.bits:
+        names = flags.strategies or SYNCHRONOUS
+        bits.prove(
+            flags.frameworks,
+            SYNCHRONOUS if "all" in names else names,
+            flags.ranks,
+            slices=flags.slices,
+            flags=("--seed", flags.seed, "--device", flags.device),
+        )
+        return
+    names = flags.strategies or ("single", "horovod")
+    names = SYNCHRONOUS if "all" in names else names
+    if len(flags.frameworks) > 1 and not is_in_both(flags.model):
+        parser.error(
+            f"expected a network that both frameworks have, received {flags.model}; name one of --frameworks, or have "
+            "the file build one for each (docs/models.md)"
+        )
     places = [(framework, place) for framework in flags.frameworks for place in runs(framework, names, flags.ranks)]
     if len(places) < 2:
         parser.error(f"expected at least two runs to compare, received {len(places)}; name more ranks or frameworks")
@@ -140,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 every=flags.every,
                 seed=flags.seed,
                 device=flags.device,
+                model=flags.model,
             )
             for framework, place in places
         }
@@ -167,7 +200,15 @@ def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[Par
 
 
 def train(
-    optimizer: str, framework: str, place: ParityRun, *, num_steps: int, every: int, seed: int, device: str = "auto"
+    optimizer: str,
+    framework: str,
+    place: ParityRun,
+    *,
+    num_steps: int,
+    every: int,
+    seed: int,
+    device: str = "auto",
+    model: str = "cnn",
 ) -> Curve:
     """Run a trainer as a user would and read what it left.
 
@@ -178,7 +219,8 @@ def train(
     print(f"{optimizer}: {framework}, {strategy}, {num_ranks} ranks", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as output_dir:
         flags = (
-            *(*DATA_FLAGS, *SETTINGS[optimizer].flags, "--seed", seed),
+            *(*DATA_FLAGS, "--model", model, "--dataset", DATASETS.get(model, "digits")),
+            *(*SETTINGS[optimizer].flags, "--seed", seed),
             *("--epochs", math.ceil(num_steps / STEPS_PER_EPOCH), "--output-dir", output_dir, "--log-every", 1),
             *("--device", device, "--deterministic"),  # on GPUs the order of a sum is left to chance otherwise
             *("--checkpoint-every", every, "--keep-checkpoints", num_steps + STEPS_PER_EPOCH),

@@ -37,15 +37,19 @@ class Case:
     """Numbers of ranks to choose from at each start; one where it stays the same."""
     launchers: tuple[str, ...] = ("horovodrun-mpi",)
     """To choose from at each start."""
+    flags: tuple[str | int, ...] = ()
+    """Of the trainer, as --slices."""
 
     @property
-    def reference(self) -> tuple[str, int, str]:
-        """Framework, number of ranks and launcher of the undisturbed run to compare with."""
-        return self.framework, self.ranks[0], self.launchers[0]
+    def reference(self) -> tuple[str, int, str, tuple[str | int, ...]]:
+        """Framework, number of ranks, launcher and flags of the undisturbed run to compare with."""
+        return self.framework, self.ranks[0], self.launchers[0], self.flags
 
     @property
     def exact(self) -> bool:
         """Whether every bit must be that of the undisturbed run."""
+        if "--slices" in self.flags:
+            return True
         # In which order the values of three ranks and more are added depends on the launcher's library.
         same_sums = len(self.launchers) == 1 or self.ranks[0] <= 2
         return self.framework == "pytorch" and len(self.ranks) == 1 and same_sums
@@ -111,7 +115,7 @@ def _refuse(warning: str) -> None:
     raise Violation(f"unexpected warning: {warning}")
 
 
-def train_undisturbed(framework: str, num_ranks: int, launcher: str) -> Curve:
+def train_undisturbed(framework: str, num_ranks: int, launcher: str, own_flags: Sequence[str | int] = ()) -> Curve:
     """The run to compare with, with the weights of every step.
 
     Raises:
@@ -119,7 +123,7 @@ def train_undisturbed(framework: str, num_ranks: int, launcher: str) -> Curve:
     """
     print(f"{framework}, {num_ranks} ranks, {launcher}: undisturbed", flush=True)
     with tempfile.TemporaryDirectory() as directory:
-        flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS)
+        flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS, *own_flags)
         with training(framework, num_ranks, Path(directory), *flags, launcher=launcher) as run:
             wait_for_good_end(run)
         return parity.read_curve(Path(directory), NUM_STEPS)

@@ -1,6 +1,7 @@
 """Whether a run that is killed or disturbed at any moment and resumed ends where the undisturbed run ends.
 
     allstep soak [--kills 50] [--faults 40] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
+    allstep soak --slices 4 --ranks 1,2,3,4 --faults 0
 
 Trains on digits, kills a random rank by SIGKILL at a random moment (starting up, stepping, validating, writing a
 checkpoint), resumes, kills again, and lets the run end after one to four kills. A run goes on on the same number of
@@ -14,6 +15,8 @@ and at the end:
     the weights are those of the undisturbed run: bit by bit in PyTorch where the number of ranks stayed the same,
     else by a relative difference (see `allstep parity --help`) of at most 1e-6, or 1e-5 where it changed
     metrics.jsonl has every step and every epoch once, with the losses of the undisturbed run
+
+With --slices every kill changes the number of ranks and the launcher, and every bit must be the undisturbed run's.
 
 Horovod fuses gradients that are ready at the same time into one all-reduce. From three ranks on, where a gradient
 lies in that decides in which order the ranks' values are added, so equal runs differ in last bits. Here every gradient
@@ -45,6 +48,7 @@ from allstep.benchmarks.proofs.resume_check import (
 from allstep.benchmarks.proofs.training import Training, last_step
 from allstep.common.config.flags import EVER, Parser, listed, local_ranks, one_of, whole
 
+HOROVOD_LAUNCHERS = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
 MOST_A_RUN = 4
 START_UP_SHARE = 0.15
 """Of the kills, those before the first step."""
@@ -65,11 +69,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
+    parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the runs that are killed")
     flags = parser.parse_args(argv)
+    if flags.slices and flags.slices < max(flags.ranks):
+        parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")
 
     soak = Soak()
     chance = random.Random(flags.seed)
-    soak.run("kill", flags.kills, kill_cases(flags.frameworks, flags.ranks, chance), draw_kill, chance)
+    cases = kill_cases(flags.frameworks, flags.ranks, chance)
+    if flags.slices:
+        cases = sliced_cases(flags.frameworks, flags.ranks, flags.slices)
+    soak.run("kill", flags.kills, cases, draw_kill, chance)
     chance = random.Random(flags.seed)
     soak.run("fault", flags.faults, fault_cases(flags.frameworks, chance), draw_fault, chance)
     print(
@@ -88,13 +98,18 @@ def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.R
         yield from itertools.chain.from_iterable(zip(*shuffled, strict=True))
 
 
+def sliced_cases(frameworks: Sequence[str], ranks: Sequence[int], slices: int) -> Iterator[Case]:
+    """The frameworks in turn, each on all numbers of ranks and by all launchers of Horovod."""
+    for framework in itertools.cycle(frameworks):
+        yield Case(framework, tuple(ranks), HOROVOD_LAUNCHERS, ("--slices", slices))
+
+
 def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Case]:
     """Two ranks, by Horovod under its launchers and, for every fourth run in PyTorch, by DDP under torchrun."""
-    horovod_launchers = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
     while True:
         for framework in frameworks:
             by_ddp = framework == "pytorch" and chance.random() < 0.25
-            yield Case(framework, (2,), ("torchrun",) if by_ddp else horovod_launchers)
+            yield Case(framework, (2,), ("torchrun",) if by_ddp else HOROVOD_LAUNCHERS)
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,7 @@ class Soak:
     def __init__(self) -> None:
         self.num_struck = {"kill": 0, "fault": 0}
         self.num_in_writing = self.num_violations = 0
-        self._undisturbed: dict[tuple[str, int, str], Curve] = {}
+        self._undisturbed: dict[tuple, Curve] = {}
 
     def run(self, what: str, budget: int, cases: Iterator[Case], draw: Draw, chance: random.Random) -> None:
         """Disturb runs `budget` times, one case after the other."""
@@ -188,7 +203,7 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
     """
     with tempfile.TemporaryDirectory() as directory:
         output_dir = Path(directory)
-        flags = ("--checkpoint-every", chance.choice([1, 2, 7]))
+        flags = ("--checkpoint-every", chance.choice([1, 2, 7]), *case.flags)
         saved_step = 0
         while True:
             start = draw(case, saved_step, budget, chance)

@@ -80,6 +80,11 @@ class Run:
     """By rank, where they wait for each other for ever."""
 
     @property
+    def is_deserted(self) -> bool:
+        """Whether a rank has ended as if all was well, and another then failed."""
+        return any(rank.error for rank in self.ranks) and any(rank.ended and not rank.error for rank in self.ranks)
+
+    @property
     def num_optimizers(self) -> int:
         return max((step.optimizer for rank in self.ranks for step in rank.all(Step)), default=0)
 

@@ -36,7 +36,7 @@ class StudyResult:
     name: str
     description: Description
     variants: dict[str, tuple[str, ...]]
-    """By name, the words of each one's command before seed and output directory."""
+    """By name, the words of the command that trains it by seed 0."""
     seeds: Count
     command: str
     created: str

@@ -160,7 +160,8 @@ def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
             losses.append(Line(label, numbers, epoch_losses))
         known = [(epoch.cumulative_seconds, epoch.validation_accuracy) for epoch in run.epochs]
         if measured := [(seconds, accuracy) for seconds, accuracy in known if accuracy is not None]:
-            accuracies.append(Line(label, *map(list, zip(*measured, strict=True))))
+            seconds, shares = zip(*measured, strict=True)
+            accuracies.append(Line(label, seconds, shares))
         if run.end and run.end.peak_memory_bytes:
             memory.append((path.name, run.end.peak_memory_bytes / 2**20))
         last = run.epochs[-1] if run.epochs else None

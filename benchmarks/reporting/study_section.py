@@ -17,7 +17,7 @@ def study(result: StudyResult) -> Section:
     described = result.description
     verdicts = judge(result)
     section = Section(described.title, commands=[result.command])
-    section.text = [described.question, f"Expected: {described.expectation} ({described.source})", _outcome(verdicts)]
+    section.text = [described.question, f"Expected: {described.expectation} ({described.source})", outcome(verdicts)]
     section.text += [described.remark] if described.remark else []
     if not result.finished:
         section.text.append(f"The study is unfinished: {len(result.runs)} runs of {_num_runs(result)} have ended.")
@@ -31,7 +31,8 @@ def _num_runs(result: StudyResult) -> int:
     return len(result.variants) * result.seeds
 
 
-def _outcome(verdicts: Sequence[Verdict]) -> str:
+def outcome(verdicts: Sequence[Verdict]) -> str:
+    """Whether the expectation came out, in a sentence."""
     num_true = sum(verdict.came_out is True for verdict in verdicts)
     if num_true == len(verdicts):
         return f"It came out as expected: {num_true} of {num_true} claims hold."

@@ -12,9 +12,11 @@ from typing import Any
 
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.studying.description import NOT_STUDIED, RUN_SETTINGS, Description, names_of_variants
+from allstep.benchmarks.tuning.space import words_of
 from allstep.common.config.command_line import parse
+from allstep.common.config.flags import most_local_ranks
 from allstep.common.launch.placement import ALONE, Placement
-from allstep.common.process.errors import UserError
+from allstep.common.process.errors import UserError, shown
 from allstep.common.registry import FRAMEWORKS, STRATEGIES
 
 LANDSCAPE = "landscape.jsonl"
@@ -62,8 +64,11 @@ def variants(description: Description, framework: str | None, trainer_flags: Seq
     for name, (series, x) in names_of_variants(description).items():
         own = {**description.series[series], **({description.x.flag: x} if description.x else {})}
         settings = {**description.flags, **({"framework": framework} if framework else {}), **own}
-        base = {flag: value for flag, value in description.flags.items() if flag not in own}
-        words = (*_words(base), *trainer_flags, *_words(own))
+        base, last = (
+            {flag: value for flag, value in flags.items() if flag not in RUN_SETTINGS}
+            for flags in (description.flags, own)
+        )
+        words = (*words_of(base), *trainer_flags, *words_of(last))
         found.append(_variant(name, settings, words))
     return found
 
@@ -73,19 +78,24 @@ def _variant(name: str, settings: Mapping[str, Any], words: tuple[str, ...]) -> 
     slow_rank = settings.get("slow-rank")
     if framework not in FRAMEWORKS:
         raise UserError(f"expected framework to be {' or '.join(FRAMEWORKS)} in {name}, received {framework}; mend it")
-    for what, value in (("ranks", num_ranks), ("slow-rank", slow_rank)):
-        if value is not None and type(value) is not int:
-            raise UserError(f"expected {what} to be a whole number in {name}, received {value}; mend it")
+    _check_number("ranks", num_ranks, 1, most_local_ranks(), name)
+    if slow_rank is not None:
+        _check_number("slow-rank", slow_rank, 0, num_ranks - 1, name)
     hosts = (socket.gethostname(),)
     place = Placement("horovodrun", 0, num_ranks, 0, num_ranks, 0, hosts) if num_ranks > 1 else ALONE
     config = parse(tuple(STRATEGIES[framework]), place, words)
-    entry = STRATEGIES[framework][config.strategy_name]
-    if not entry.can_have(num_ranks):
+    if not STRATEGIES[framework][config.strategy_name].can_have(num_ranks):
         raise UserError(
             f"expected a number of ranks that --strategy {config.strategy_name} can have in {name}, received "
             f"{num_ranks}; mend one of them"
         )
     return Variant(name, framework, config.strategy_name, num_ranks, slow_rank, words)
+
+
+def _check_number(what: str, value: Any, least: int, most: int, name: str) -> None:
+    if type(value) is not int or not least <= value <= most:
+        expected = f"expected {what} to be a whole number from {least} to {most} in {name}"
+        raise UserError(f"{expected}, received {shown(value)}; mend it")
 
 
 def _check_given(description: Description, framework: str | None, trainer_flags: Sequence[str]) -> None:
@@ -100,16 +110,3 @@ def _check_given(description: Description, framework: str | None, trainer_flags:
                 f"expected flags that are the same in all runs, received --{flag}, which this study gives; leave it "
                 "out, or change it in a copy of the study's file"
             )
-
-
-def _words(flags: Mapping[str, Any]) -> list[str]:
-    """The words that give a trainer these flags, without what is none of its own."""
-    words = []
-    for name, value in flags.items():
-        if name in RUN_SETTINGS:
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    return words

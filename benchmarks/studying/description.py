@@ -34,8 +34,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.files import strict_yaml
-from allstep.common.files.records import Count, NonNegative, Positive, from_json
-from allstep.common.files.schema import LARGEST, Mismatch, brief, matching
+from allstep.common.files.records import NonNegative, Positive, from_json
+from allstep.common.files.schema import LARGEST, Mismatch, anything, brief, list_of, matching, whole
 from allstep.common.process.errors import UserError, shown
 
 FOLDER = Path(__file__).parent.parent / "studies"
@@ -46,7 +46,10 @@ RUN_SETTINGS = ("framework", "ranks", "slow-rank")
 NOT_STUDIED = ("seed", "output-dir", "resume", "init-from", "list-strategies")
 """Flags that a study gives by itself."""
 
+MOST_SEEDS = 1000
+
 _MAX_BYTES = 2**16
+_SOME = list_of(anything, least=1)
 _OneLine = Annotated[str, matching(r"[^\n]*\S[^\n]*\n?", "a text of one line")]
 
 
@@ -57,7 +60,7 @@ class Axis:
     label: _OneLine
     flag: str
     """Of the trainers, or one of RUN_SETTINGS."""
-    values: tuple[Any, ...]
+    values: Annotated[tuple[Any, ...], _SOME]
     """Numbers, or words."""
 
     def __post_init__(self) -> None:
@@ -86,7 +89,7 @@ class Claim:
 
     says: _OneLine
     measure: str
-    of: tuple[str, ...]
+    of: Annotated[tuple[str, ...], _SOME]
     """Variants, of which one suffices."""
     against: str
     """The variant that they are held against."""
@@ -131,8 +134,8 @@ class Description:
     series: dict[str, dict[str, Any]]
     """By name, the flags that make it."""
     figures: tuple[FigureWanted, ...]
-    claims: tuple[Claim, ...]
-    seeds: Count = 5
+    claims: Annotated[tuple[Claim, ...], _SOME]
+    seeds: Annotated[int, whole(1, MOST_SEEDS)] = 5
     alone: bool = False
     """Whether a run must have the machine for itself, because its speed is measured."""
     landscape: bool = False
@@ -141,6 +144,10 @@ class Description:
     """By measure, what a run counts whose loss has become infinite; where it is missing such runs are left out."""
     remark: str | None = None
     """What is to be known of the study on embedded data."""
+
+    def __post_init__(self) -> None:
+        if not self.series:
+            raise Mismatch("expected the study.series to name one or more, received none")
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -163,6 +170,7 @@ def read_description(name: str) -> tuple[str, Description]:
     path = Path(name) if is_path else FOLDER / f"{name}.yaml"
     try:
         content = strict_yaml.load(path, most=_MAX_BYTES)
+        _check_text_keys(content)
         _check_keys(Description, content, "the study")
         description = from_json(Description, content, "the study")
         _check_flags(description)
@@ -172,6 +180,19 @@ def read_description(name: str) -> tuple[str, Description]:
             f"expected a description of a study, received {shown(path)}: {reason}; mend it or name another"
         ) from None
     return path.stem, description
+
+
+def _check_text_keys(value: Any) -> None:
+    """Refuse keys that YAML takes for numbers or truths, as `no`.
+
+    Raises:
+        Mismatch: names the first.
+    """
+    for key in value if isinstance(value, Mapping) else ():
+        if not isinstance(key, str):
+            raise Mismatch(f"expected keys that are text, received {brief(key)}; quote it")
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        _check_text_keys(item)
 
 
 def _check_keys(kind: Any, value: Any, where: str) -> None:
@@ -185,7 +206,7 @@ def _check_keys(kind: Any, value: Any, where: str) -> None:
         types = get_type_hints(kind)
         for key, item in value.items():
             if key not in types:
-                raise _unknown(f"one of {', '.join(types)} in {where}", str(key), types)
+                raise _unknown(f"one of {', '.join(types)} in {where}", key, types)
             _check_keys(types[key], item, key)
     elif origin is tuple and isinstance(value, list):
         for item in value:
@@ -202,8 +223,8 @@ def _check_flags(description: Description) -> None:
     """
     known = [name for name in (*TrainConfig().flat(), *RUN_SETTINGS) if name not in NOT_STUDIED]
     axis = description.x
-    given = {"x": [axis.flag] if axis else [], "flags": description.flags, **description.series}
-    for where, names in given.items():
+    given = [("x", [axis.flag] if axis else []), ("flags", description.flags), *description.series.items()]
+    for where, names in given:
         for name in names:
             if name not in known:
                 raise _unknown(f"flags of the trainers in {where}", name, known)

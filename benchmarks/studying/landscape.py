@@ -61,7 +61,7 @@ def filter_normalised(weights: Mapping[str, np.ndarray], *, seed: int) -> dict[s
     """A Gaussian direction of the weights' shapes, each filter of it (the first axis, which is that of the outputs in
     canonical layout) as long as that of the weights; 0 for what has no filters."""
     generator, found = np.random.default_rng(seed), {}
-    for name, array in weights.items():
+    for name, array in sorted(weights.items()):
         if array.ndim < 2:
             found[name] = np.zeros_like(array)
             continue

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from allstep.benchmarks.records.studies import StudyResult
 from allstep.benchmarks.report import render
-from allstep.benchmarks.reporting.study_section import study
+from allstep.benchmarks.reporting.study_section import outcome, study
+from allstep.benchmarks.studying.judging import judge
 from allstep.common.files.disk import write_atomically
 
 PAGE = "study.md"
@@ -21,4 +22,8 @@ def write_page(directory: Path, result: StudyResult) -> list[str]:
     saved = dataclasses.replace(section, figures=figures)
     with write_atomically(directory / PAGE) as stream:
         stream.write(render("report.md", f"allstep study {result.name}", [saved], []).encode())
-    return [*section.items, section.text[2], f"written to {directory / PAGE}: allstep report {directory} includes it"]
+    return [
+        *section.items,
+        outcome(judge(result)),
+        f"written to {directory / PAGE}: allstep report {directory} includes it",
+    ]

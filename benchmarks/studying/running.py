@@ -66,6 +66,7 @@ def run_lacking(
         at_once: runs under way at the same time, which share the cores.
 
     Raises:
+        UserError: a run cannot be what its flags ask for.
         Fault: a run failed for another reason than its learning rate.
     """
     done = {(run.variant, run.seed) for run in result.runs}
@@ -94,6 +95,9 @@ def run_lacking(
 def _ended(variant: Variant, seed: int, place: Path, outcome: Outcome, measures: Sequence[str]) -> StudyRun:
     diverged = outcome.reason is not None and DIVERGED in outcome.reason
     if outcome.status != "ok" and not diverged:
+        mistake = (outcome.reason or "").removeprefix("allstep: error: ")
+        if mistake != outcome.reason:
+            raise UserError(f"{variant.name}, seed {seed}: {mistake}")
         raise Fault(f"{variant.name}, seed {seed}, failed: {outcome.reason}; the same command goes on with the others")
     points = read_points(place / FILE, measures)
     if (place / LANDSCAPE).exists():

@@ -21,7 +21,7 @@ from allstep.common.launch.placement import placement
 from allstep.common.process.exit import run_rank
 from allstep.common.registry import FRAMEWORKS
 
-_STOPPED_SECONDS, _RUNNING_SECONDS = 0.03, 0.01  # a quarter of the time; far below what counts as a stall
+_STOPPED_SECONDS, _RUNNING_SECONDS = 0.03, 0.01  # far below what counts as a stall
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,21 +30,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-rank", type=whole(0, 10**6), required=True, metavar="N")
     flags, trainer_flags = parser.parse_known_args(argv)
     if placement().rank == flags.slow_rank:
-        subprocess.Popen([sys.executable, "-c", f"{_BRAKE}\nbrake({os.getpid()})"], stdin=subprocess.PIPE)
+        slow_down()
     if session := open_session(flags.framework, trainer_flags):
         session.train()
 
 
+def slow_down() -> None:
+    """Have this process stopped for three quarters of the time from now on."""
+    program = f"from allstep.benchmarks.studying.slowed import brake; brake({os.getpid()})"
+    subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
+
+
 def brake(pid: int) -> None:
-    """Slow a process until it is gone."""
+    """Stop and continue the parent of this process, whose number is given, until it is gone."""
     while os.getppid() == pid:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(_STOPPED_SECONDS)
         os.kill(pid, signal.SIGCONT)
         time.sleep(_RUNNING_SECONDS)
-
-
-_BRAKE = "from allstep.benchmarks.studying.slowed import brake"
 
 
 if __name__ == "__main__":

@@ -60,14 +60,14 @@ def corners(space: Space) -> list[dict[str, Value]]:
     return [{name: ends[number % len(ends)] for name, ends in values.items()} for number in range(most)]
 
 
-def words_of(values: Mapping[str, Value]) -> list[str]:
-    """The words that give the trainers these values."""
+def words_of(values: Mapping[str, Any]) -> list[str]:
+    """The words that give the trainers these values; a list is several of one flag."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words += [f"--{name}", str(value)]
+            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return words
 
 

@@ -56,7 +56,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         )
     _check_output(config.output)
     _check_optimizer(config)
-    _check_slices(config, place)
+    _check_slices(config.parallel)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
@@ -111,21 +111,12 @@ def _check_optimizer(config: TrainConfig) -> None:
             )
 
 
-def _check_slices(config: TrainConfig, place: Placement) -> None:
-    """Refuse ranks or devices without a slice, and what makes of gradients something else than their sum."""
-    flags = config.parallel
+def _check_slices(flags: StrategyConfig) -> None:
+    """Refuse devices without a slice, and what makes of gradients something else than their sum."""
     if flags.slices is None:
         return
-    for what, number in (
-        ("ranks", place.world_size),
-        ("processes", flags.num_gpus or 1),
-        ("devices", flags.num_devices or 1),
-    ):
-        if flags.slices < number:
-            raise UserError(
-                f"expected --slices to be at least the number of {what}, {number}, received {flags.slices}; raise it "
-                f"or take fewer {what}"
-            )
+    for what, number in (("processes", flags.num_gpus or 1), ("devices", flags.num_devices or 1)):
+        _check_as_many_slices(flags.slices, what, number)
     for name in ("compression", "op", "sync_batch_norm", "bucket_size", "comm_hook"):
         value, default = getattr(flags, name), getattr(StrategyConfig, name)
         if value != default:
@@ -133,6 +124,14 @@ def _check_slices(config: TrainConfig, place: Placement) -> None:
                 f"expected --slices or --{name.replace('_', '-')}, received both: the gradients of slices are computed "
                 "by themselves and added up as they are; leave one of them out"
             )
+
+
+def _check_as_many_slices(slices: int, what: str, number: int) -> None:
+    if slices < number:
+        raise UserError(
+            f"expected --slices to be at least the number of {what}, {number}, received {slices}; raise it or take "
+            f"fewer {what}"
+        )
 
 
 def _check_paths(config: TrainConfig) -> None:
@@ -227,6 +226,8 @@ def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) ->
             f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
             f"received {global_batch_size}; give each rank a sample or start fewer ranks"
         )
+    if config.parallel.slices:
+        _check_as_many_slices(config.parallel.slices, "ranks", world_size)
     if (num_slices := config.parallel.num_slices) and global_batch_size < num_slices:
         cut = f", each cut into {config.parallel.accumulate_steps} by --accumulate-steps" * (
             config.parallel.accumulate_steps > 1

@@ -1,6 +1,6 @@
 """`allstep doctor`: whether these hosts can train, what is in the way, and how to mend it.
 
-    allstep doctor                                  this host; in a Slurm allocation or an MPIJob, its hosts
+    allstep doctor                                  this host; in an allocation or an MPIJob, its hosts
     allstep doctor -H server1:4,server2:4           these hosts, by ssh
     allstep doctor --hosts hostfiles/two-servers --json
     allstep doctor --skip all-reduce,frameworks     without what takes longest
@@ -26,7 +26,6 @@ from pathlib import Path
 from allstep.common.config.flags import Parser, listed, nonempty_path, one_of
 from allstep.common.doctor.finding import Finding
 from allstep.common.launch.hosts import (
-    MPIJOB_HOSTFILE,
     Host,
     check,
     find_hosts,
@@ -101,10 +100,8 @@ def _hosts(flags: Namespace) -> list[Host]:
         hosts = parse_list(flags.list)
     elif flags.hosts:
         hosts = read_hostfile(flags.hosts)
-    elif "SLURM_JOB_NODELIST" in os.environ or MPIJOB_HOSTFILE.exists():
-        hosts = find_hosts()
     else:
-        hosts = [Host("localhost", max(1, _num_gpus() or min(2, len(os.sched_getaffinity(0)))))]
+        hosts = find_hosts() or [Host("localhost", max(1, _num_gpus() or min(2, len(os.sched_getaffinity(0)))))]
     check(hosts)
     return hosts
 

@@ -2,10 +2,11 @@
 
     allstep hosts hostfiles/two-servers                   the topology, and the launch line of each launcher
     allstep hosts -H server1:4,server2:4 --to hostfile    the same hosts as a hostfile of horovodrun and Open MPI
-    allstep hosts                                         in a Slurm allocation or an MPIJob's launcher: its hosts
+    allstep hosts                                         in an allocation of Slurm, PBS or LSF, or an MPIJob: its hosts
 
 Notations: a hostfile of horovodrun or Open MPI (`server1 slots=4`), that of a Kubernetes MPIJob (the same, or
-`server1:4`), the list after -H (`server1:4,server2:4`), and Slurm's SLURM_JOB_NODELIST with SLURM_TASKS_PER_NODE.
+`server1:4`), the list after -H (`server1:4,server2:4`), Slurm's SLURM_JOB_NODELIST with SLURM_TASKS_PER_NODE, the file
+that PBS names in PBS_NODEFILE (a line a slot), and LSF's LSB_MCPU_HOSTS (`server1 4 server2 4`).
 A slot is a rank; ranks fill the hosts in the order given.
 
 Hosts come from files that somebody else may have written, and launchers hand their names on to shells. So a name that
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, zip_longest
 from pathlib import Path
 
 from allstep.common.config.flags import Parser
@@ -70,11 +71,7 @@ def read_hostfile(path: Path) -> list[Host]:
     Raises:
         UserError: the file cannot be read, is no regular one or above a mebibyte, or a line is no host.
     """
-    try:
-        content = read_regular(path, most=MAX_BYTES)
-    except OSError as error:
-        raise UserError(f"expected a readable hostfile, received {path}: {error.strerror}; name another") from None
-    lines = enumerate(content.decode(errors="replace").split("\n"), 1)
+    lines = enumerate(_read(path, "hostfile").split("\n"), 1)
     entries = [(number, line.partition("#")[0].strip()) for number, line in lines]
     return [parse_host(entry, f"{path}, line {number}") for number, entry in entries if entry]
 
@@ -100,20 +97,41 @@ def of_slurm(environ: Mapping[str, str]) -> list[Host]:
     return [_host(name, slots, "SLURM_JOB_NODELIST") for name, slots in zip(names, tasks, strict=True)]
 
 
-def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HOSTFILE) -> list[Host]:
-    """The hosts of the Slurm allocation or the MPIJob that this process is in.
+def of_pbs(environ: Mapping[str, str]) -> list[Host]:
+    """The hosts of a PBS allocation: of the file that PBS_NODEFILE names, in which a host has a line for each slot.
 
     Raises:
-        UserError: it is in neither, or what they say is wrong.
+        UserError: the file cannot be read, or a line is no host.
     """
-    if "SLURM_JOB_NODELIST" in environ:
-        return of_slurm(environ)
+    path = Path(environ["PBS_NODEFILE"])
+    names = Counter(filter(None, map(str.strip, _read(path, "PBS_NODEFILE").split("\n"))))
+    return [_host(name, slots, "PBS_NODEFILE") for name, slots in names.items()]
+
+
+def of_lsf(environ: Mapping[str, str]) -> list[Host]:
+    """The hosts of an LSF job: LSB_MCPU_HOSTS has the name and the slots of each in turn.
+
+    Raises:
+        UserError: it has something else.
+    """
+    words = environ["LSB_MCPU_HOSTS"].split()
+    pairs = zip_longest(words[::2], words[1::2], fillvalue="")
+    return [parse_host(f"{name}:{slots}", "LSB_MCPU_HOSTS") for name, slots in pairs]
+
+
+def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HOSTFILE) -> list[Host]:
+    """The hosts of the allocation or the MPIJob that this process is in; none where it is in neither.
+
+    Raises:
+        UserError: what they say is wrong.
+    """
+    readers = {"SLURM_JOB_NODELIST": of_slurm, "PBS_NODEFILE": of_pbs, "LSB_MCPU_HOSTS": of_lsf}
+    for variable, read in readers.items():
+        if variable in environ:
+            return read(environ)
     if mpijob.exists():
         return read_hostfile(mpijob)
-    raise UserError(
-        "expected a hostfile, -H, a Slurm allocation or an MPIJob, received none of them; give the hosts as in "
-        "-H server1:4,server2:4"
-    )
+    return []
 
 
 def check(hosts: Sequence[Host]) -> None:
@@ -236,8 +254,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("expected a hostfile or -H, received both; give one of them")
     if flags.hosts is not None:
         hosts = parse_list(flags.hosts)
-    else:
-        hosts = read_hostfile(flags.hostfile) if flags.hostfile else find_hosts()
+    elif flags.hostfile:
+        hosts = read_hostfile(flags.hostfile)
+    elif not (hosts := find_hosts()):
+        raise UserError(
+            "expected a hostfile, -H, an allocation of Slurm, PBS or LSF, or an MPIJob, received none of them; give "
+            "the hosts as in -H server1:4,server2:4"
+        )
     check(hosts)
     if not flags.no_resolve:
         check_names(hosts)
@@ -247,6 +270,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = launch_lines(hosts)
     width = max(map(len, lines))
     print(topology(hosts), "", *(f"{launcher:{width}}  {line}" for launcher, line in lines.items()), sep="\n")
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return read_regular(path, most=MAX_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise UserError(f"expected a readable {what}, received {path}: {error.strerror}; name another") from None
 
 
 def _host(name: str, slots: int, where: str) -> Host:

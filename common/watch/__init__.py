@@ -23,6 +23,7 @@ from allstep.common.watch.agent import HOSTS_CHANGED, NOTICES, Agent
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import Limits, Monitor
 from allstep.common.watch.progress_state import ProgressState
+from allstep.common.watch.relay import RELAYED_FROM, Relay, meet
 
 __all__ = ["HOSTS_CHANGED", "NOTICES", "Limits", "ProgressState", "watching"]
 
@@ -53,17 +54,22 @@ def watching(
         RanksLost: rank 0 cannot be reached, or others are lost where the block does not notice.
     """
     world_size = place.world_size if collectives else 1
-    monitor, first_host = None, socket.gethostname()
+    monitor, relay, first_host = None, None, socket.gethostname()
     if place.rank == 0 or world_size == 1:
         own_end, monitors_end = map(Channel, socket.socketpair())
         monitor = Monitor(world_size, monitors_end, progress_state, limits)
     if collectives and world_size > 1:
         first_host, address = _agree_on_address(collectives, place, monitor)
-    channel = own_end if monitor else _connect(place, address, limits.silence / 2)
+        port, listener = meet(collectives, place) if world_size >= RELAYED_FROM else (0, None)
+    if monitor:
+        channel = own_end
+    else:
+        channel, relay = _reach(place, address, limits.silence / 2, port, listener)
     agent = Agent(place, channel, progress_state, limits, tensors, first_host=first_host, sever=sever)
     restore_signals = agent.catch_signals()
-    exit.before_leaving(monitor.send_farewell if monitor else agent.send_farewell)
-    threads = [threading.Thread(target=one.run, name=exit.WATCH, daemon=True) for one in (monitor, agent) if one]
+    exit.before_leaving((monitor or relay or agent).send_farewell)
+    parts = [one for one in (monitor, relay, agent) if one]
+    threads = [threading.Thread(target=one.run, name=exit.WATCH, daemon=True) for one in parts]
     for thread in threads:
         thread.start()
     try:
@@ -104,6 +110,20 @@ def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monit
     monitor_at = collectives.broadcast_arrays({"watch": address})["watch"].tobytes().rstrip(b"\0").decode()
     first_host, _, address = monitor_at.partition(" ")
     return first_host, address
+
+
+def _reach(
+    place: Placement, address: str, seconds: float, port: int, listener: socket.socket | None
+) -> tuple[Channel, Relay | None]:
+    """The channel of this rank's agent, and the relay that it has to run: see `relay.meet` for port and listener."""
+    token = address.split()[2]
+    if listener:
+        own_end, relays_end = map(Channel, socket.socketpair())
+        upstream = _connect(place, address, seconds)
+        return own_end, Relay(place.rank, relays_end, upstream, listener, token)
+    if port:
+        address = f"127.0.0.1 {port} {token}"
+    return _connect(place, address, seconds), None
 
 
 def _connect(place: Placement, address: str, seconds: float) -> Channel:

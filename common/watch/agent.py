@@ -32,8 +32,9 @@ from allstep.common.process.exit import (
 from allstep.common.process.orphan import end_cut_off_daemon
 from allstep.common.watch import stall_detection
 from allstep.common.watch.channel import Channel
-from allstep.common.watch.monitor import BEAT_SECONDS, Limits
+from allstep.common.watch.monitor import Limits
 from allstep.common.watch.progress_state import ProgressState
+from allstep.common.watch.relay import BEAT_SECONDS
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 """The signals by which a scheduler announces that it will end the job."""
@@ -204,7 +205,7 @@ class Agent:
             self._progress_state.decide(message["last_tick"], message["notice"])
         elif "leave" in message:
             self._break()
-            if message["leave"]:
+            if self._place.rank in message["leave"]:
                 leave(EXIT_FAULT, "")
         elif "ask" in message:
             self._channel.send(

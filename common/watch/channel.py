@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import socket
 import threading
@@ -10,6 +11,17 @@ import threading
 # A message with the stacks of all threads of a rank is the longest.
 _MOST_BYTES = 1 << 20
 _SEND_SECONDS = 5.0
+
+
+def line(message: dict) -> bytes:
+    """A message as it travels."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def knows_token(greeting: object, token: str) -> bool:
+    """Whether a first message, which anybody may have sent, shows the token of the job."""
+    shown = greeting.get("token") if isinstance(greeting, dict) else None
+    return isinstance(shown, str) and hmac.compare_digest(shown.encode(), token.encode())
 
 
 class Channel:
@@ -26,8 +38,12 @@ class Channel:
 
     def send(self, **message: object) -> None:
         """Send a message. That the other end is gone is found out by receiving, or by its silence."""
+        self.send_line(line(message))
+
+    def send_line(self, text: bytes) -> None:
+        """Send a message that `line` has made, for who sends it to many."""
         with self._lock, contextlib.suppress(OSError):
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
+            self._connection.sendall(text)
 
     def receive(self) -> list[dict]:
         """The messages that have arrived.
@@ -43,6 +59,13 @@ class Channel:
         if not data or len(self._rest) > _MOST_BYTES:
             raise EOFError
         return [json.loads(line) for line in lines]
+
+    def greeting(self) -> list[dict]:
+        """The messages of one who has just connected, of whom nothing is known: [{}] where they are none."""
+        try:
+            return self.receive()
+        except Exception:  # whatever a stranger may send
+            return [{}]
 
     def close(self) -> None:
         self._connection.close()

@@ -5,7 +5,6 @@ It also leads the agreement of the ranks to stop together (`ProgressState` says 
 
 from __future__ import annotations
 
-import hmac
 import selectors
 import socket
 import sys
@@ -17,11 +16,11 @@ from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
 from allstep.common.process.orphan import end_cut_off_daemon
 from allstep.common.process.terminal import print_line
 from allstep.common.watch import stall_detection
-from allstep.common.watch.channel import Channel
+from allstep.common.watch.channel import Channel, knows_token, line
 from allstep.common.watch.progress_state import ProgressState
+from allstep.common.watch.relay import BEAT_SECONDS
 from allstep.common.watch.stall_detection import Seen, Stall
 
-BEAT_SECONDS = 1.0
 # Of the timeout for silence, the share after which a rank counts as lost: the launcher needs the rest to end the job.
 _SILENCE_SHARE = 2 / 3
 # A host's ranks are lost one after the other; one line names all of them. The launcher may be about to end rank 0.
@@ -64,6 +63,7 @@ class Monitor:
         self._world_size, self._progress_state, self._limits = world_size, progress_state, limits
         self._started = time.monotonic()
         self._channels: dict[int, Channel] = {}
+        self._connected: set[int] = set()  # ranks, by a channel of their own or by that of a relay
         self._seen: dict[int, Seen] = {}
         self._farewells: dict[int, int] = {}  # exit statuses of the ranks that have reported why they leave
         self._finished: set[int] = set()
@@ -76,6 +76,7 @@ class Monitor:
         self._notice = ""
         self._strangers: list[Channel] = []  # connected, and not admitted yet
         self._is_broken = False  # in an elastic job: the ranks are about to be formed anew
+        self._listener: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
         self._admit(0, socket.gethostname(), own)
 
@@ -86,8 +87,9 @@ class Monitor:
 
     def notify_all(self, **message: object) -> None:
         """Send a message to every rank."""
+        text = line(message)
         for channel in list(self._channels.values()):
-            channel.send(**message)
+            channel.send_line(text)
 
     def send_farewell(self, status: int) -> None:
         """Notify every rank that rank 0 leaves and has reported why."""
@@ -112,6 +114,7 @@ class Monitor:
     # Who is there.
 
     def _accept(self) -> None:
+        assert self._listener is not None  # it is what has become readable
         connection, _ = self._listener.accept()
         channel = Channel(connection)
         self._strangers.append(channel)
@@ -119,11 +122,8 @@ class Monitor:
 
     def _greet(self, channel: Channel) -> None:
         """Admit a rank that knows the token; anybody else may connect, so nothing is taken for granted."""
-        try:
-            messages = channel.receive()
-            known = not messages or hmac.compare_digest(messages[0]["token"].encode(), self._token.encode())
-        except Exception:  # whatever a stranger may send
-            known = False
+        messages = channel.greeting()
+        known = not messages or knows_token(messages[0], self._token)
         if known and not messages:
             return  # the rest of the line is still to come
         self._strangers.remove(channel)
@@ -133,22 +133,23 @@ class Monitor:
             return
         greeting, *others = messages
         self._admit(greeting["rank"], greeting["host"], channel)
-        for message in others:
-            self._hear(greeting["rank"], message)
-        if len(self._seen) == self._world_size:
-            for source in (self._listener, *self._strangers):
-                self._selector.unregister(source)
-                source.close()
+        self._take(greeting["rank"], others)
 
     def _admit(self, rank: int, host: str, channel: Channel) -> None:
-        now = time.monotonic()
         self._channels[rank] = channel
-        self._seen[rank] = Seen(rank, host, heard_at=now, moved_at=now)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._receive(rank))
-        if len(self._seen) == self._world_size:
-            self.notify_all(all_here=True)
+        self._join(rank, host, channel)
+
+    def _join(self, rank: int, host: str, channel: Channel) -> None:
+        """Watch a rank from now on, which speaks by `channel`: its own, or that of a relay."""
+        now = time.monotonic()
+        self._connected.add(rank)
+        self._seen[rank] = Seen(rank, host, heard_at=now, moved_at=now)
         if self._notice:
             channel.send(freeze=True)
+        if len(self._seen) == self._world_size:
+            self.notify_all(all_here=True)
+            self._let_nobody_in()
 
     # What they say.
 
@@ -162,12 +163,24 @@ class Monitor:
             channel.close()
             self._gone(rank)
             return
+        self._take(rank, messages)
+
+    def _take(self, rank: int, messages: list[dict]) -> None:
+        """Hear what came by the channel of a rank: its own messages, or what it relays of others."""
         for message in messages:
-            self._hear(rank, message)
+            if "relayed" in message:
+                for sender, relayed in message["relayed"]:
+                    self._hear(sender, relayed)
+            elif "joined" in message:
+                self._join(message["joined"], message["host"], self._channels[rank])
+            else:
+                self._hear(rank, message)
 
     def _hear(self, rank: int, message: dict) -> None:
         if "moves" in message:
             self._seen[rank].hear(time.monotonic(), **message)
+        elif "gone" in message:
+            self._gone(rank)
         elif "bye" in message:
             self._farewells[rank] = message["bye"]
         elif "finished" in message:
@@ -187,6 +200,7 @@ class Monitor:
 
     def _gone(self, rank: int) -> None:
         """A connection has ended: in peace, or by a rank that has reported why, or without a word."""
+        self._connected.discard(rank)
         if self._limits.elastic and rank == 0 and not self._is_over:
             self._close()
         elif self._limits.elastic and rank in self._farewells:
@@ -198,11 +212,18 @@ class Monitor:
 
     def _close(self) -> None:
         """End the watch of this rank and of all others, which are connected to nobody else."""
-        admitted = len(self._seen) == self._world_size
-        for source in (*self._channels.values(), *(() if admitted else (self._listener, *self._strangers))):
+        self._let_nobody_in()
+        for channel in self._channels.values():
+            self._selector.unregister(channel)
+            channel.close()
+        self._channels.clear()
+
+    def _let_nobody_in(self) -> None:
+        """Close what no rank needs any more: the listener, and the connections of who has not shown the token."""
+        for source in (*([self._listener] if self._listener else []), *self._strangers):
             self._selector.unregister(source)
             source.close()
-        self._channels.clear()
+        self._listener, self._strangers = None, []
 
     @property
     def _is_over(self) -> bool:
@@ -214,7 +235,7 @@ class Monitor:
         """Look for ranks that are silent or stuck."""
         if self._lost or self._asked or self._farewells or self._is_broken:
             return
-        there = [self._seen[rank] for rank in self._channels]
+        there = [self._seen[rank] for rank in self._connected]
         if stall_detection.silent(there, now, self._limits.lost):
             # Those that went silent with it, too: their last heartbeats came within the same moments.
             self._lose(stall_detection.silent(there, now, self._limits.lost / 2), 0.0)
@@ -241,7 +262,7 @@ class Monitor:
     def _conclude(self, now: float) -> None:
         """End the job where it has to be."""
         if self._lost and now >= self._decide_at:
-            silent = [seen for seen in self._lost if seen.rank in self._channels]
+            silent = [seen for seen in self._lost if seen.rank in self._connected]
             report = stall_detection.report_lost(
                 self._lost, self._world_size, self._progress_state.step, self._limits.lost if silent else None
             )
@@ -254,7 +275,7 @@ class Monitor:
                 leave(EXIT_FAULT, report)
             speak(report)
             self._decide_at = now + self._limits.linger
-        if self._asked and (now >= self._decide_at or len(self._answers) == len(self._channels)):
+        if self._asked and (now >= self._decide_at or len(self._answers) == len(self._connected)):
             tensors, in_framework, stacks = (
                 {rank: answer[name] for rank, answer in self._answers.items()}
                 for name in ("tensors", "in_framework", "stack")
@@ -274,6 +295,4 @@ class Monitor:
         if report:
             print_line(report, sys.stderr)
         self._is_broken, self._lost = True, []
-        leaving = {seen.rank for seen in stuck}
-        for rank, channel in self._channels.items():
-            channel.send(leave=rank in leaving)
+        self.notify_all(leave=[seen.rank for seen in stuck])

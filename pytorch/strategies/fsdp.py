@@ -8,7 +8,7 @@ holds of itself; it shows that all ranks gather the same.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,15 @@ from allstep.common.strategies import many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0, sum_over_ranks
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, TrainStep, optimizer_of
+
+
+def _layers(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Its children; of a list of modules, which computes nothing itself, the modules."""
+    for child in network.children():
+        if isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+            yield from _layers(child)
+        else:
+            yield child
 
 
 class FSDP(ProcessGroup):
@@ -43,7 +52,7 @@ class FSDP(ProcessGroup):
         broadcast_from_rank_0(network)
         whole = list(network.parameters())
         mesh = init_device_mesh(self.device.type, (self.place.world_size,))
-        for layer in network.children():
+        for layer in _layers(network):
             if any(True for _ in layer.parameters()):
                 self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
                 fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part

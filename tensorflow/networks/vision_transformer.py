@@ -37,29 +37,35 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ker
     values = layers.Conv2D(size.width, size.patch_size, size.patch_size, name="patch_embed.proj")(inputs)
     values = Tokens(name="tokens")(layers.Reshape((-1, size.width))(values))
     for number in range(size.depth):
-        values = _block(values, size, f"blocks.{number}")
-    values = _layer_norm(values, "norm")
+        values = block(values, f"blocks.{number}", num_heads=size.num_heads)
+    values = layer_norm(values, "norm")
     return keras.Model(inputs, layers.Dense(num_classes, name="head")(values[:, 0]))
 
 
-def _block(values: _Tensor, size: _Size, name: str) -> _Tensor:
-    """Self-attention and two fully connected layers, each behind a layer norm and beside a shortcut."""
-    values = values + _attention(_layer_norm(values, f"{name}.norm1"), size, f"{name}.attn")
-    hidden = layers.Dense(4 * size.width, name=f"{name}.mlp.fc1")(_layer_norm(values, f"{name}.norm2"))
-    return values + layers.Dense(size.width, name=f"{name}.mlp.fc2")(keras.activations.gelu(hidden, approximate=False))
+def block(values: _Tensor, name: str, *, num_heads: int, causal: bool = False) -> _Tensor:
+    """Self-attention and two fully connected layers, each behind a layer norm and beside a shortcut.
+
+    Args:
+        causal: a token sees itself and those before it alone.
+    """
+    width = values.shape[-1]
+    values = values + _attention(layer_norm(values, f"{name}.norm1"), f"{name}.attn", num_heads, causal=causal)
+    hidden = layers.Dense(4 * width, name=f"{name}.mlp.fc1")(layer_norm(values, f"{name}.norm2"))
+    return values + layers.Dense(width, name=f"{name}.mlp.fc2")(keras.activations.gelu(hidden, approximate=False))
 
 
-def _attention(values: _Tensor, size: _Size, name: str) -> _Tensor:
+def _attention(values: _Tensor, name: str, num_heads: int, *, causal: bool) -> _Tensor:
     """`values` and the result: (samples, tokens, features)."""
-    num_tokens = values.shape[1]
-    projected = layers.Dense(3 * size.width, name=f"{name}.qkv")(values)
-    projected = layers.Reshape((num_tokens, 3, size.num_heads, size.width // size.num_heads))(projected)
+    _, num_tokens, width = values.shape
+    projected = layers.Dense(3 * width, name=f"{name}.qkv")(values)
+    projected = layers.Reshape((num_tokens, 3, num_heads, width // num_heads))(projected)
     query, key, value = (projected[:, :, number] for number in range(3))
-    attended = ops.dot_product_attention(query, key, value)
-    return layers.Dense(size.width, name=f"{name}.proj")(layers.Reshape((num_tokens, size.width))(attended))
+    attended = ops.dot_product_attention(query, key, value, is_causal=causal)
+    return layers.Dense(width, name=f"{name}.proj")(layers.Reshape((num_tokens, width))(attended))
 
 
-def _layer_norm(values: _Tensor, name: str) -> _Tensor:
+def layer_norm(values: _Tensor, name: str) -> _Tensor:
+    """With timm's epsilon."""
     return layers.LayerNormalization(epsilon=_EPSILON, name=name)(values)
 
 

@@ -93,8 +93,14 @@ class ReplicaExchange:
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
         longest = max(received_sizes) * self.world_size
-        rows = tf.reshape(self.all_gather(tf.pad(sent, [[0, longest - sent.shape[0]]])), (self.world_size, -1))
+        padded = tf.pad(sent, [[0, longest - sent.shape.num_elements()]])
+        rows = tf.split(self.all_gather(padded), self.world_size)
         return tf.concat([row[size * self.rank :][:size] for row, size in zip(rows, received_sizes, strict=True)], 0)
+
+    def add_two(self, vector: tf.Tensor) -> tf.Tensor:
+        # Not by TensorFlow's all-reduce, whose threads take what is below the smallest normal number for 0.
+        first, second = tf.split(self.all_gather(vector), 2)
+        return first + second
 
     @tf.function(autograph=False)
     def all_gather(self, part: tf.Tensor) -> tf.Tensor:

@@ -30,6 +30,10 @@ class Exchange(Protocol):
         """The parts of all ranks, of one size, in the order of ranks."""
         ...
 
+    def add_two(self, vector: tf.Tensor) -> tf.Tensor:
+        """The sum of the vectors of two ranks, where there are no others."""
+        ...
+
 
 class OrderedSum:
     """A sum over all slices of all ranks; every rank gets the same bits, on any number of them."""
@@ -52,7 +56,9 @@ class OrderedSum:
         if self._exchange is None:
             return partial[0, self.num_slices]
         own = [partial[node] for node in self._nodes[self._rank]]
-        part_size = own[0].shape[0] // self._world_size
+        if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
+            return self._exchange.add_two(own[0])
+        part_size = own[0].shape.num_elements() // self._world_size
         # To each rank its part of all of this one's sums.
         sent = own[0]
         if len(own) > 1:

@@ -12,7 +12,15 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reported import EPOCHS, START, collectives_result, compare_result, validation_result
+from reported import (
+    EPOCHS,
+    START,
+    collectives_result,
+    compare_result,
+    search_result,
+    study_result,
+    validation_result,
+)
 
 from allstep.benchmarks import report, timeline
 from allstep.benchmarks.prediction import own_runs
@@ -122,6 +130,8 @@ def test_any_run(tmp_path_factory, data):
         ("compare.json", compare_result()),
         ("collectives.json", collectives_result()),
         ("validation.json", validation_result()),
+        ("study.json", study_result()),
+        ("lr.trials.json", search_result()),
     ],
 )
 def test_any_result_is_reported_or_left_out(tmp_path_factory, name, real):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import get_args, get_type_hints
+import argparse
 
 import pytest
 
-from allstep.common.config.train_config import TrainConfig
-from allstep.common.models import MODELS, check_image_size, check_size
+from allstep.common.models import MODELS, check_image_size, check_size, model_name
 from allstep.common.process.errors import UserError
 
 
 def test_the_flag_takes_all_networks():
-    assert get_args(get_type_hints(TrainConfig)["model"]) == tuple(MODELS)
+    assert all(model_name(name) == name for name in MODELS)
+    for name in ("timm:resnet18", "keras:ResNet50", "a/my_model.py:build"):
+        assert model_name(name) == name
+    for name in ("resnet19", "timm:", "my_model.py", "my_model.py:", "my_model.py:a b", "other:resnet18"):
+        with pytest.raises(argparse.ArgumentTypeError, match="one of mlp, .*FILE.py:FUNCTION"):
+            model_name(name)
 
 
 @pytest.mark.parametrize(

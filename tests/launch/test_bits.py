@@ -7,7 +7,7 @@ from tests.ranks import events, last, launch, run
 FLAGS = (
     *("--dataset", "synthetic", "--synthetic-samples", 48, "--synthetic-shape", 8, 8, 1, "--synthetic-classes", 3),
     *("--model", "resnet32", "--global-batch-size", 22, "--slices", 5, "--epochs", 2, "--base-lr", 0.05),
-    *("--log-every", 1, "--checkpoint-every", 2, "--clip-norm", 1),
+    *("--log-every", 1, "--checkpoint-every", 2, "--keep-checkpoints", 9, "--clip-norm", 1),
 )
 TIMES = ("epoch_seconds", "cumulative_seconds", "images_per_second", "peak_memory_bytes", "time")
 ALONE = ("single", "alone", 1)
@@ -45,7 +45,7 @@ def reference(request, tmp_path_factory):
 def test_any_number_of_ranks_and_any_strategy_leave_the_same_bits(reference, tmp_path):
     framework, alone = reference
     numbers, files = what_it_left(alone)
-    assert len(files) == 6 and len(numbers) == 9
+    assert len(files) == 8 and len(numbers) == 9
     for strategy, launcher, num_ranks in CASES[framework]:
         output_dir = tmp_path / f"{strategy}-{num_ranks}"
         result = start(framework, strategy, launcher, num_ranks, output_dir)
@@ -89,6 +89,29 @@ def test_without_slices_ranks_part(tmp_path):
         assert result.returncode == 0, result.output
         losses.append(last(events(output_dir), "epoch")["train_loss"])
     assert abs(losses[0] - losses[1]) > 1e-4 * losses[0]
+
+
+NETWORK = """
+def build(shape, classes):
+    from torch import nn
+    layers = nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+"""
+
+
+def test_a_slice_draws_the_same_on_any_rank(tmp_path):
+    """Dropout, accumulation, half precision, an optimizer with two slots."""
+    (tmp_path / "network.py").write_text(NETWORK)
+    words = ("--model", f"{tmp_path / 'network.py'}:build", "--dataset", "digits", "--global-batch-size", 200)
+    words += ("--slices", 3, "--accumulate-steps", 2, "--precision", "fp16", "--optimizer", "adamw", "--epochs", 1)
+    left = []
+    for strategy, num_ranks in (("single", 1), ("ddp", 2)):
+        output_dir = tmp_path / strategy
+        own = ("--strategy", strategy, *(("--num-gpus", num_ranks) if num_ranks > 1 else ()))
+        result = run("python", "pytorch/train.py", "--output-dir", output_dir, *map(str, (*words, *own)))
+        assert result.returncode == 0, result.output
+        left.append(what_it_left(output_dir))
+    assert left[0] == left[1]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,15 @@ COMMANDS = {
     "study batch-sise": ("one of the studies", "batch-sise; did you mean batch-size?"),
     "study nosuch.yaml": ("a description of a study", "nosuch.yaml: No such file"),
     "hosts -H": ("a value after -H", "none"),
+    # the hosts of the doctor, and the jobs of launch
+    "doctor --hosts nosuch": ("a readable hostfile", "nosuch: No such file"),
+    "doctor --hosts nosuch -H server1:1": ("--hosts or -H", "both"),
+    "doctor -H server1": ("NAME slots=NUMBER or NAME:NUMBER", "'server1'"),
+    "doctor -H server1:1,server1:2": ("each host once", "server1 2 times"),
+    "doctor --skip ssh": ("--skip to be one of frameworks, data, ports, all-reduce", "ssh"),
+    "launch -- pytorch/train.py": ("--slurm", "nothing for it"),
+    "launch --slurm": ("pytorch/train.py or tensorflow/train.py with its flags", "nothing"),
+    "launch --slurm -- pytorch/train.py": ("--output-dir in the command", "none"),
     # ranks of this machine
     "collectives --ranks 1000000": (CORES, "1000000"),
     "collectives --ranks 1": ("--ranks to be at least 2", "1"),

@@ -57,7 +57,7 @@ MISTAKES = {
     "a list with a comma at its end": Mistake(f"{HOSTS} -H a:1,", "NAME slots=NUMBER or NAME:NUMBER in -H", "''"),
     "99,999 slots in a list": Mistake(f"{HOSTS} -H server1:99999", "from 1 to 8192 slots", "99999 for server1"),
     "a list and a file": Mistake(f"{HOSTS} -H a:1 {{here}}/hosts", "a hostfile or -H", "both"),
-    "no hosts": Mistake(HOSTS, "a hostfile, -H, a Slurm allocation or an MPIJob", "none of them"),
+    "no hosts": Mistake(HOSTS, "a hostfile, -H, an allocation of Slurm, PBS or LSF, or an MPIJob", "none of them"),
     "a name that nobody knows": Mistake(
         f"{HOSTS} -H no-such-host.invalid:1", "names that this machine resolves", "no-such-host.invalid"
     ),

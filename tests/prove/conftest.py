@@ -8,17 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prove_corpus import SCRIPTS, launcher_of
 
-from allstep.benchmarks.proving.launching import TF_CONFIG, Script
+from allstep.benchmarks.proving.launching import Script
 from allstep.benchmarks.proving.runs import Run
 
 NUM_STEPS = 4
-
-
-def launcher_of(script: str) -> str:
-    if "multiworker" in script:
-        return TF_CONFIG
-    return "torchrun" if script.startswith("ddp") else "horovodrun-mpi"
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +34,4 @@ def observe(tmp_path_factory) -> Callable[[Path, str, int], Run]:
 @pytest.fixture(scope="session")
 def alone(observe) -> Callable[[str], Run]:
     """A right script on one rank."""
-    from prove_corpus import SCRIPTS
-
     return functools.cache(lambda family: observe(SCRIPTS / f"{family}.py", family, 1))

@@ -95,7 +95,7 @@ def half_precision(effort: Effort, folder: Path) -> list[Figure]:
             for (framework, precision), output in outputs.items()
         )
     )
-    scores = {place: run_events(output).epochs[-1].validation_accuracy for place, output in outputs.items()}
+    scores = {place: run_events(output).epochs[-1].validation_accuracy or 0.0 for place, output in outputs.items()}
     return [
         Figure(
             f"{framework}: validation accuracy, fp16 / float32",

@@ -38,8 +38,8 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
             "have every rank come to each collective: no collective under `if rank == 0`, equal numbers of batches",
             next((rank.wait.line for rank in run.ranks if rank.wait), ""),
         )
-    elif errors and len(errors) < len(run.ranks):
-        left = [rank.number for rank in run.ranks if rank.number not in errors]
+    elif run.is_deserted:
+        left = [rank.number for rank in run.ranks if rank.ended and not rank.error]
         yield Finding(
             "collective-left-out",
             f"{ranks(left)} left while others still called collectives",
@@ -51,7 +51,9 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
 def check_devices(runs: Runs) -> Iterator[Finding]:
     """Look for ranks that share a GPU, copies to the host in every step, and searches for what is always used."""
     run = runs.together
-    first = next(run.steps(), ())
+    first = next(run.steps(), None)
+    if first is None:
+        return
     shared = [device for device, count in Counter(step.device for step in first).items() if count > 1]
     if gpus := [device for device in shared if device != "cpu"]:
         yield Finding(

@@ -72,6 +72,11 @@ def _averaging(rank: Rank, step: Step) -> str:
         return f"step the optimizer that {wrapped[0].kind} has returned ({wrapped[0].line}), not the one given to it"
     if wrapped:
         return f"give {wrapped[0].kind} ({wrapped[0].line}) all weights that the optimizer trains"
+    if rank.library == "horovod.tensorflow":
+        return (
+            "import allstep.tensorflow.horovod_keras as hvd; model.compile(hvd.DistributedOptimizer(optimizer), ...): "
+            "Horovod's own wrapper averages nothing on Keras 3"
+        )
     if rank.library == "torch.distributed":
         return "model = DistributedDataParallel(model), and call that"
     return "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"

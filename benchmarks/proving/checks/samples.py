@@ -20,7 +20,7 @@ def check(runs: Runs) -> Iterator[Finding]:
     if run.num_ranks == 1:
         return
     loops = [training_loops(rank) for rank in run.ranks]
-    if (finding := _same_samples(run)) or (finding := _not_shared(run, loops)):
+    if (finding := _same_samples(run)) or (finding := _not_shared(runs, loops)):
         yield finding
     if finding := _uneven(loops):
         yield finding
@@ -68,36 +68,49 @@ def _same_samples(run: Run) -> Finding | None:
     return None
 
 
-def _not_shared(run: Run, loops: Sequence[Sequence[Loop]]) -> Finding | None:
-    """Ranks that draw from the whole data set, each in its own order; of loaders alone, whose indices are seen."""
-    if not all(loops) or len({own[0].num_samples for own in loops}) > 1:
+def _not_shared(runs: Runs, loops: Sequence[Sequence[Loop]]) -> Finding | None:
+    """Ranks that draw from the whole data set, each in its own order."""
+    if not all(loops):
         return None
-    indices = [_indices(rank, own[0]) for rank, own in zip(run.ranks, loops, strict=True)]
-    counts = [len(set(one)) for one in indices]
-    first = loops[0][0]
-    if not all(counts) or not first.num_samples:
+    first = [own[0] for own in loops]
+    own_ranks = runs.together.ranks
+    indices, rows = ([draw(r, o) for r, o in zip(own_ranks, first, strict=True)] for draw in (_indices, _rows))
+    # A rank that cuts its share out of the data before has indices that mean other samples.
+    is_same_data = bool({*rows[0]} & {*rows[1]}) or all(one.sampler and one.sampler.num_replicas for one in first)
+    repeated = {*indices[0]} & {*indices[1]}
+    if not is_same_data:
         return None
-    # A rank that slices the data before it makes a data set of them has indices that mean other samples.
-    rows = [{row for one in rank.forwards(training=True) if one.loop == own[0].number for row in one.rows}
-            for rank, own in zip(run.ranks, loops, strict=True)]  # fmt: skip
-    repeated = set(indices[0]) & set(indices[1])
-    is_same_data = bool(rows[0] & rows[1]) or first.sampler is not None and first.sampler.num_replicas is not None
-    if not is_same_data or len(repeated) <= _SOME * min(counts[:2]):
-        return None
-    samplers = [own[0].sampler for own in loops]
-    seeds = [one.seed for one in samplers if one and one.num_replicas]
-    if len(set(seeds)) > 1:
-        mend = f"give the DistributedSampler of every rank the same seed; received {listed(seeds)}"
+    if len(repeated) > _SOME * len(indices[0]):
+        evidence = (
+            f"of the first {len(indices[0])} samples of {ranks((0, 1))}, {len(repeated)} were drawn by both "
+            f"(indices {listed(sorted(repeated))})"
+        )
+    elif _num_batches(runs.alone) == first[0].num_batches is not None:
+        evidence = (
+            f"an epoch has {first[0].num_batches} batches on each of {len(own_ranks)} ranks, as on one, and "
+            f"{len({*rows[0]} & {*rows[1]})} of the first {len(rows[0])} samples were those of another rank"
+        )
     else:
-        mend = _sharing(run.ranks[0])
+        return None
+    seeds = [one.sampler.seed for one in first if one.sampler and one.sampler.num_replicas]
+    mend = f"give the DistributedSampler of every rank the same seed; received {listed(seeds)}"
     return Finding(
         "samples-overlap",
         "ranks do not share the data set: samples are repeated on other ranks, and others missed, in every epoch",
-        f"of the first {min(counts[:2])} samples of {ranks((0, 1))}, {len(repeated)} were drawn by both "
-        f"(indices {listed(sorted(repeated))})",
-        mend,
-        first.line,
+        evidence,
+        mend if len(set(seeds)) > 1 else _sharing(own_ranks[0]),
+        first[0].line,
     )
+
+
+def _num_batches(alone: Run | None) -> int | None:
+    """Of an epoch on one rank."""
+    loops = training_loops(alone.ranks[0]) if alone else []
+    return loops[0].num_batches if loops else None
+
+
+def _rows(rank: Rank, loop: Loop) -> list[str]:
+    return [row for one in rank.forwards(training=True) if one.loop == loop.number for row in one.rows]
 
 
 def _indices(rank: Rank, loop: Loop) -> list[int]:
@@ -105,13 +118,13 @@ def _indices(rank: Rank, loop: Loop) -> list[int]:
 
 
 def _sharing(rank: Rank) -> str:
-    size = "hvd.size(), rank=hvd.rank()" if rank.library == "horovod" else "dist.get_world_size(), rank=dist.get_rank()"
+    size = "hvd.size(), rank=hvd.rank()" if "horovod" in rank.library else "dist.get_world_size(), rank=dist.get_rank()"
     loops = training_loops(rank)
     if loops and loops[0].sampler and loops[0].sampler.num_replicas:
         return f"DistributedSampler(data, num_replicas={size}), with this job's numbers"
     if loops and loops[0].sampler:
         return f"DataLoader(data, sampler=DistributedSampler(data, num_replicas={size}))"
-    return "give each rank its own share: data[rank::size], dataset.shard(size, rank)"
+    return "give each rank its own share: data[rank::size], or dataset.shard(size, rank)"
 
 
 def _uneven(loops: Sequence[Sequence[Loop]]) -> Finding | None:

@@ -11,12 +11,15 @@ from allstep.benchmarks.proving.runs import Rank, Runs
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare digests of weights and slots before the first step."""
     for optimizer in range(1, runs.together.num_optimizers + 1):
-        first = next(runs.together.steps(optimizer), ())
+        first = next((steps for steps in runs.together.steps(optimizer) if steps[0].weights), None)
+        if first is None:
+            continue
         if names := differing([step.weights for step in first]):
             yield Finding(
                 "weights-differ",
                 "ranks start from different weights, so that they train different models",
-                f"before step 1, {listed(names)} of {len(first[0].weights)} weights have other values on other ranks",
+                f"before step {first[0].number}, {listed(names)} of {len(first[0].weights)} weights have other values "
+                "on other ranks",
                 _broadcast_of_weights(runs.together.ranks[0]),
                 first[0].line,
             )
@@ -34,7 +37,7 @@ def check(runs: Runs) -> Iterator[Finding]:
 def check_later(runs: Runs) -> Iterator[Finding]:
     """Compare weights again at the last step of the first epoch that was looked at."""
     for optimizer in range(1, runs.together.num_optimizers + 1):
-        for steps in list(runs.together.steps(optimizer))[1:]:
+        for steps in runs.together.steps(optimizer):
             if names := differing([step.weights for step in steps]):
                 yield Finding(
                     "weights-part",
@@ -55,6 +58,11 @@ def differing(digests: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _broadcast_of_weights(rank: Rank) -> str:
+    if rank.library == "horovod.tensorflow":
+        return (
+            "hvd.callbacks.BroadcastGlobalVariablesCallback(0) among the callbacks of fit; in a loop of one's own, "
+            "after its first step, hvd.broadcast_variables(model.variables, root_rank=0), and the optimizer's"
+        )
     if rank.library == "horovod":
         return "before the first step: hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
     return "before the first step: model = DistributedDataParallel(model), which sends rank 0's weights to all ranks"

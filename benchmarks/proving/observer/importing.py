@@ -17,6 +17,8 @@ _HERE = __package__
 _OBSERVERS = {
     "torch": f"{_HERE}.pytorch",
     "horovod.torch": f"{_HERE}.horovod_pytorch",
+    "keras": f"{_HERE}.keras",
+    "horovod.tensorflow": f"{_HERE}.horovod_tensorflow",
 }
 
 

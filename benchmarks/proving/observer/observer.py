@@ -29,6 +29,7 @@ class Observer:
         self.num_steps = num_steps
         self.num_loops = 0
         self.num_steps_seen = 0
+        self.is_in_fit = False
         self._name = os.path.basename(script)
         self._script = (script, os.path.abspath(script))
         self._training_loops: list[int] = []
@@ -105,6 +106,11 @@ class Observer:
         self.num_steps_seen += 1
         if self.num_loops and self.num_loops not in self._training_loops:
             self._training_loops.append(self.num_loops)
+        return self.is_enough
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the process has been seen enough."""
         return self.num_steps_seen >= _NUM_EPOCHS * self.num_steps + _MORE_STEPS
 
     def stop(self) -> None:

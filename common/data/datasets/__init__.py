@@ -19,6 +19,8 @@ _MODULES = {
     "cifar10": "cifar10",
     "image-folder": "image_folder",
     "synthetic": "synthetic",
+    "text": "text",
+    "text-topics": "text",
     "npz": "npz",
     "parquet": "parquet",
     "tfrecord": "tfrecord",

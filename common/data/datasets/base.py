@@ -50,6 +50,8 @@ class Dataset:
     std: tuple[float, ...] = (1.0,)
     """The same."""
     input_type: InputType = "uint8"
+    num_tokens: int = 0
+    """int64: inputs are below it."""
     task: Task = "classification"
     """Targets: int64 (n,), the classes; float32 (n, num_classes) in regression; int64 (n, length), the tokens that come
     after each one, in next-token."""

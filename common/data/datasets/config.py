@@ -13,8 +13,8 @@ from allstep.common import user_file
 from allstep.common.config.flags import nonempty_text, number, whole, wrong
 from allstep.common.process.errors import UserError, shown
 
-DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic"]
-FORMATS = ("npz", "parquet", "tfrecord", "webdataset", "hf")
+DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic", "text", "text-topics"]
+FORMATS = ("npz", "parquet", "tfrecord", "webdataset", "hf", "text")
 """What stands before the colon and the path of a data set of the user's own."""
 PYTHON = "python"
 """The kind of a data set that a function of the user's own returns."""
@@ -59,9 +59,10 @@ class DataConfig:
     """The data set and how it is read."""
 
     dataset: Annotated[str, dataset_name] = "digits"
-    """Which samples to train on: digits, mnist, fashion-mnist, cifar10, image-folder or synthetic, of which mnist,
-    fashion-mnist and cifar10 are downloaded once; or your own: npz:FILE, parquet:DIR, tfrecord:DIR, webdataset:DIR,
-    hf:DIR (a Hugging Face data set saved to disk), or FILE.py:FUNCTION, which every rank imports and calls."""
+    """Which samples to train on: digits, mnist, fashion-mnist, cifar10, image-folder, synthetic, text or text-topics,
+    of which mnist, fashion-mnist and cifar10 are downloaded once; or your own: text:FILE, npz:FILE, parquet:DIR,
+    tfrecord:DIR, webdataset:DIR, hf:DIR (a Hugging Face data set saved to disk), or FILE.py:FUNCTION, which every rank
+    imports and calls."""
 
     input_fields: Annotated[tuple[str, ...], nonempty_text] = ()
     """npz, parquet, tfrecord, webdataset, hf: the field of a sample that the network sees, or several that are one
@@ -123,7 +124,7 @@ def check_path(config: DataConfig) -> None:
     """
     if (path := config.path) is None:
         return
-    is_file = config.kind in (PYTHON, "npz")
+    is_file = config.kind in (PYTHON, "npz", "text")
     if path.is_file() if is_file else path.is_dir():
         return
     wanted, other = ("file", "a folder") if is_file else ("folder", "a file")

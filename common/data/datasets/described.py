@@ -51,6 +51,7 @@ def describe(train: Split, validation: Split, *, where: str, scale: Scale | None
         mean=scale[0],
         std=scale[1],
         input_type=cast(InputType, str(inputs.dtype)),
+        num_tokens=_num_tokens((train, validation)) if inputs.dtype == np.int64 else 0,
         task=task,
     )
 
@@ -94,6 +95,12 @@ def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
             "the classes from 0"
         )
     return highest + 1 if given is None else given
+
+
+def _num_tokens(splits: tuple[Split, Split]) -> int:
+    """One more than the largest token; 0 where splits do not have all of them in an array."""
+    tokens = [getattr(split, "inputs", None) for split in splits]
+    return 0 if any(array is None for array in tokens) else 1 + max(int(array.max()) for array in tokens)
 
 
 def _scale(split: Split) -> Scale:

@@ -10,7 +10,7 @@ import time
 import pytest
 from ranks import alive
 
-from allstep.benchmarks.harness.jobs import run_job, running
+from allstep.benchmarks.harness.jobs import run_job, run_jobs, running
 
 
 def test_a_hanging_launch_is_ended_with_all_that_it_started(tmp_path):
@@ -73,3 +73,23 @@ def test_nothing_outlives_whoever_ran_a_job_and_was_killed(tmp_path):
     while alive(int(written.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("given", "num_threads", "expected"), [(None, None, "none"), ("3", None, "3"), ("3", 2, "2")])
+def test_threads_are_left_to_the_ranks_or_to_the_user(given, num_threads, expected, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    command = ["sh", "-c", f'test "${{OMP_NUM_THREADS-none}}" = {expected}']
+    assert run_job([command], time_limit=60, num_threads=num_threads).status == "ok"
+
+
+def test_so_many_jobs_run_at_once(tmp_path):
+    """The first two wait for each other; each counts those that run."""
+    script = (
+        "touch {0}.seen {0}.now; until [ -e 0.seen -a -e 1.seen ]; do sleep 0.05; done; ls *.now | wc -l; rm {0}.now"
+    )
+    commands = [[["sh", "-c", f"cd {tmp_path}; {script.format(number)}; exit {number + 1}"]] for number in range(3)]
+    outcomes = dict(run_jobs(commands, at_once=2, time_limit=60, num_threads=1))
+    assert [outcomes[number].reason for number in range(3)] == [f"ended with status {number}" for number in (1, 2, 3)]
+    assert {outcome.log for outcome in outcomes.values()} <= {"1", "2"}

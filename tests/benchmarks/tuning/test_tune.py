@@ -13,6 +13,7 @@ import pytest
 import yaml
 from ranks import full, run
 
+from allstep.benchmarks import report
 from allstep.benchmarks.harness.jobs import environment
 from allstep.benchmarks.tuning.study import open_study
 from allstep.common.files.strict_yaml import load
@@ -54,6 +55,9 @@ def test_a_search_that_is_killed_twice_finds_the_best(name, tmp_path):
     ended_well = [trial for trial in trials if trial.state != optuna.trial.TrialState.FAIL]
     assert len(ended_well) == 6 and all(trial.state.is_finished() for trial in trials)
     assert not list(tmp_path.glob("*.trial-*.lock"))
+    report.main([str(tmp_path)])
+    page = (tmp_path / "report.html").read_text()
+    assert all(caption in page for caption in ("Optimization history", "Parameter importances", "Slices"))
 
 
 def test_all_ranks_stop_where_a_trial_is_pruned(tmp_path):

@@ -124,11 +124,29 @@ def test_compact_list(names, compact):
 def test_the_allocation_around_us(tmp_path):
     mpijob = tmp_path / "hostfile"
     slurm = {"SLURM_JOB_NODELIST": "server[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
-    with pytest.raises(UserError, match="a hostfile, -H, a Slurm allocation or an MPIJob"):
-        hosts.find_hosts({}, mpijob)
+    assert hosts.find_hosts({}, mpijob) == []
     mpijob.write_text("worker-0.job.svc slots=1\n")
     assert hosts.find_hosts({}, mpijob) == [Host("worker-0.job.svc", 1)]
     assert hosts.find_hosts(slurm, mpijob) == TWO
+    # As Open PBS 23 and Spectrum LSF 10.1 write them (qsub, bsub in their reference guides).
+    nodes = tmp_path / "nodes"
+    nodes.write_text("server1\n" * 4 + "server2\n" * 4)
+    assert hosts.find_hosts({"PBS_NODEFILE": str(nodes)}, mpijob) == TWO
+    assert hosts.find_hosts({"LSB_MCPU_HOSTS": "server1 4 server2 4 "}, mpijob) == TWO
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"PBS_NODEFILE": "/nowhere"}, "expected a readable PBS_NODEFILE, received /nowhere"),
+        ({"LSB_MCPU_HOSTS": "server1 4 server2"}, "in LSB_MCPU_HOSTS, received 'server2:'"),
+        ({"LSB_MCPU_HOSTS": "server1 $(reboot)"}, "in LSB_MCPU_HOSTS, received 'server1:$(reboot)'"),
+        ({"LSB_MCPU_HOSTS": "-oProxyCommand=x 1"}, "a host name in LSB_MCPU_HOSTS"),
+    ],
+)
+def test_allocations_that_are_wrong(environ, message, tmp_path):
+    with pytest.raises(UserError, match=re.escape(message)):
+        hosts.find_hosts(environ, tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)

@@ -66,6 +66,23 @@ JSRUN = {
     f"JSM_NAMESPACE_{name}": text
     for name, text in (("RANK", "5"), ("SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "4"))
 }
+# What a script of a job finds (qsub of Open PBS 23, bsub of Spectrum LSF 10.1).
+PBS = {
+    "PBS_ENVIRONMENT": "PBS_BATCH",
+    "PBS_JOBID": "7.head",
+    "PBS_NODEFILE": "/var/spool/pbs/aux/7.head",
+    "PBS_NODENUM": "0",
+    "PBS_TASKNUM": "1",
+    "NCPUS": "4",
+    "OMP_NUM_THREADS": "4",
+}
+LSF = {
+    "LSB_JOBID": "7",
+    "LSB_HOSTS": "server1 server1 server2 server2",
+    "LSB_MCPU_HOSTS": "server1 2 server2 2",
+    "LSB_DJOB_NUMPROC": "4",
+    "LSF_ENVDIR": "/etc/lsf",
+}
 MVAPICH = {name.replace("JSM_NAMESPACE", "MV2_COMM_WORLD"): text for name, text in JSRUN.items()}
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
@@ -94,6 +111,18 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         # The innermost launcher counts: torchrun in an MPI job, mpirun in a Slurm step.
         ({**OPEN_MPI, **TORCHRUN}, Placement("torchrun", 3, 4, 1, 2, 1, ALONE.hosts)),
         ({**SLURM, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, ("server2",))),
+        # So it does in jobs of PBS and LSF, whose own variables say nothing of ranks.
+        ({**PBS, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, ("server2",))),
+        ({**PBS, **HYDRA}, Placement("mpiexec", 3, 4, 1, 2, 1, ALONE.hosts)),
+        ({**LSF, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, ("server2",))),
+        ({**LSF, **JSRUN}, Placement("jsrun", 5, 8, 1, 4, 1, ALONE.hosts)),
+        (PBS, ALONE),
+        (LSF, ALONE),
+        # Ray Train gives a worker what torch's env:// needs, and a number of its host.
+        (
+            {**BY_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"},
+            Placement("env://", 3, 4, 1, 2, None, ALONE.hosts),
+        ),
         # A batch script sees the allocation's numbers, but no launcher started it.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, ALONE),
         # Nor does the shell of salloc, though it is a step.

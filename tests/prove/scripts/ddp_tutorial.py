@@ -51,6 +51,7 @@ class Trainer:
 def main():
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
     data = Points(512)
     body, head = torch.nn.Linear(20, 16), torch.nn.Linear(16, 4)
     model = torch.nn.Sequential(body, torch.nn.ReLU(), head)

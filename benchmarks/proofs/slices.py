@@ -1,0 +1,113 @@
+"""What --slices costs, as ratios of both sides measured in turn:
+
+    python -m allstep.benchmarks.proofs.slices [--frameworks NAME,...] [--ranks 2,4] [--rounds N] [--parts NAME,...]
+
+    ranks       Horovod with as many slices as ranks, beside the same without --slices (cnn, images/s)
+    one         one rank with 4 slices, beside --accumulate-steps 4
+    sum         the sum in fixed order of 1 to 64 MiB, beside Horovod's all-reduce (calls/s)
+
+The exit status is 0 where all targets are reached, 1 where one is missed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from allstep.benchmarks.harness.launchers import train_command
+from allstep.benchmarks.harness.measure import interleaved, job, median_ratio, print_table, printed_rates, run, save
+from allstep.benchmarks.proofs.handwritten.data import trainer_flags
+from allstep.benchmarks.records import files
+from allstep.benchmarks.records.figures import Figure
+from allstep.common.config.flags import MOST_ROUNDS, Parser, listed, local_ranks, one_of, whole
+from allstep.common.process.exit import run_rank
+from allstep.common.registry import FRAMEWORKS
+
+PARTS = ("ranks", "one", "sum")
+MEBIBYTES = ("1", "4", "16", "64")
+_BATCH_SIZE = 64
+_STEPS_PER_EPOCH, _NUM_EPOCHS = 25, 4
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print the table; end with status 1 where a target is missed."""
+    parser = Parser("python -m allstep.benchmarks.proofs.slices", __doc__)
+    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
+    parser.add_argument("--ranks", type=listed(local_ranks()), default=(2, 4), metavar="N,...")
+    parser.add_argument("--parts", type=listed(one_of(*PARTS)), default=PARTS, metavar="NAME,...")
+    parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3, metavar="N")
+    parser.add_argument("--output", type=files.output_file, default="runs/slices.json", help="where samples are kept")
+    flags = parser.parse_args(argv)
+    rows: list[Figure] = []
+    samples: dict[str, object] = {}
+    for framework in flags.frameworks:
+        sides = _sides(framework, flags.ranks if "ranks" in flags.parts else (), one="one" in flags.parts)
+        rates = interleaved({name: measure for pair in sides.values() for name, measure in pair.items()}, flags.rounds)
+        for what, (pair, target) in {what: (pair, _TARGETS[what.split()[0]]) for what, pair in sides.items()}.items():
+            ours, reference = (rates[name] for name in pair)
+            rows.append(_row(f"{framework}: {what}", ours, reference, target))
+        samples[framework] = rates
+        for num_ranks in flags.ranks if "sum" in flags.parts else ():
+            seconds = _seconds_of_sums(framework, num_ranks, flags.rounds)
+            for size, pairs in seconds.items():
+                reference, ours = ([1 / taken for taken in side] for side in zip(*pairs, strict=True))
+                rows.append(_row(f"{framework}: sum of {size} MiB, {num_ranks} ranks", ours, reference, ">= 0.9"))
+            samples[f"{framework}, sums, {num_ranks}"] = seconds
+    print_table(rows)
+    save(flags.output, rows, samples)
+    if not all(row.reached for row in rows):
+        sys.exit(1)
+
+
+_TARGETS = {"horovod": ">= 0.95", "one": ">= 0.9"}
+"""By the first word of what is measured."""
+
+
+def _row(what: str, ours: Sequence[float], reference: Sequence[float], target: str) -> Figure:
+    return Figure(what, statistics.median(ours), statistics.median(reference), median_ratio(ours, reference), target)
+
+
+def _sides(framework: str, ranks: Sequence[int], *, one: bool) -> dict[str, dict[str, Callable[[], float]]]:
+    """Of each thing to measure, ours and what it is compared with."""
+    sides = {}
+    for num_ranks in ranks:
+        rate = functools.partial(_rate, framework, "horovod", num_ranks)
+        name = f"horovod --slices {num_ranks}, {num_ranks} ranks"
+        sides[name] = {
+            f"{framework}: {name}": functools.partial(rate, "--slices", num_ranks),
+            f"{framework}: horovod, {num_ranks} ranks": rate,
+        }
+    if one:
+        rate = functools.partial(_rate, framework, "single", 1)
+        name = "one rank with 4 slices"
+        sides[name] = {
+            f"{framework}: {name}": functools.partial(rate, "--slices", 4, batch_size=4 * _BATCH_SIZE),
+            f"{framework}: one rank in 4 passes": functools.partial(rate, "--accumulate-steps", 4),
+        }
+    return sides
+
+
+def _rate(framework: str, strategy: str, num_ranks: int, *own_flags: object, batch_size: int = _BATCH_SIZE) -> float:
+    """Images per second, the median of the epochs after the first."""
+    num_samples = _STEPS_PER_EPOCH * 4 * _BATCH_SIZE
+    flags = (*trainer_flags(num_samples, _NUM_EPOCHS), "--batch-size", batch_size, *own_flags)
+    [printed] = run(train_command(framework, strategy, num_ranks, flags))
+    return statistics.median(printed_rates(printed))
+
+
+def _seconds_of_sums(framework: str, num_ranks: int, num_rounds: int) -> dict[str, list[list[float]]]:
+    """By mebibytes, seconds of Horovod's all-reduce and of ours, a pair a round."""
+    with tempfile.TemporaryDirectory(prefix="allstep-slices-") as directory:
+        output = Path(directory) / "seconds.json"
+        module = "allstep.benchmarks.proofs.ordered_sum"
+        run(job(module, framework, ",".join(MEBIBYTES), num_rounds, output, num_ranks=num_ranks))
+        return json.loads(output.read_text())
+
+
+if __name__ == "__main__":
+    run_rank(main)

@@ -1,0 +1,100 @@
+"""text and text-topics: passages of the Python Language Reference, as `help()` shows it; no download.
+
+The text comes with Python (the module pydoc_data) and is that of its version. A token is a character; a passage is 64.
+In `text` each token's target is the next one, in `text-topics` a passage's is the chapter of which it is. text:FILE is
+as `text`, of another text.
+
+Source: The Python Language Reference, Python Software Foundation, PSF License 2.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.data.datasets.base import ArraySplit, Dataset, Task
+from allstep.common.data.datasets.config import DataConfig
+from allstep.common.files.regular_file import read_regular
+from allstep.common.process.errors import UserError
+
+CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
+"""A token is the place of its character here; others count as question marks."""
+LENGTH = 64
+NUM_TOPICS = 10
+MOST_CHARACTERS, MOST_OF_A_TOPIC = 2**17, 2**14
+"""Of `text`, and of each chapter of `text-topics`: an epoch of the small transformers takes seconds on a core."""
+MOST_BYTES = 2**28
+"""Of a file: each character is eight bytes in memory, twice."""
+VALIDATION_EVERY = 10
+
+
+def prepare(config: DataConfig) -> None:
+    """Checks that this Python comes with its documentation, where that is wanted."""
+    if config.path is None:
+        _topics()
+
+
+def load(config: DataConfig) -> Dataset:
+    """Cuts the text into passages; every tenth validates, the others train.
+
+    Raises:
+        UserError: this Python comes without its documentation, or a file is too short for training.
+    """
+    if config.kind == "text":
+        tokens = encode(_text(config.path))
+        inputs, targets = passages(tokens[:-1]), passages(tokens[1:])
+        if len(inputs) < VALIDATION_EVERY:
+            raise UserError(
+                f"expected at least {VALIDATION_EVERY * LENGTH + 1} characters in {config.path}, received "
+                f"{len(tokens)}; name a longer text"
+            )
+        return _dataset(inputs, targets, num_classes=len(CHARACTERS), task="next-token")
+    topics = _topics()
+    longest = sorted(set(topics.values()), key=lambda text: (-len(text), text))[:NUM_TOPICS]
+    chapters = [passages(encode(text[:MOST_OF_A_TOPIC])) for text in longest]
+    labels = np.repeat(np.arange(NUM_TOPICS), [len(chapter) for chapter in chapters])
+    return _dataset(np.concatenate(chapters), labels, num_classes=NUM_TOPICS, task="classification")
+
+
+def _text(path: Path | None) -> str:
+    if path:
+        return read_regular(path, most=MOST_BYTES).decode(errors="replace")
+    topics = _topics()
+    return "\n".join(topics[name] for name in sorted(topics))[: MOST_CHARACTERS + 1]
+
+
+def encode(text: str) -> np.ndarray:
+    """The tokens of a text, int64 (characters,)."""
+    token_of = np.full(256, CHARACTERS.index("?"), np.int64)
+    token_of[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
+    return token_of[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
+
+
+def passages(tokens: np.ndarray) -> np.ndarray:
+    """The tokens cut into rows of LENGTH, without a rest."""
+    return tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
+
+
+def _dataset(inputs: np.ndarray, targets: np.ndarray, *, num_classes: int, task: Task) -> Dataset:
+    validates = np.arange(len(inputs)) % VALIDATION_EVERY == VALIDATION_EVERY - 1
+    return Dataset(
+        train=ArraySplit(inputs[~validates], targets[~validates]),
+        validation=ArraySplit(inputs[validates], targets[validates]),
+        input_shape=(LENGTH,),
+        num_classes=num_classes,
+        input_type="int64",
+        num_tokens=len(CHARACTERS),
+        task=task,
+    )
+
+
+def _topics() -> dict[str, str]:
+    try:
+        return importlib.import_module("pydoc_data.topics").topics
+    except ImportError:
+        raise UserError(
+            "expected a Python that comes with its documentation (pydoc_data) for the text, received one without; use "
+            "another Python, or another data set"
+        ) from None

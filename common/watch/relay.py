@@ -1,0 +1,131 @@
+"""In a job of many ranks, one connection a host carries what all its ranks say to rank 0.
+
+The first rank of each host but rank 0's has a thread for it. Beats wait for each other, a second at most, and go as one
+message; everything else is passed on at once. What rank 0 says goes to all ranks of the host.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+import zlib
+
+import numpy as np
+
+from allstep.common.collectives import Collectives
+from allstep.common.launch.placement import Placement
+from allstep.common.watch.channel import Channel, knows_token
+
+BEAT_SECONDS = 1.0
+# With fewer, a connection for each rank costs rank 0 less than 1 % of a core (benchmarks/proofs/control_plane.py).
+RELAYED_FROM = 128
+
+
+def meet(collectives: Collectives, place: Placement) -> tuple[int, socket.socket | None]:
+    """Where the relay of this host listens: its port on loopback, 0 where there is none, and its socket in its rank."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=place.local_size) if place.local_rank == 0 else None
+    port = listener.getsockname()[1] if listener else 0
+    host = zlib.crc32(socket.gethostname().encode())
+    hosts = collectives.all_gather(np.array([host, port], np.int64))
+    ports = [int(port) for found, port in hosts if found == host and port]
+    if host == hosts[0][0] or len(ports) != 1:  # rank 0's own host, or several of one name
+        if listener:
+            listener.close()
+        return 0, None
+    return ports[0], listener
+
+
+def joined(rank: int, host: str) -> dict:
+    """What a relay says when a rank has connected to it."""
+    return {"joined": rank, "host": host}
+
+
+class Relay:
+    """Runs in a thread of the first rank of a host, until that rank or rank 0 is through."""
+
+    def __init__(self, rank: int, own: Channel, upstream: Channel, listener: socket.socket, token: str) -> None:
+        """`own` is the connection to the agent of this rank, `upstream` that to the monitor."""
+        self._rank, self._own, self._upstream, self._listener, self._token = rank, own, upstream, listener, token
+        self._channels: dict[int, Channel] = {}
+        self._strangers: list[Channel] = []
+        self._beats: dict[int, dict] = {}
+        self._is_over = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(upstream, selectors.EVENT_READ, self._pass_down)
+        self._admit(rank, own)
+
+    def run(self) -> None:
+        """Pass on what is said, until there is nobody left to pass it to."""
+        next_beat = time.monotonic() + BEAT_SECONDS
+        while not self._is_over:
+            for key, _ in self._selector.select(max(0.0, next_beat - time.monotonic())):
+                if key.fd in self._selector.get_map():  # one before it may have closed it
+                    key.data()
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + BEAT_SECONDS
+                self._upstream.send(relayed=list(self._beats.items()))
+                self._beats.clear()
+        for source in (self._listener, self._upstream, *self._strangers, *self._channels.values()):
+            source.close()
+
+    def send_farewell(self, status: int) -> None:
+        """Notify rank 0 that this rank leaves and has reported why."""
+        self._upstream.send(relayed=[(self._rank, {"bye": status})])
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        channel = Channel(connection)
+        self._strangers.append(channel)
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._greet(channel))
+
+    def _greet(self, channel: Channel) -> None:
+        messages = channel.greeting()
+        known = not messages or knows_token(messages[0], self._token)
+        if known and not messages:
+            return  # the rest of the line is still to come
+        self._strangers.remove(channel)
+        self._selector.unregister(channel)
+        if not known or messages[0]["rank"] in self._channels:
+            channel.close()
+            return
+        greeting, *others = messages
+        self._upstream.send(**joined(greeting["rank"], greeting["host"]))
+        self._admit(greeting["rank"], channel)
+        for message in others:
+            self._pass_up(greeting["rank"], message)
+
+    def _admit(self, rank: int, channel: Channel) -> None:
+        self._channels[rank] = channel
+        self._selector.register(channel, selectors.EVENT_READ, lambda: self._receive(rank))
+
+    def _receive(self, rank: int) -> None:
+        channel = self._channels[rank]
+        try:
+            messages = channel.receive()
+        except EOFError:
+            self._selector.unregister(channel)
+            channel.close()
+            del self._channels[rank]
+            self._is_over = rank == self._rank
+            self._pass_up(rank, {"gone": True})
+            return
+        for message in messages:
+            self._pass_up(rank, message)
+
+    def _pass_up(self, rank: int, message: dict) -> None:
+        if "moves" in message:
+            self._beats[rank] = message
+        else:
+            self._upstream.send(relayed=[(rank, message)])
+
+    def _pass_down(self) -> None:
+        try:
+            messages = self._upstream.receive()
+        except EOFError:
+            self._is_over = True
+            return
+        for message in messages:
+            for channel in self._channels.values():
+                channel.send(**message)

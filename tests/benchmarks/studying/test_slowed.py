@@ -1,0 +1,32 @@
+"""A rank that is slowed. Oracle: the state that the kernel gives of a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ranks import alive
+
+PROGRAM = "import time; from allstep.benchmarks.studying.slowed import slow_down; slow_down(); time.sleep(1000)"
+
+
+def states(pid: int, wanted: str) -> bool:
+    """Whether the process is in that state within a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == wanted:
+            return True
+    return False
+
+
+def test_it_is_stopped_and_goes_on_until_it_ends():
+    with subprocess.Popen([sys.executable, "-c", PROGRAM]) as process:
+        for state in "TSTS":  # stopped, and asleep as it is by itself
+            assert states(process.pid, state)
+        [helper] = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        process.kill()
+    deadline = time.monotonic() + 60
+    while alive(helper):
+        assert time.monotonic() < deadline

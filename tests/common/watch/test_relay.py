@@ -1,0 +1,57 @@
+"""Ranks that are watched through relays, as in large jobs: four ranks, who take themselves for those of two hosts.
+
+Oracles: what is reported, and which ranks have a relay's thread.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ranks import launch
+
+SCRIPT = """
+import dataclasses, os, signal, socket, threading
+from allstep.common import watch
+from allstep.common.hooks import Hook
+from allstep.common.process.exit import run_rank
+from allstep.common.start import start
+from allstep.pytorch import train
+
+class Breaks(Hook):
+    def on_step(self, session):
+        if session.progress.step == 7:
+            targets = [getattr(thread, "_target", None) for thread in threading.enumerate()]
+            threads = [one for one in targets if isinstance(getattr(one, "__self__", None), watch.Relay)]
+            print(f"rank {session.place.rank} has {len(threads)} relays", flush=True)
+            session.worker.collectives.barrier()
+            if session.place.rank == 3:
+                os.kill(os.getpid(), signal.NUMBER)
+
+def main():
+    config, place = start(train.strategies)
+    watch.RELAYED_FROM = 2
+    socket.gethostname = lambda: f"host{place.rank // 2}"
+    place = dataclasses.replace(place, local_rank=place.rank % 2, local_size=2)
+    train.session(config, place, [Breaks()]).train()
+
+run_rank(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        ("SIGKILL", "1", "rank 3 of 4 on host1 stopped at step [78]: gone without a word"),
+        ("SIGUSR1", "0", "rank 0 of 4 on host0 stopped after step [0-9]+ by SIGUSR1; resumable"),
+    ],
+)
+def test_a_rank_behind_a_relay_is_heard(number, status, said, tmp_path):
+    script = tmp_path / "relayed.py"
+    script.write_text(SCRIPT.replace("NUMBER", number))
+    result = launch("horovodrun-gloo", 4, script, "--output-dir", tmp_path / "run", "--model", "mlp", "--epochs", 3)
+    assert str(int(result.returncode != 0)) == status, result.output
+    assert len(re.findall(said, result.stderr)) == 1, result.output
+    assert sorted(re.findall(r"rank . has . relays", result.stdout)) == [
+        f"rank {rank} has {int(rank == 2)} relays" for rank in range(4)
+    ]

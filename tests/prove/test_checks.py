@@ -1,0 +1,114 @@
+"""What is found in records, without a script. Oracle: arithmetic, and what the records were made to show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from allstep.benchmarks.proving.checks import findings
+from allstep.benchmarks.proving.observer.values import projections, stride
+from allstep.benchmarks.proving.records import (
+    Collective,
+    Ended,
+    Forward,
+    Gradient,
+    HostCopy,
+    Loop,
+    Resumed,
+    Started,
+    Step,
+    Waiting,
+    World,
+    Write,
+)
+from allstep.benchmarks.proving.runs import Rank, Run, Runs
+
+_GRADIENTS = np.random.default_rng(0).normal(size=(2, 3, 50))  # rank, step, value
+_STEP = Step(1, 1, 1, "SGD", True, (0.1,), (), {"w": "00"}, {}, 1.0, "cpu", "train.py:9")
+
+
+def run(factor: float = 1.0, *, size: int = 2, rate: float = 0.2, device: str = "cpu") -> Run:
+    """Ranks that train rightly, but for the factor of the mean that they apply."""
+    ranks = []
+    for number in range(size):
+        records = [Started(number, number), World("horovod", number, size, ""), Loop(1, "train.py:5", 3)]
+        for step in range(3):
+            own, mean = _GRADIENTS[number, step], _GRADIENTS[:size, step].mean(0)
+            gradient = Gradient("w", projections(own), projections(factor * mean))
+            rows = tuple(f"{number} {step} {row}" for row in range(4))
+            records.append(Forward(step + 1, 1, True, rows, None, {}, None, "train.py:7"))
+            weights = {"w": "00"} if step == 0 else {}
+            one = replace(_STEP, number=step + 1, gradients=(gradient,), learning_rates=(rate,), weights=weights)
+            records.append(replace(one, device=device))
+        ranks.append(Rank((*records, Ended("script", ""))))
+    return Run(size, tuple(ranks), {})
+
+
+ALONE = run(size=1, rate=0.1)
+
+
+def names(together: Run) -> list[str]:
+    return [finding.name for finding in findings(Runs(ALONE, together))]
+
+
+def with_more(*more: object) -> Run:
+    """The right run, where each rank has written these before its end."""
+    right = run()
+    return replace(right, ranks=tuple(Rank((*rank.records[:-1], *more, rank.records[-1])) for rank in right.ranks))
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [(1, []), (2, ["gradients-summed"]), (0.5, ["gradients-averaged-twice"]), (0.37, [])],
+)
+def test_the_factor_of_the_mean(factor, expected):
+    """A factor that is neither the number of ranks nor its inverse is a clipped norm's, or a loss scale's."""
+    assert names(run(factor)) == expected
+
+
+def test_directions_are_the_same_for_all_and_linear():
+    one, other = _GRADIENTS[0, 0], _GRADIENTS[1, 0]
+    both = np.add(projections(one), projections(other))
+    assert np.allclose(both, projections(one + other))
+    assert projections(np.array([1.0, np.inf])) is None
+
+
+@pytest.mark.parametrize("num_values", [1, 4096, 4097, 10**6])
+def test_large_tensors_are_looked_at_in_places(num_values):
+    assert len(range(0, num_values, stride(num_values))) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [(0.2, []), (0.1, ["learning-rate-not-scaled"]), (0.4, ["learning-rate-scaled-twice"]), (0.1414, [])],
+)
+def test_the_rate_follows_the_batch(rate, expected):
+    """Oracle: lr * 2 for twice the batch (Goyal et al., 2017), or its root."""
+    assert names(run(rate=rate)) == expected
+
+
+def test_ranks_that_share_a_gpu():
+    assert names(run(device="GPU-1")) == ["gpu-shared"]
+
+
+def test_a_copy_from_the_gpu_in_every_step():
+    copies = [HostCopy(step, "train.py:8") for step in range(3)]
+    assert names(with_more(*copies)) == ["host-copy-each-step"]
+    assert names(with_more(*copies[:2])) == []
+
+
+def test_a_file_that_all_ranks_write():
+    assert names(with_more(Write("/model.pt", "train.py:20"))) == ["every-rank-writes"]
+
+
+def test_ranks_that_wait_at_different_places():
+    right = run()
+    waits = [Waiting("all_reduce", "train.py:30"), Waiting("barrier", "train.py:40")]
+    calls = [Collective("all_reduce", "", (1,), True, "train.py:30"), Resumed()]
+    ranks = [Rank((*rank.records[:-1], call, wait)) for rank, call, wait in zip(right.ranks, calls, waits, strict=True)]
+    [finding] = findings(Runs(ALONE, replace(right, ranks=tuple(ranks), stacks={0: "", 1: ""})))
+    assert finding.name == "collective-left-out"
+    assert "train.py:30" in finding.evidence
+    assert "train.py:40" in finding.evidence

@@ -1,0 +1,44 @@
+"""The command `allstep prove`: what it prints, its status, and that it changes nothing of what it looks at."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from mistake import ALLSTEP, Mistake, check
+from prove_corpus import SCRIPTS
+from ranks import run
+
+_NEVER = "import torch\nprint(torch.ones(1))\n"
+_FAILS = "import torch\nraise RuntimeError('no data here')\n"
+
+
+def test_the_command_says_what_is_wrong(tmp_path):
+    """Of a script whose ranks do not average: status 1, a name, a line, and what mends it."""
+    script = tmp_path / "script.py"
+    text = (SCRIPTS / "horovod_own_loop.py").read_text()
+    script.write_text(text.replace("hvd.allreduce(parameter.grad)", "parameter.grad"))
+    command = (sys.executable, "-m", "allstep.common.cli", "prove", "--launcher", "horovodrun-mpi", "--steps", "3")
+    result = run(*command, script, timeout=600)
+    assert result.returncode == 1, result.output
+    assert "1. gradients-not-averaged (script.py:" in result.stdout
+    assert "mend: optimizer = hvd.DistributedOptimizer" in result.stdout
+    assert "not looked at: validation" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "received"),
+    [
+        pytest.param(_NEVER, "a script that ended without a step", marks=pytest.mark.full),
+        pytest.param(_FAILS, "its failure: RuntimeError: no data here", marks=pytest.mark.full),
+        ("def f(:\n", "which is none: invalid syntax"),
+        ("print(1)\n", "without a word of them"),
+        (None, "No such file"),
+    ],
+)
+def test_a_script_that_cannot_be_looked_at(text, received, tmp_path):
+    def prepare(folder):
+        if text is not None:
+            (folder / "script.py").write_text(text)
+
+    check(Mistake(f"{ALLSTEP} prove script.py", "script", received, prepare=prepare), tmp_path)

@@ -1,0 +1,83 @@
+"""The files in cluster/: what containers, Kubeflow's operators and Apptainer would stumble over.
+
+Oracles: bash; the fields of the operators' published schemas (MPIJob v2beta1, Trainer v1alpha1), as far as we use them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+import yaml
+from ranks import REPOSITORY
+
+CLUSTER = REPOSITORY / "cluster"
+MPIJOB, RUNTIME, TRAINJOB = (
+    document
+    for name in ("mpijob", "trainjob")
+    for document in yaml.safe_load_all((CLUSTER / f"{name}.yaml").read_text())
+)
+# What each object may have, of the published schemas.
+FIELDS = {
+    "MPIJob": {"slotsPerWorker", "mpiImplementation", "sshAuthMountPath", "launcherCreationPolicy"}
+    | {"runPolicy", "mpiReplicaSpecs", "runLauncherAsWorker"},
+    "TrainingRuntime": {"mlPolicy", "podGroupPolicy", "template"},
+    "TrainJob": {"runtimeRef", "trainer", "initializer", "suspend", "labels", "annotations", "managedBy"},
+}
+TRAINER = {"image", "command", "args", "env", "numNodes", "numProcPerNode", "resourcesPerNode"}
+
+
+@pytest.mark.parametrize("document", [MPIJOB, RUNTIME, TRAINJOB], ids=lambda document: document["kind"])
+def test_fields_are_those_of_the_schema(document):
+    group = "kubeflow.org/v2beta1" if document is MPIJOB else "trainer.kubeflow.org/v1alpha1"
+    assert document["apiVersion"] == group
+    assert set(document["spec"]) <= FIELDS[document["kind"]]
+
+
+def test_job_and_runtime_fit_each_other():
+    reference, trainer = TRAINJOB["spec"]["runtimeRef"], TRAINJOB["spec"]["trainer"]
+    assert (reference["kind"], reference["name"]) == (RUNTIME["kind"], RUNTIME["metadata"]["name"])
+    assert set(trainer) <= TRAINER
+    # The Trainer fills in the container `node` of the replicated job `node`.
+    [node] = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
+    assert node["name"] == "node"
+    assert [one["name"] for one in node["template"]["spec"]["template"]["spec"]["containers"]] == ["node"]
+
+
+def test_workers_listen_where_the_launcher_looks():
+    """For the same port and the same keys."""
+    config, client = ((CLUSTER / name).read_text() for name in ("sshd_config", "ssh_config"))
+    keys = MPIJOB["spec"]["sshAuthMountPath"]
+    assert re.search("Port ([0-9]+)", config)[1] == re.search("Port ([0-9]+)", client)[1]
+    assert f"HostKey {keys}/id_rsa" in config and f"IdentityFile {keys}/id_rsa" in client
+    [worker] = MPIJOB["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert worker["command"][-1] == "/opt/allstep/cluster/sshd_config"
+    specs = MPIJOB["spec"]["mpiReplicaSpecs"]
+    ranks = MPIJOB["spec"]["slotsPerWorker"] * specs["Worker"]["replicas"]
+    assert f"-np {ranks} " in specs["Launcher"]["template"]["spec"]["containers"][0]["args"][0]
+
+
+def test_dockerfile():
+    """Its commands are a shell's, what it copies is there, and it ends as a user without rights."""
+    text = (CLUSTER / "Dockerfile").read_text()
+    instructions = re.sub(r"\\\n", "", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    for command in (line[4:] for line in instructions if line.startswith("RUN ")):
+        assert subprocess.run(["bash", "-n", "-c", command]).returncode == 0, command
+    copied = [line.split() for line in instructions if line.startswith("COPY ") and "--from" not in line]
+    assert copied and all((REPOSITORY / words[1]).exists() for words in copied)
+    assert [line for line in instructions if line.startswith("USER ")][-1] == "USER 1000"
+    assert re.fullmatch(r"ARG BASE=debian:[0-9.]+-slim", instructions[0])  # pinned
+
+
+def test_apptainer_s_definition():
+    text = (CLUSTER / "allstep.def").read_text()
+    assert text.startswith("Bootstrap: docker\nFrom: debian:")
+    sections = dict(re.findall(r"^%(\w+)\n((?:(?!^%).*\n?)*)", text, re.MULTILINE))
+    for name in ("setup", "post", "test", "runscript"):
+        assert subprocess.run(["bash", "-n", "-c", sections[name]]).returncode == 0, name
+
+
+def test_images_are_of_one_release():
+    bases = {re.search(r"debian:[\w.-]+", (CLUSTER / name).read_text())[0] for name in ("Dockerfile", "allstep.def")}
+    assert len(bases) == 1
