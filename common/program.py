@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from allstep.common.launch.placement import placement
+from allstep.common.process.errors import UserError
 from allstep.common.process.exit import run_rank
 from allstep.common.reporting.base import Listeners, Reporter
 from allstep.common.user_file import PROGRAM
@@ -46,6 +47,19 @@ class History(Reporter):
     def event(self, name: str, **fields: Any) -> None:
         if name == "epoch":
             self.epochs.append(fields)
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse what a program cannot have.
+
+    Raises:
+        UserError: the flags ask for an elastic job.
+    """
+    if config.parallel.elastic:
+        raise UserError(
+            "expected a job of a fixed number of ranks for a Session, received elastic=True; leave it out, or train by "
+            "train.py with --model FILE.py:FUNCTION and --dataset FILE.py:FUNCTION"
+        )
 
 
 def train(session: Session) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.datasets.user_samples import as_dataset
 from allstep.common.hooks import Hook
 from allstep.common.process.errors import UserError
-from allstep.common.program import Parts, as_rank, as_words, train
+from allstep.common.program import Parts, as_rank, as_words, check, train
 from allstep.common.start import start
 from allstep.pytorch import strategies
 from allstep.pytorch.train import session
@@ -82,6 +82,7 @@ class Session:
         own = self._optimizer if isinstance(self._optimizer, torch.optim.Optimizer) else None
         flags = {**({"optimizer": self._optimizer} if own is None else _flags_of(own)), **self._flags}
         config, place = start(strategies, as_words(flags))
+        check(config)
         parts = Parts(self._dataset(config), self._model, own)
         training = session(config, place, self._hooks, parts)
         return train(training) if training else []

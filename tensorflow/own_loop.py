@@ -38,7 +38,7 @@ def shard(samples: Any, global_batch_size: int, *, seed: int = 0, drop_last: boo
     like = split.read(np.zeros(1, np.int64), epoch=0)
     signature = tuple(tf.TensorSpec((None, *array.shape[1:]), array.dtype) for array in like)
 
-    def read(indices: Iterator[np.ndarray]) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    def read(indices: Iterator[np.ndarray]) -> Iterator[Any]:
         batches = list(indices)
         pipeline = tf.data.Dataset.from_generator(
             lambda: (split.read(batch, epoch=shards.position.epoch) for batch in batches), output_signature=signature

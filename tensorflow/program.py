@@ -18,7 +18,7 @@ from allstep.common.data.datasets.user_samples import as_dataset
 from allstep.common.hooks import Hook
 from allstep.common.launch.placement import placement
 from allstep.common.process.errors import UserError
-from allstep.common.program import Parts, as_rank, as_words, train
+from allstep.common.program import Parts, as_rank, as_words, check, train
 from allstep.common.start import start
 from allstep.tensorflow import strategies
 from allstep.tensorflow.strategies.strategy import share_cores
@@ -86,6 +86,7 @@ class Session:
         own = self._optimizer if isinstance(self._optimizer, keras.Optimizer) else None
         flags = {**({"optimizer": self._optimizer} if own is None else _flags_of(own, self._flags)), **self._flags}
         config, place = start(strategies, as_words(flags))
+        check(config)
         parts = Parts(self._dataset(config), self._model, own)
         training = session(config, place, self._hooks, parts)
         return train(training) if training else []

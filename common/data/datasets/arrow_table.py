@@ -55,8 +55,9 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
         pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
 
     def split(part: ArrowImages | ArrowNumbers, *, augmented: bool) -> Split:
-        if isinstance(part, ArrowNumbers) or pool is None:
+        if isinstance(part, ArrowNumbers):
             return part
+        assert pool is not None  # both parts have images
         return EncodedSplit(part, config=config, pool=pool, augmented=augmented)
 
     splits = split(tables[0], augmented=True), split(tables[-1], augmented=False)
@@ -121,7 +122,7 @@ def _array(chunk: Any, where: str) -> np.ndarray:
 
     shape, kind = [len(chunk)], chunk.type
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        lengths = compute.min_max(compute.list_value_length(chunk))
+        lengths = compute.call_function("min_max", [compute.call_function("list_value_length", [chunk])])
         if lengths["min"] != lengths["max"]:
             raise _ragged(where)
         shape.append(lengths["max"].as_py())

@@ -65,8 +65,10 @@ def require(module: str, package: str, config: DataConfig) -> None:
 class EncodedImages(Protocol):
     """Where a split's images lie, as the bytes of JPEG and PNG files."""
 
-    labels: np.ndarray
-    """The targets: int64 (samples,), the classes, or float32 (samples, numbers)."""
+    @property
+    def labels(self) -> np.ndarray:
+        """The targets: int64 (samples,), the classes, or float32 (samples, numbers)."""
+        ...
 
     def content(self, index: int) -> bytes:
         """The bytes of an image; raises UnreadableImage where there are none."""

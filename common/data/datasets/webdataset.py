@@ -53,7 +53,6 @@ def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
 
 def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     while (member := archive.next()) is not None:
-        archive.members.clear()  # it would keep all of them
         if member.isfile():
             yield member
 
@@ -70,9 +69,10 @@ def _ending(member: tarfile.TarInfo) -> str:
 
 def _sample(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], where: str, config: DataConfig) -> Located:
     names, target = choose_fields(members, config, where)
-    if len(names) > 1:
+    name, *more = names
+    if more:
         raise UserError(f"expected one name after --input-fields for {where}, received {len(names)}; name one")
-    member = members[names[0]]
+    member = members[name]
     if member.size > MAX_FILE_BYTES:
         raise UserError(
             f"expected inputs of at most {MAX_FILE_BYTES} bytes, received {member.size} in {where}; leave it out"

@@ -7,7 +7,7 @@ which setup.cfg puts into one package; pytorch/ and tensorflow/ themselves must 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allstep.common import own_checkpoint as checkpoint
@@ -17,7 +17,7 @@ __all__ = ["checkpoint", "launch"]
 
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name == "checkpoint":
         return importlib.import_module("allstep.common.own_checkpoint")

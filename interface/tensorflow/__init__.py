@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from allstep.tensorflow.own_loop import check_replicas, shard, watch
@@ -14,7 +14,7 @@ __all__ = ["Session", "check_replicas", "shard", "watch"]
 _MODULES = {"Session": "program"}
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

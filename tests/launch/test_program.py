@@ -1,0 +1,160 @@
+"""Programs of the user's own on real ranks: a Session, `allstep.launch`, and parts beside loops by hand.
+
+docs/python.md has the examples in examples/, which tests/launch/test_pages.py runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+from ranks import REPOSITORY, full, launch, run
+
+SESSION = """
+import json, sys
+import numpy as np
+import allstep
+
+def train(framework, **flags):
+    from sklearn.datasets import load_digits
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32)
+    weights = np.random.default_rng(0).normal(scale=0.1, size=(64, 10)).astype(np.float32)
+    if framework == "pytorch":
+        import torch
+        from allstep.pytorch import Session
+        model = torch.nn.Linear(64, 10, bias=False)
+        model.weight.data = torch.from_numpy(weights.T.copy())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    else:
+        import keras
+        from allstep.tensorflow import Session
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, use_bias=False)])
+        model.set_weights([weights])
+        optimizer = keras.optimizers.SGD(0.1)
+    session = Session(model, (x[:1500], y[:1500]), (x[1500:], y[1500:]), optimizer=optimizer, epochs=2,
+                      global_batch_size=64, **flags)
+    return [epoch["validation_loss"] for epoch in session.fit()]
+
+def by_hand():
+    # The same in NumPy: softmax regression by gradient descent, in the order that `sharding` documents.
+    from sklearn.datasets import load_digits
+    from allstep.common.data.sharding import sample_order
+    x, y = load_digits(return_X_y=True)
+    x, eye = x / 16, np.eye(10)
+    w = np.random.default_rng(0).normal(scale=0.1, size=(64, 10)).astype(np.float32).astype(float)
+    def softmax(z):
+        e = np.exp(z - z.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+    losses = []
+    for epoch in range(2):
+        order = sample_order(np.arange(1500), 1500, seed=0, epoch=epoch)
+        for begin in range(0, 1500, 64):
+            i = order[begin : begin + 64]
+            w -= 0.1 * x[i].T @ (softmax(x[i] @ w) - eye[y[i]]) / len(i)
+        losses.append(float(-np.log(softmax(x[1500:] @ w)[np.arange(297), y[1500:]]).mean()))
+    return losses
+
+if __name__ == "__main__":
+    expected = by_hand()
+    for arguments in json.loads(sys.argv[1]):
+        launcher = arguments.pop("launcher")
+        if launcher:
+            found = allstep.launch(lambda: train(**arguments), num_ranks=2, launcher=launcher)
+        else:
+            found = [train(**arguments)]
+        for losses in found:
+            np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        print("as by hand:", len(found))
+"""
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [
+            {"framework": "pytorch", "launcher": None},
+            {"framework": "pytorch", "launcher": "torchrun", "strategy": "ddp"},
+        ],
+        [{"framework": "tensorflow", "launcher": "horovodrun"}],
+        full([{"framework": "pytorch", "launcher": "horovodrun"}]),
+        full([{"framework": "tensorflow", "launcher": None}]),
+    ],
+    ids=lambda runs: "-".join(str(run["launcher"]) for run in runs),
+)  # fmt: skip
+def test_a_session_trains_as_by_hand_on_any_number_of_ranks(runs, tmp_path):
+    (tmp_path / "mine.py").write_text(SESSION)
+    result = run(sys.executable, tmp_path / "mine.py", json.dumps(runs))
+    assert result.returncode == 0, result.output
+    assert re.findall(r"as by hand: (\d)", result.stdout) == ["1" if one["launcher"] is None else "2" for one in runs]
+
+
+LOOP = REPOSITORY / "examples" / "own_loop_horovod.py"
+
+
+def test_a_loop_by_hand_goes_on_at_the_sample_on_other_ranks(tmp_path):
+    """The oracle is the run alone, undisturbed: its weights add up to the same number."""
+    undisturbed = launch("alone", 1, LOOP, tmp_path / "a")
+    assert undisturbed.returncode == 0, undisturbed.output
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "step-00000060").rename(tmp_path / "b" / "step-00000060")
+    resumed = launch("horovodrun-gloo", 3, LOOP, tmp_path / "b")
+    assert resumed.returncode == 0, resumed.output
+    [expected], [found] = (re.findall(r"87 steps, .* to (\S+)", result.stdout) for result in (undisturbed, resumed))
+    assert float(found) == pytest.approx(float(expected), abs=1e-4)
+
+
+STUCK = """
+import sys, time
+import horovod.torch as hvd
+import torch
+from allstep.pytorch import check_replicas, watch
+hvd.init()
+model = torch.nn.Linear(2, 1)
+with watch(stall_timeout=2) as steps:
+    for step in range(1, 1000):
+        steps.begin(step)
+        if sys.argv[1] == "apart":
+            check_replicas(model, f"after step {step}")
+        if sys.argv[1] == "stuck" and hvd.rank() == 1 and step == 5:
+            time.sleep(100)
+        hvd.allreduce(torch.zeros(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("stuck", r"rank 1 .*step 5"), ("apart", r"out of step after step 1: the weights of rank 1 .* first in weight")],
+)  # fmt: skip
+def test_a_watched_loop_ends_with_a_report(what, said, tmp_path):
+    (tmp_path / "mine.py").write_text(STUCK)
+    result = launch("horovodrun-gloo", 2, tmp_path / "mine.py", what)
+    assert result.returncode == 1, result.output
+    assert re.search(said, result.output), result.output
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epoch": 2}, "expected a flag .* received --epoch; did you mean --epochs?"),
+        ({"train": ([[1.0], [1.0, 2.0]], [0, 1])}, "of one shape for all samples"),
+        ({"train": ([[1.0], [float("nan")]], [0, 1])}, "received nan in sample 1"),
+        ({"train": ([], [])}, "at least 1 sample"),
+        ({"train": 3}, "to be inputs and targets, or an object with __len__ and read"),
+        ({"optimizer": "sdg"}, "--optimizer to be one of"),
+        ({"outputs": 3}, r"expected outputs \(n, 2\) of --model program, received \(n, 3\)"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(change, said):
+    import torch
+
+    from allstep.common.process.errors import UserError
+    from allstep.pytorch import Session
+
+    arguments = {"train": ([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0]), "outputs": 2, **change}
+    model = torch.nn.Linear(1, arguments.pop("outputs"))
+    with pytest.raises(UserError, match=said) as error:
+        Session(model, arguments.pop("train"), **{"epochs": 1, **arguments}).fit()
+    assert "\n" not in str(error.value)
