@@ -17,25 +17,10 @@ from allstep.common.user_file import PROGRAM
 
 if TYPE_CHECKING:
     from allstep.common.config.train_config import TrainConfig
-    from allstep.common.data.datasets import Dataset
     from allstep.common.progress import Progress
     from allstep.common.session import Session
 
 Result = TypeVar("Result")
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What a program hands over in place of what flags name."""
-
-    dataset: Dataset | None = None
-    model: Any = None
-    """A network, or a function of the shape of a sample and the number of classes that builds one."""
-    optimizer: Any = None
-
-
-NOTHING = Parts()
-"""All is as flags name it."""
 
 
 class History(Reporter):

@@ -21,7 +21,7 @@ def recompute_blocks(network: nn.Module) -> None:
     a sequence each run of plain layers up to a pooling.
     """
     if isinstance(network, nn.Sequential):
-        network.forward = partial(_in_turn, _steps(network))
+        network.forward = partial(_in_turn, _steps(network))  # pyright: ignore[reportAttributeAccessIssue]
     for module in network.children():
         if isinstance(module, nn.Sequential):
             recompute_blocks(module)

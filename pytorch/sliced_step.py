@@ -28,12 +28,12 @@ class SlicedStep:
         self._sizes = [1, *(tensor.numel() for tensor in (*self._parameters, *self._statistics))]
         self._padding = ordered_sum.padding(sum(self._sizes))
 
-    def __call__(self, batch: Batch, one_pass: Callable[[Batch, int], torch.Tensor]) -> torch.Tensor:
+    def __call__(self, batch: Batch, one_pass: Callable[..., torch.Tensor]) -> torch.Tensor:
         """Give each parameter its gradient, and batch norms their statistics.
 
         Args:
-            one_pass: adds the gradients of a slice, which has this number, to those of the parameters and returns the
-                sum of its losses.
+            one_pass: takes a slice and `number`, its number; adds its gradients to those of the parameters and returns
+                the sum of its losses.
 
         Returns: the sum of the losses of the global batch.
         """

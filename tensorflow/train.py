@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from allstep.common import elastic
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
+from allstep.common.parts import NOTHING, Parts
 from allstep.common.process.exit import run_rank
 from allstep.common.process.lean_import import lean_import
-from allstep.common.program import NOTHING, Parts
 from allstep.common.start import start
 from allstep.tensorflow import strategies
 

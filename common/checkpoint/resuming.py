@@ -125,7 +125,7 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
         before = saved.config.get(name)  # an older checkpoint knows of no curriculum
         is_same = flags[name] == before
         if name == "model":  # a file may lie elsewhere now; its network's weights are checked in any case
-            is_same |= all(map(user_file.parse, (flags[name], before)))
+            is_same |= all(user_file.parse(str(one)) for one in (flags[name], before))
         if not is_same:
             raise UserError(
                 f"expected --{name} {_as_flag(before)}, with which the checkpoint was written, received "
