@@ -16,7 +16,7 @@ import torch
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.datasets.user_samples import as_dataset
 from allstep.common.hooks import Hook
-from allstep.common.parts import Parts
+from allstep.common.own_parts import Parts
 from allstep.common.process.errors import UserError
 from allstep.common.program import as_rank, as_words, check, train
 from allstep.common.start import start

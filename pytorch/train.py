@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from allstep.common import elastic
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
-from allstep.common.parts import NOTHING, Parts
+from allstep.common.own_parts import NOTHING, Parts
 from allstep.common.process.exit import run_rank
 from allstep.common.start import start
 from allstep.pytorch import strategies
