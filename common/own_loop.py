@@ -19,6 +19,7 @@ from allstep.common.watch import Limits, ProgressState, watching
 if TYPE_CHECKING:
     from allstep.common.collectives import Collectives
 
+
 class Order:
     """Which samples this rank takes, batch by batch: the order of an epoch depends on seed and epoch alone.
 
@@ -57,11 +58,11 @@ class Order:
 class Shard:
     """An epoch's batches of this rank, as often as it is iterated; it knows where it stands.
 
-        for epoch in range(5):
-            for x, y in batches:
-                loss = batches.weight * loss_of(model(x), y)
-                ...
-                position = batches.position    # to be saved; batches.position = position goes on from there
+    for epoch in range(5):
+        for x, y in batches:
+            loss = batches.weight * loss_of(model(x), y)
+            ...
+            position = batches.position    # to be saved; batches.position = position goes on from there
     """
 
     def __init__(self, order: Order, read: Callable[[Iterator[np.ndarray]], Iterator[Any]]) -> None:

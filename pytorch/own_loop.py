@@ -1,6 +1,6 @@
 """Parts for a training loop of one's own in PyTorch, beside Horovod or DDP; `tensorflow/own_loop.py` has the same.
 
-    from allstep.pytorch import check_replicas, shard, watch
+from allstep.pytorch import check_replicas, shard, watch
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def shard(
     return Shard(Order(num_samples, global_batch_size, seed=seed, drop_last=drop_last), read)
 
 
-def watch(
-    *, stall_timeout: float = 10.0, fault_timeout: float = 30.0
-) -> contextlib.AbstractContextManager[Steps]:
+def watch(*, stall_timeout: float = 10.0, fault_timeout: float = 30.0) -> contextlib.AbstractContextManager[Steps]:
     """See `common.own_loop.watch`; after `hvd.init()` or `init_process_group()`."""
     return own_loop.watch(_collectives(), stall_timeout=stall_timeout, fault_timeout=fault_timeout)
 

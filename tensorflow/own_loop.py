@@ -1,6 +1,6 @@
 """Parts for a training loop of one's own in TensorFlow, beside Horovod; `pytorch/own_loop.py` has the same.
 
-    from allstep.tensorflow import check_replicas, shard, watch
+from allstep.tensorflow import check_replicas, shard, watch
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ def shard(samples: Any, global_batch_size: int, *, seed: int = 0, drop_last: boo
     return shards
 
 
-def watch(
-    *, stall_timeout: float = 10.0, fault_timeout: float = 30.0
-) -> contextlib.AbstractContextManager[Steps]:
+def watch(*, stall_timeout: float = 10.0, fault_timeout: float = 30.0) -> contextlib.AbstractContextManager[Steps]:
     """See `common.own_loop.watch`; after `hvd.init()`."""
     return own_loop.watch(_collectives(), stall_timeout=stall_timeout, fault_timeout=fault_timeout)
 

@@ -96,9 +96,7 @@ class Session:
         first, second = self._samples
         if isinstance(first, Dataset):
             return first
-        return as_dataset(
-            first, second, where="the samples", share=config.data.validation_share, seed=config.data.seed
-        )
+        return as_dataset(first, second, where="the samples", share=config.data.validation_share, seed=config.data.seed)
 
 
 class _Slots:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ranks import LAUNCHERS, last
 
-from allstep.benchmarks.proofs.parity import weights_apart
+from allstep.benchmarks.proofs.curves import weights_apart
 from allstep.common.checkpoint import load
 
 MPIRUN, HOROVODRUN_GLOO = LAUNCHERS["mpirun"], LAUNCHERS["horovodrun-gloo"]

@@ -28,7 +28,7 @@ from pathlib import Path
 from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, strategy_entry, trainers_name
 from allstep.benchmarks.harness.jobs import Outcome
 from allstep.benchmarks.harness.launchers import train_command
-from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs import curves, parity
 from allstep.benchmarks.records.comparison import Verdict
 from allstep.common.models import MODELS
 
@@ -88,7 +88,7 @@ class Gate:
     def __init__(self, num_steps: int, launch: Callable[[Sequence[list[str]]], Sequence[Outcome]]) -> None:
         """`launch` runs commands, each a job of its own."""
         self._num_steps, self._launch = num_steps, launch
-        self._trained: dict[tuple[GateRun, int], tuple[Outcome, parity.Curve | None]] = {}
+        self._trained: dict[tuple[GateRun, int], tuple[Outcome, curves.Curve | None]] = {}
         """By place and seed."""
 
     def train(self, places: Sequence[GateRun]) -> None:
@@ -112,7 +112,7 @@ class Gate:
         outcome, curve = self._curve(place, seed)
         if curve is None:
             return self._failed(place, outcome.reason, outcome.log)
-        [worst] = parity.apart(expected, curve).values()
+        [worst] = curves.apart(expected, curve).values()
         column = "runs" if place.framework == reference.framework else "frameworks"
         loss_bounds = _loss_bounds(place)
         bound = parity.bound_of(loss_bounds or parity.SETTINGS[_OPTIMIZER].bounds, column)
@@ -134,7 +134,7 @@ class Gate:
     def _num_steps_of(self, place: GateRun) -> int:
         return min(self._num_steps, _DEEP_STEPS) if place.deep else self._num_steps
 
-    def _curve(self, place: GateRun, seed: int) -> tuple[Outcome, parity.Curve | None]:
+    def _curve(self, place: GateRun, seed: int) -> tuple[Outcome, curves.Curve | None]:
         if (place, seed) not in self._trained:
             self._train([place], seed)
         return self._trained[place, seed]
@@ -144,7 +144,7 @@ class Gate:
             folders = [Path(folder, str(number)) for number in range(len(places))]
             commands = [self._command(*pair, seed) for pair in zip(places, folders, strict=True)]
             for place, own, outcome in zip(places, folders, self._launch(commands), strict=True):
-                curve = parity.read_curve(own, self._num_steps_of(place)) if outcome.status == "ok" else None
+                curve = curves.read_curve(own, self._num_steps_of(place)) if outcome.status == "ok" else None
                 self._trained[place, seed] = outcome, curve
 
     def _command(self, place: GateRun, folder: Path, seed: int) -> list[str]:

@@ -167,4 +167,3 @@ def _events(output_dir: Path) -> list[dict]:
     path = output_dir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be under way
-

@@ -16,8 +16,7 @@ each step:
 With --bits it is not how far runs differ, but whether those with --slices are the same bit by bit, by every strategy
 and launcher of this machine (`bits.py`).
 
-The difference of two losses a and b is |a - b| / |a|. That of two sets of weights is max |a - b| / max |a| over the
-elements of a tensor, the largest over all tensors. The exit status is 0 where all are within the bounds, 1 else.
+`curves.py` says how a difference is measured. The exit status is 0 where all are within the bounds, 1 else.
 
 What no implementation can do better: where the input of a ReLU is within a rounding error of 0, its gradient is one
 or the other by chance, and the weights of that unit part by 1e-4 and more from one step to the next. Half a unit in
@@ -38,17 +37,14 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.harness.measure import BenchmarkFailed, run
 from allstep.benchmarks.proofs import bits
-from allstep.benchmarks.records.runs import FILE, read_events
-from allstep.common.checkpoint import TrainState, load
+from allstep.benchmarks.proofs.curves import Curve, Difference, apart, largest, largest_of, read_curve
 from allstep.common.config.flags import EVER, Parser, listed, local_ranks, one_of, whole
 from allstep.common.models import is_in_both, model_name
 from allstep.common.process.errors import Fault
@@ -97,25 +93,6 @@ SETTINGS = {
     "adagrad": Setting(("--optimizer", "adagrad", "--base-lr", 0.01), ADAMW_BOUNDS),
     "rmsprop": Setting(("--optimizer", "rmsprop", "--base-lr", 0.001), ADAMW_BOUNDS),
 }
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What a run went through."""
-
-    losses: Mapping[int, float]
-    """Of every step, from 1."""
-    weights: Mapping[int, Mapping[str, np.ndarray]]
-    """By canonical name, after some of the steps."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far two curves differ at a step."""
-
-    loss: float
-    """The largest of the steps since the row before."""
-    weights: float
 
 
 _STRATEGIES_HELP = "single and horovod where none are named; all of those that have --slices with --bits"
@@ -232,24 +209,6 @@ def train(
         return read_curve(Path(output_dir), num_steps)
 
 
-def read_curve(output_dir: Path, num_steps: int) -> Curve:
-    """The first `num_steps` steps of a run from its metrics.jsonl and its checkpoints."""
-    losses = {event.step: event.loss for event in read_events(output_dir / FILE).steps}
-    weights = {}
-    for path in sorted((output_dir / "checkpoints").glob("step-*")):
-        state = load(path, output_dir, warn=print)
-        weights[state.progress.step] = weights_of(state)
-    return Curve(
-        {step: loss for step, loss in losses.items() if step <= num_steps},
-        {step: arrays for step, arrays in weights.items() if step <= num_steps},
-    )
-
-
-def weights_of(state: TrainState) -> dict[str, np.ndarray]:
-    """The weights in a checkpoint, without what the optimizer remembers."""
-    return {name: array for name, array in state.arrays.items() if name.startswith("model/")}
-
-
 def compare(curves: Mapping[tuple[str, ParityRun], Curve]) -> dict[str, dict[int, Difference]]:
     """Columns of the table: of each framework how far its runs differ from its first one, and between frameworks."""
     by_framework: dict[str, dict[ParityRun, Curve]] = {}
@@ -265,46 +224,6 @@ def compare(curves: Mapping[tuple[str, ParityRun], Curve]) -> dict[str, dict[int
         if common := [place for place in one if place in other]:
             columns["frameworks"] = largest([apart(one[place], other[place]) for place in common])
     return columns
-
-
-def apart(reference: Curve, other: Curve) -> dict[int, Difference]:
-    """How far two curves differ, at each step whose weights are known."""
-    losses = {step: abs(loss - other.losses[step]) / abs(loss) for step, loss in reference.losses.items()}
-    differences, before = {}, 0
-    for step, weights in reference.weights.items():
-        since = [losses[number] for number in range(before + 1, step + 1)]
-        differences[step] = Difference(float(np.max(since)), weights_apart(weights, other.weights[step]))
-        before = step
-    return differences
-
-
-def weights_apart(reference: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
-    """max |a - b| / max |a| over the elements of a tensor, the largest over all tensors; 0 for equal ones.
-
-    Raises:
-        Fault: the tensors are not the same ones.
-    """
-    if {name: array.shape for name, array in reference.items()} != {name: array.shape for name, array in other.items()}:
-        raise Fault(f"expected the same tensors, received {sorted(reference)} and {sorted(other)}")
-    return float(np.max([_tensors_apart(array, other[name]) for name, array in reference.items()]))
-
-
-def _tensors_apart(reference: np.ndarray, other: np.ndarray) -> float:
-    apart, size = np.abs(reference - other).max(), np.abs(reference).max()
-    if apart == 0:
-        return 0.0
-    return float(apart / size) if size else math.inf
-
-
-def largest(comparisons: Sequence[Mapping[int, Difference]]) -> dict[int, Difference]:
-    """The largest differences of several comparisons at each step."""
-    return {step: _largest_of([one[step] for one in comparisons]) for step in comparisons[0]}
-
-
-def _largest_of(differences: Iterable[Difference]) -> Difference:
-    # np.max, unlike max, lets no nan go unseen.
-    losses, weights = zip(*((one.loss, one.weights) for one in differences), strict=True)
-    return Difference(float(np.max(losses)), float(np.max(weights)))
 
 
 def bound_of(bounds: Bounds, column: str) -> float:
@@ -332,7 +251,7 @@ def print_table(optimizer: str, columns: Mapping[str, Mapping[int, Difference]],
     for step in next(iter(columns.values())):
         table.add_row(str(step), *(cell for column in columns.values() for cell in _cells(column[step])))
     table.add_section()
-    table.add_row("largest", *(cell for column in columns.values() for cell in _cells(_largest_of(column.values()))))
+    table.add_row("largest", *(cell for column in columns.values() for cell in _cells(largest_of(column.values()))))
     table.add_row("bound", *(f"{bound_of(bounds, column):.0e}" for column in columns for _ in range(2)))
     Console().print(table)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.harness.launchers import start
-from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs import curves, parity
 from allstep.benchmarks.proofs import training as trainings
+from allstep.benchmarks.proofs.curves import Curve, weights_apart
 from allstep.benchmarks.proofs.faults import STALL_SECONDS, Violation
-from allstep.benchmarks.proofs.parity import Curve, weights_apart
 from allstep.benchmarks.proofs.training import Training
 from allstep.benchmarks.records.runs import FILE, read_events
 from allstep.common.checkpoint import load
@@ -76,7 +76,7 @@ def check_checkpoints(case: Case, output_dir: Path, undisturbed: Curve) -> int:
         for path in sorted((output_dir / "checkpoints").glob("step-*")):
             state = load(path, output_dir, warn=_refuse)
             latest = state.progress.step
-            _check_weights(case, parity.weights_of(state), undisturbed, latest, BOUND_ON_THE_WAY)
+            _check_weights(case, curves.weights_of(state), undisturbed, latest, BOUND_ON_THE_WAY)
         if latest and load("latest", output_dir / "checkpoints", warn=_refuse).progress.step != latest:
             raise Violation("latest is not the checkpoint of the highest step")
     except UserError as error:
@@ -90,7 +90,7 @@ def check_end(case: Case, output_dir: Path, undisturbed: Curve) -> None:
         raise Violation("the last step has no checkpoint")
     state = load("latest", output_dir / "checkpoints", warn=_refuse)
     bound = BOUND_ON_THE_WAY if len(case.ranks) > 1 else FINAL_BOUND
-    _check_weights(case, parity.weights_of(state), undisturbed, NUM_STEPS, bound)
+    _check_weights(case, curves.weights_of(state), undisturbed, NUM_STEPS, bound)
     events = read_events(output_dir / FILE)
     steps, epochs = [event.step for event in events.steps], [event.epoch for event in events.epochs]
     for name, found, number in (("step", steps, NUM_STEPS), ("epoch", epochs, NUM_EPOCHS)):
@@ -126,7 +126,7 @@ def train_undisturbed(framework: str, num_ranks: int, launcher: str, own_flags: 
         flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS, *own_flags)
         with training(framework, num_ranks, Path(directory), *flags, launcher=launcher) as run:
             wait_for_good_end(run)
-        return parity.read_curve(Path(directory), NUM_STEPS)
+        return curves.read_curve(Path(directory), NUM_STEPS)
 
 
 def training(

@@ -37,8 +37,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allstep.benchmarks.proofs import elastic_soak, parity
+from allstep.benchmarks.proofs.curves import Curve
 from allstep.benchmarks.proofs.faults import KINDS, InjectedFault, Violation, check_ended
-from allstep.benchmarks.proofs.parity import Curve
 from allstep.benchmarks.proofs.resume_check import (
     NUM_STEPS,
     Case,

@@ -15,7 +15,7 @@ import pytest
 from jobs import HOROVODRUN_GLOO, MPIRUN, Job
 from ranks import events, full, last, run
 
-from allstep.benchmarks.proofs.parity import Curve, Difference, apart, read_curve
+from allstep.benchmarks.proofs.curves import Curve, Difference, apart, read_curve
 from allstep.common.registry import STRATEGIES
 
 # 2 epochs of 25 steps, as parity's: the last batch of an epoch is smaller, and neither size divides by 2.

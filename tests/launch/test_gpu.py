@@ -9,6 +9,7 @@ import pytest
 from ranks import events, last, launch, run
 
 from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs.curves import Curve, apart, read_curve
 from allstep.common.registry import STRATEGIES
 
 pytestmark = pytest.mark.gpu
@@ -29,18 +30,18 @@ def train(framework: str, output_dir: Path, *flags: str | int | float, num_gpus:
     return events(output_dir)
 
 
-def curve(framework: str, output_dir: Path, device: str) -> parity.Curve:
+def curve(framework: str, output_dir: Path, device: str) -> Curve:
     flags = (*CURVE, "--checkpoint-every", 10, "--keep-checkpoints", 100, "--deterministic", "--device", device)
     train(framework, output_dir, *flags)
-    return parity.read_curve(output_dir, NUM_STEPS)
+    return read_curve(output_dir, NUM_STEPS)
 
 
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory):
     """The curve of a framework on a device; each is trained once."""
-    known: dict[tuple[str, str], parity.Curve] = {}
+    known: dict[tuple[str, str], Curve] = {}
 
-    def of(framework: str, device: str) -> parity.Curve:
+    def of(framework: str, device: str) -> Curve:
         if (framework, device) not in known:
             known[framework, device] = curve(framework, tmp_path_factory.mktemp("curve"), device)
         return known[framework, device]
@@ -50,12 +51,12 @@ def curves(tmp_path_factory):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_float32_is_the_same_on_the_cpu_and_on_a_gpu(framework, curves):
-    differences = parity.apart(curves(framework, "cpu"), curves(framework, "cuda"))
+    differences = apart(curves(framework, "cpu"), curves(framework, "cuda"))
     assert max(one.loss for one in differences.values()) <= 1e-5
 
 
 def test_float32_is_the_same_in_both_frameworks_on_a_gpu(curves):
-    differences = parity.apart(curves("pytorch", "cuda"), curves("tensorflow", "cuda"))
+    differences = apart(curves("pytorch", "cuda"), curves("tensorflow", "cuda"))
     assert max(one.loss for one in differences.values()) <= 1e-5
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ranks import events, full, last, launch, train
 
-from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs import curves
 from allstep.common.checkpoint import load
 
 FLAGS = ("--model", "mlp", "--global-batch-size", 128, "--log-every", 1, "--checkpoint-every", 6, "--base-lr", 0.05)
@@ -109,7 +109,7 @@ def assert_averages_alike(expected: Path, received: Path) -> None:
         for path in (expected, received)
     ]
     assert of_each[0]
-    assert parity.weights_apart(*of_each) <= 1e-3
+    assert curves.weights_apart(*of_each) <= 1e-3
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from ranks import BIN, run
 
-from allstep.benchmarks.proofs import parity
-from allstep.benchmarks.proofs.parity import Bounds, Curve, Difference
+from allstep.benchmarks.proofs import curves, parity
+from allstep.benchmarks.proofs.curves import Curve, Difference
+from allstep.benchmarks.proofs.parity import Bounds
 from allstep.common.cli import call
 from allstep.common.process.errors import Fault, UserError
 
@@ -36,25 +37,25 @@ def made(change: float = 0.0, *, at: int = 1) -> Curve:
 
 
 def test_difference_is_that_of_the_description():
-    found = parity.apart(made(), made(0.01, at=2))
+    found = curves.apart(made(), made(0.01, at=2))
     assert found[3] == Difference(pytest.approx(0.01), pytest.approx(0.01 / 4))  # the largest weight is 4
-    assert parity.apart(made(), made()) == {3: Difference(0, 0), 6: Difference(0, 0)}
-    later = parity.apart(made(), made(0.01, at=5))
+    assert curves.apart(made(), made()) == {3: Difference(0, 0), 6: Difference(0, 0)}
+    later = curves.apart(made(), made(0.01, at=5))
     assert (later[3], later[6].loss > 0) == (Difference(0, 0), True)
 
 
 def test_weights_that_are_no_numbers_or_of_other_tensors_are_not_close():
     weights, changed = made().weights[3], made(math.nan).weights[3]
-    assert math.isnan(parity.weights_apart(weights, changed))
+    assert math.isnan(curves.weights_apart(weights, changed))
     zeros = {name: np.zeros_like(array) for name, array in weights.items()}
-    assert parity.weights_apart(zeros, weights) == math.inf
+    assert curves.weights_apart(zeros, weights) == math.inf
     with pytest.raises(Fault, match="same tensors"):
-        parity.weights_apart(weights, {"model/fc1.bias": weights["model/fc1.bias"]})
+        curves.weights_apart(weights, {"model/fc1.bias": weights["model/fc1.bias"]})
 
 
 @pytest.mark.parametrize(("change", "within"), [(0.0, True), (9e-6, True), (2e-5, False), (math.nan, False)])
 def test_passes_within_the_bound_alone(change, within):
-    assert parity.passes(parity.apart(made(), made(change)), Bounds(), "pytorch runs") == within
+    assert parity.passes(curves.apart(made(), made(change)), Bounds(), "pytorch runs") == within
 
 
 def test_columns_compare_ranks_with_the_first_and_frameworks_at_the_same_place():

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from ranks import Result, environment, events, full, last, launch, run
 
-from allstep.benchmarks.proofs import parity, soak
+from allstep.benchmarks.proofs import curves, parity, soak
 from allstep.common.checkpoint import load
 
 FRAMEWORKS = ["pytorch", "tensorflow"]
@@ -63,7 +63,7 @@ def checkpoint(output_dir: Path, step: int) -> Path:
 
 def final_weights(output_dir: Path) -> dict:
     path = checkpoint(output_dir, NUM_STEPS)
-    return parity.weights_of(load(path, path.parent, warn=print))
+    return curves.weights_of(load(path, path.parent, warn=print))
 
 
 def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> None:
@@ -72,7 +72,7 @@ def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> No
     if exactly:
         assert last(received, "end")["weights_checksum"] == last(wanted, "end")["weights_checksum"]
     else:
-        assert parity.weights_apart(final_weights(expected), final_weights(output_dir)) <= 1e-6
+        assert curves.weights_apart(final_weights(expected), final_weights(output_dir)) <= 1e-6
     for name in ("validation_samples", "validation_accuracy"):
         assert epochs(received, name) == epochs(wanted, name)
     for name in ("train_loss", "validation_loss", "learning_rate"):

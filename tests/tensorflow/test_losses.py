@@ -33,8 +33,9 @@ FORMULAS = {
     "huber": lambda outputs, targets: np.where(
         np.abs(outputs - targets) < 1, (outputs - targets) ** 2 / 2, np.abs(outputs - targets) - 0.5
     ),
-    "bce": lambda outputs, targets: -targets * np.log(1 / (1 + np.exp(-outputs)))
-    - (1 - targets) * np.log(1 / (1 + np.exp(outputs))),
+    "bce": lambda outputs, targets: (
+        -targets * np.log(1 / (1 + np.exp(-outputs))) - (1 - targets) * np.log(1 / (1 + np.exp(outputs)))
+    ),
 }
 CASES = [(name, task) for name, tasks in LOSSES.items() for task in tasks]
 

@@ -89,9 +89,7 @@ class EncodedSplit:
 
     parallel = True
 
-    def __init__(
-        self, images: EncodedImages, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool
-    ) -> None:
+    def __init__(self, images: EncodedImages, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool) -> None:
         self.images = images
         self.targets = images.labels
         self.size = config.image_size

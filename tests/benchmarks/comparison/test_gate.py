@@ -10,7 +10,7 @@ import pytest
 from compared import OK, cell
 
 from allstep.benchmarks.comparison.gate import Gate, GateRun, gate_run
-from allstep.benchmarks.proofs import parity
+from allstep.benchmarks.proofs import curves
 from allstep.common.files.records import to_json
 
 
@@ -29,7 +29,7 @@ class MadeUp(Gate):
             losses = {step: change / step for step in (1, 2, 3)}
             num_seeds = len({seed for _, seed in self.trained})
             kink = 4e-4 if place.strategy != "independent" and num_seeds <= self._num_kinks else 0
-            curve = parity.Curve(losses, {3: {"model/fc.weight": np.array([change + kink, -2.0])}})
+            curve = curves.Curve(losses, {3: {"model/fc.weight": np.array([change + kink, -2.0])}})
             self._trained[place, seed] = OK, curve
 
 

@@ -11,7 +11,7 @@ os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
 
 import numpy as np
 
-from allstep.benchmarks.proofs.parity import weights_apart
+from allstep.benchmarks.proofs.curves import weights_apart
 from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
