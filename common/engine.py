@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from allstep.common.data.datasets.base import Split
-from allstep.common.data.loader import Batch, train_batches, validation_batches
+from allstep.common.data.loader import Batch, train_batches
 from allstep.common.data.sharding import Position
+from allstep.common.evaluation import Evaluation, Stopped, evaluate
 from allstep.common.hooks import StopTraining
 from allstep.common.noise_scale import is_measured, noise_scale
 from allstep.common.process.errors import Fault, UserError, summary
@@ -27,20 +27,10 @@ from allstep.common.reporting.base import Reporter
 from allstep.common.schedule import Schedule, global_batch_size, grown, learning_rate
 from allstep.common.watch import ProgressState
 from allstep.common.weights import checksum
-from allstep.common.worker import StepResult, Worker
+from allstep.common.worker import StepResult
 
 if TYPE_CHECKING:
     from allstep.common.session import Session
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Exact means over all samples of a split."""
-
-    loss: float
-    metric: float
-    """See `common.losses.metric_of`."""
-    num_samples: int
 
 
 class Saver(Protocol):
@@ -73,10 +63,6 @@ class Run:
 
 DIVERGED = "expected a finite"
 """How the error of a run begins whose learning rate was too high."""
-
-
-class Stopped(Exception):
-    """The ranks were asked to stop, and all stand at the same point."""
 
 
 def fit(run: Run) -> bool:
@@ -320,34 +306,3 @@ def _evaluate(run: Run) -> Evaluation:
         run.progress_state,
         num_slices=session.config.parallel.num_slices,
     )
-
-
-def evaluate(
-    worker: Worker, split: Split, global_batch: int, progress_state: ProgressState, *, num_slices: int | None = None
-) -> Evaluation:
-    """Mean loss and metric with every sample counted once over all ranks, for any number of ranks.
-
-    Args:
-        num_slices: with --slices, into how many parts a batch is cut, each of which is evaluated by itself.
-
-    Raises:
-        Stopped: see there.
-    """
-    collectives = worker.collectives
-    # A row a slice, to which one rank alone adds: so no sum over ranks depends on their number.
-    sums = np.zeros((num_slices or 1, 3))
-    progress_state.enter("validation")
-    for batch in validation_batches(
-        split, global_batch, rank=collectives.rank, world_size=collectives.world_size, num_slices=num_slices
-    ):
-        if not progress_state.begin_tick():
-            raise Stopped
-        for row, part in [(one.number, batch.part(one)) for one in batch.slices] or [(0, batch)]:
-            # A rank without samples takes part: it may hold weights that the others need.
-            loss_sum, metric_sum = worker.eval_step(part)
-            if part.num_samples:
-                sums[row] += (loss_sum, metric_sum, part.num_samples)
-        progress_state.enter("validation")
-    progress_state.enter("sums")
-    loss_sum, metric_sum, num_samples = collectives.all_reduce_sum(sums.ravel()).reshape(sums.shape).sum(axis=0)
-    return Evaluation(loss_sum / num_samples, metric_sum / num_samples, int(num_samples))

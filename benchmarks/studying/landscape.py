@@ -20,7 +20,7 @@ from allstep.benchmarks.comparison.rank import open_session
 from allstep.benchmarks.records.files import output_file
 from allstep.common.checkpoint import resuming
 from allstep.common.config.flags import Parser, number, one_of, whole
-from allstep.common.engine import evaluate
+from allstep.common.evaluation import evaluate
 from allstep.common.files.disk import write_atomically
 from allstep.common.process.errors import UserError
 from allstep.common.process.exit import run_rank

@@ -12,7 +12,7 @@ from ranks import REPOSITORY, last, launch, train
 from allstep.common.checkpoint import load
 from allstep.common.config.train_config import DataConfig, OptimizerConfig, StrategyConfig
 from allstep.common.data import datasets
-from allstep.common.engine import evaluate
+from allstep.common.evaluation import evaluate
 from allstep.common.launch.placement import ALONE
 from allstep.common.watch import ProgressState
 from allstep.pytorch.models import build_model, import_weights
