@@ -108,7 +108,7 @@ def own_batch(dataset: Dataset, config: TrainConfig, worker: Worker) -> Batch:
     world_size = worker.collectives.world_size
     num_global = config.global_batch_size(world_size)
     begin, end = rank_slice(0, num_global, rank=worker.collectives.rank, world_size=world_size)
-    images, labels = dataset.train.read(np.arange(begin, end), epoch=0)
+    images, labels = dataset.training_split.read(np.arange(begin, end), epoch=0)
     batch = Batch(images, labels, end - begin, num_global, world_size / num_global, Position(0, num_global))
     return dataclasses.replace(batch, inputs=_on_device(images, worker), targets=_on_device(labels, worker))
 

@@ -176,7 +176,8 @@ def train_epoch(run: Run) -> None:
     """
     session, progress_state = run.session, run.progress_state
     schedule = replace(run.schedule, batch_ramp=session.progress.batch_ramp or run.schedule.batch_ramp)
-    worker, split, progress, config = session.worker, session.dataset.train, session.progress, session.config
+    worker, progress, config = session.worker, session.progress, session.config
+    split = session.dataset.training_split
     log_every, scales_loss = config.output.log_every, config.precision == "fp16"
     steps_in_flight = session.strategy.steps_in_flight
     if scales_loss and steps_in_flight == 1:

@@ -22,6 +22,7 @@ from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.config.validation import validate_for_data
 from allstep.common.data import datasets
+from allstep.common.data.augmented import augmentation_of
 from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import Dataset
 from allstep.common.elastic import CONNECTIONS, HOSTS
@@ -81,7 +82,11 @@ def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = 
     dataset = own
     validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
     check_loss(config, dataset.task)
-    return dataclasses.replace(dataset, curriculum=curriculum_of(config.data, len(dataset.train)))
+    return dataclasses.replace(
+        dataset,
+        curriculum=curriculum_of(config.data, len(dataset.train)),
+        augmentation=augmentation_of(config.data, dataset),
+    )
 
 
 @dataclass

@@ -34,7 +34,9 @@ def build_metric(name: str, loss: str) -> Measure:
 
 
 def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    """Of logits (n, ..., classes) and classes (n, ...)."""
+    """Of logits (n, ..., classes) and classes (n, ...), or shares of the classes (n, classes)."""
+    if targets.is_floating_point():
+        return functional.cross_entropy(outputs.float(), targets, reduction="sum", label_smoothing=label_smoothing)
     logits, classes = outputs.float().flatten(0, -2), targets.flatten()
     loss_sum = functional.cross_entropy(logits, classes, reduction="sum", label_smoothing=label_smoothing)
     return loss_sum if targets.dim() == 1 else loss_sum / targets[0].numel()

@@ -32,8 +32,11 @@ def build_metric(name: str, loss: str) -> Measure:
 
 
 def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tf.Tensor:
-    """Of logits (n, ..., classes) and classes (n, ...)."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
+    """Of logits (n, ..., classes) and classes (n, ...), or shares of the classes (n, classes)."""
+    if targets.dtype.is_floating:
+        losses = tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
+    else:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
     if label_smoothing:
         of_all = -tf.reduce_mean(tf.nn.log_softmax(outputs), axis=-1)
         losses = (1 - label_smoothing) * losses + label_smoothing * of_all
@@ -49,8 +52,9 @@ def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tens
 
 
 def _sum_over_samples(measure: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    num_elements = cast("int", targets.shape[1:].num_elements())  # of a sample, which is known
-    return tf.reduce_sum(measure(tf.cast(outputs, tf.float32), targets)) / num_elements
+    measured = measure(tf.cast(outputs, tf.float32), targets)
+    num_elements = cast("int", measured.shape[1:].num_elements())  # of a sample, which is known
+    return tf.reduce_sum(measured) / num_elements
 
 
 def _is_right_class(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

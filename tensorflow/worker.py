@@ -77,10 +77,10 @@ class Worker:
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
         most = 255 if dataset.input_type == "uint8" else 1
         self._scale, self._shift = 1 / (most * std), -mean / std
-        samples = (
-            tf.TensorSpec((None, *dataset.input_shape), dataset.input_type),
-            tf.TensorSpec((None, *dataset.target_shape), dataset.target_type),
-        )
+        inputs = tf.TensorSpec((None, *dataset.input_shape), dataset.input_type)
+        targets = tf.TensorSpec((None, *dataset.target_shape), dataset.target_type)
+        shares = tf.TensorSpec((None, dataset.num_classes), "float32")
+        samples = inputs, shares if dataset.mixes_targets else targets
         self._forward = RecomputedBlocks(model) if strategy.flags.recompute else model
         self._one_pass = strategy.compiled(self._gradients)
         self._train_step = strategy.compile_train_step(self._train_on_device, self._set_learning_rate, samples)
@@ -94,7 +94,7 @@ class Worker:
                 set_learning_rate=self._set_learning_rate,
                 samples=samples,
             )
-        self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, samples)
+        self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, (inputs, targets))
 
     def compile(self, batch: Batch) -> None:
         state = [

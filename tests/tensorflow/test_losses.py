@@ -57,6 +57,15 @@ def measured(build: str, arguments: tuple, outputs: np.ndarray, targets: np.ndar
     ]
 
 
+def test_labels_may_be_shares_of_the_classes():
+    """As --mixup makes them: the cross-entropy of each class, in its share."""
+    outputs, classes = samples("cross-entropy", "classification")
+    shares = RANDOM.dirichlet(np.ones(3), len(classes)).astype(np.float32)
+    of_each = [cross_entropy(outputs.astype(np.float64), np.full(len(classes), number)) for number in range(3)]
+    expected = (shares * np.stack(of_each, axis=1)).sum()
+    assert measured("build_loss", ("cross-entropy", SMOOTHING), outputs, shares) == pytest.approx([expected] * 2, 1e-5)
+
+
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_sums_over_samples(name, task):
     outputs, targets = samples(name, task)

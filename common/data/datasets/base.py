@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:  # flags are read without NumPy, which would take 0.1 s of every mistake and of --help
     import numpy as np
 
+    from allstep.common.data.augmented import Augmentation
     from allstep.common.data.curriculum import Curriculum
 
 InputType = Literal["uint8", "float32", "int64"]
@@ -53,6 +54,8 @@ class Dataset:
     """The same."""
     curriculum: Curriculum | None = None
     """In which order the training samples come, where it is not that of `sharding`."""
+    augmentation: Augmentation | None = None
+    """What is done to them in training."""
     input_type: InputType = "uint8"
     num_tokens: int = 0
     """int64: inputs are below it."""
@@ -69,6 +72,20 @@ class Dataset:
     def target_type(self) -> str:
         """Of the arrays of targets."""
         return "float32" if self.task == "regression" else "int64"
+
+    @property
+    def training_split(self) -> Split:
+        """The training samples as training sees them; `train` has them as they are."""
+        if self.augmentation is None:
+            return self.train
+        from allstep.common.data.augmented import AugmentedSplit
+
+        return AugmentedSplit(self.train, self.augmentation)
+
+    @property
+    def mixes_targets(self) -> bool:
+        """Whether training targets are shares of the classes, float32 (n, num_classes)."""
+        return self.augmentation is not None and self.augmentation.mixes
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -109,6 +109,18 @@ class DataConfig:
     curriculum_epochs: Annotated[int, whole(1, 10**6)] = 5
     """Epochs until all samples take part; their number grows evenly."""
 
+    mixup: Annotated[float, number(0, 100)] = 0.0
+    """Train on sums of two images and of their labels, in shares of the distribution Beta(A, A) (Zhang et al. 2018)."""
+
+    cutmix: Annotated[float, number(0, 100)] = 0.0
+    """The same with a box of one image in the other, and labels in the shares of the areas (Yun et al. 2019)."""
+
+    random_erasing: Annotated[float, number(0, 1)] = 0.0
+    """Probability with which a box of a training image becomes noise (Zhong et al. 2020)."""
+
+    rand_augment: Annotated[int, whole(0, 16)] = 0
+    """Operations on colours and sharpness, chosen at random, for each training image (Cubuk et al. 2020)."""
+
     seed: Annotated[int, whole(0, 2**64 - 1)] = 0
     """Seed of the order of samples and of their augmentation."""
 
