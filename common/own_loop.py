@@ -75,7 +75,7 @@ class Shard:
 
     def __iter__(self) -> Iterator[Any]:
         plans = list(self._order.rest_of_epoch(self.position))
-        for batch, (_, weight, position) in zip(self._read(indices for indices, _, _ in plans), plans, strict=True):
+        for batch, (_, weight, position) in zip(self._read(indices for indices, _, _ in plans), plans, strict=False):
             self.weight, self.position = weight, position
             yield batch
         self.position = Position(self.position.epoch + 1, 0)

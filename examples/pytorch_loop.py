@@ -19,7 +19,8 @@ train = torch.arange(hvd.rank(), 1500, hvd.size())  # each rank trains on its ow
 train = train[: 1500 // hvd.size()]  # of equal size: all ranks take the same number of steps
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+# A global batch that is so many times as large takes steps so many times as long.
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * hvd.size(), momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # 3. average gradients where they are applied
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # 4. all ranks start from rank 0's values
 

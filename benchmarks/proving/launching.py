@@ -71,7 +71,7 @@ class Script:
 
 
 def _cause(printed: str) -> str | None:
-    """The last error that was printed."""
+    """The last error that was printed, without torchrun's own, which names none."""
     lines = [re.sub(r"^\[\d+(,\d+)?\]<std(out|err)>:", "", line).strip() for line in printed.splitlines()]
     errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)\b)", line)]
-    return errors[-1] if errors else None
+    return next((error for error in reversed(errors) if not error.startswith("torch.distributed.elastic")), None)
