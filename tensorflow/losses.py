@@ -38,8 +38,8 @@ def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: floa
     else:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
     if label_smoothing:
-        of_all = -tf.reduce_mean(tf.nn.log_softmax(outputs), axis=-1)
-        losses = (1 - label_smoothing) * losses + label_smoothing * of_all
+        uniform = -tf.reduce_mean(tf.nn.log_softmax(outputs), axis=-1)
+        losses = (1 - label_smoothing) * losses + label_smoothing * uniform
     return losses
 
 

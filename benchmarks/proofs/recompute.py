@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for _ in range(flags.rounds):
             losses = []
             for side, given in SIDES.items():
-                figures, of_steps = train(framework, given)
+                figures, losses_by_step = train(framework, given)
                 taken[side].append(figures)
-                losses.append(of_steps)
+                losses.append(losses_by_step)
             are_equal = are_equal and losses[0] == losses[1]
         samples[framework] = taken
         for number, (what, target) in enumerate((("peak memory, MB", "<= 0.9"), ("images/s", ""))):

@@ -81,7 +81,7 @@ def parse_list(text: str) -> list[Host]:
     return [parse_host(entry.strip(), "-H") for entry in text.split(",")]
 
 
-def of_slurm(environ: Mapping[str, str]) -> list[Host]:
+def slurm_hosts(environ: Mapping[str, str]) -> list[Host]:
     """The hosts of a Slurm allocation, from its environment.
 
     Raises:
@@ -97,7 +97,7 @@ def of_slurm(environ: Mapping[str, str]) -> list[Host]:
     return [_host(name, slots, "SLURM_JOB_NODELIST") for name, slots in zip(names, tasks, strict=True)]
 
 
-def of_pbs(environ: Mapping[str, str]) -> list[Host]:
+def pbs_hosts(environ: Mapping[str, str]) -> list[Host]:
     """The hosts of a PBS allocation: of the file that PBS_NODEFILE names, in which a host has a line for each slot.
 
     Raises:
@@ -108,7 +108,7 @@ def of_pbs(environ: Mapping[str, str]) -> list[Host]:
     return [_host(name, slots, "PBS_NODEFILE") for name, slots in names.items()]
 
 
-def of_lsf(environ: Mapping[str, str]) -> list[Host]:
+def lsf_hosts(environ: Mapping[str, str]) -> list[Host]:
     """The hosts of an LSF job: LSB_MCPU_HOSTS has the name and the slots of each in turn.
 
     Raises:
@@ -125,7 +125,7 @@ def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HO
     Raises:
         UserError: what they say is wrong.
     """
-    readers = {"SLURM_JOB_NODELIST": of_slurm, "PBS_NODEFILE": of_pbs, "LSB_MCPU_HOSTS": of_lsf}
+    readers = {"SLURM_JOB_NODELIST": slurm_hosts, "PBS_NODEFILE": pbs_hosts, "LSB_MCPU_HOSTS": lsf_hosts}
     for variable, read in readers.items():
         if variable in environ:
             return read(environ)

@@ -42,7 +42,7 @@ class TFConfig:
         return json.dumps({"cluster": self.cluster, "task": {"type": self.role, "index": self.index}})
 
 
-def of_workers(addresses: Sequence[str], rank: int) -> TFConfig:
+def worker_config(addresses: Sequence[str], rank: int) -> TFConfig:
     """A cluster of equal processes, for MultiWorkerMirroredStrategy."""
     return TFConfig({"worker": tuple(addresses)}, "worker", rank)
 

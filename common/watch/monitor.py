@@ -16,7 +16,8 @@ from allstep.common.process.exit import EXIT_FAULT, has_spoken, leave, speak
 from allstep.common.process.orphan import end_cut_off_daemon
 from allstep.common.process.terminal import print_line
 from allstep.common.watch import stall_detection
-from allstep.common.watch.channel import Channel, knows_token, line
+from allstep.common.watch.channel import Channel, line
+from allstep.common.watch.entrance import Entrance
 from allstep.common.watch.progress_state import ProgressState
 from allstep.common.watch.relay import BEAT_SECONDS
 from allstep.common.watch.stall_detection import Seen, Stall
@@ -74,16 +75,14 @@ class Monitor:
         self._decide_at = 0.0
         self._begun: dict[int, int] = {}
         self._notice = ""
-        self._strangers: list[Channel] = []  # connected, and not admitted yet
         self._is_broken = False  # in an elastic job: the ranks are about to be formed anew
-        self._listener: socket.socket | None = None
+        self._entrance: Entrance | None = None
         self._selector = selectors.DefaultSelector()
         self._admit(0, socket.gethostname(), own)
 
     def listen(self, listener: socket.socket, token: str) -> None:
         """Let the other ranks in: those that know `token`."""
-        self._listener, self._token = listener, token
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._entrance = Entrance(listener, self._selector, token, self._let_in)
 
     def notify_all(self, **message: object) -> None:
         """Send a message to every rank."""
@@ -113,27 +112,12 @@ class Monitor:
 
     # Who is there.
 
-    def _accept(self) -> None:
-        assert self._listener is not None  # it is what has become readable
-        connection, _ = self._listener.accept()
-        channel = Channel(connection)
-        self._strangers.append(channel)
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._greet(channel))
-
-    def _greet(self, channel: Channel) -> None:
-        """Admit a rank that knows the token; anybody else may connect, so nothing is taken for granted."""
-        messages = channel.greeting()
-        known = not messages or knows_token(messages[0], self._token)
-        if known and not messages:
-            return  # the rest of the line is still to come
-        self._strangers.remove(channel)
-        self._selector.unregister(channel)
-        if not known or messages[0]["rank"] in self._seen:
-            channel.close()
-            return
-        greeting, *others = messages
+    def _let_in(self, channel: Channel, greeting: dict, others: list[dict]) -> bool:
+        if greeting["rank"] in self._seen:
+            return False
         self._admit(greeting["rank"], greeting["host"], channel)
         self._take(greeting["rank"], others)
+        return True
 
     def _admit(self, rank: int, host: str, channel: Channel) -> None:
         self._channels[rank] = channel
@@ -220,10 +204,10 @@ class Monitor:
 
     def _let_nobody_in(self) -> None:
         """Close what no rank needs any more: the listener, and the connections of who has not shown the token."""
-        for source in (*([self._listener] if self._listener else []), *self._strangers):
+        for source in self._entrance.sources if self._entrance else ():
             self._selector.unregister(source)
             source.close()
-        self._listener, self._strangers = None, []
+        self._entrance = None
 
     @property
     def _is_over(self) -> bool:

@@ -15,7 +15,8 @@ import numpy as np
 
 from allstep.common.collectives import Collectives
 from allstep.common.launch.placement import Placement
-from allstep.common.watch.channel import Channel, knows_token
+from allstep.common.watch.channel import Channel
+from allstep.common.watch.entrance import Entrance
 
 BEAT_SECONDS = 1.0
 # With fewer, a connection for each rank costs rank 0 less than 1 % of a core (benchmarks/proofs/control_plane.py).
@@ -46,13 +47,12 @@ class Relay:
 
     def __init__(self, rank: int, own: Channel, upstream: Channel, listener: socket.socket, token: str) -> None:
         """`own` is the connection to the agent of this rank, `upstream` that to the monitor."""
-        self._rank, self._own, self._upstream, self._listener, self._token = rank, own, upstream, listener, token
+        self._rank, self._own, self._upstream = rank, own, upstream
         self._channels: dict[int, Channel] = {}
-        self._strangers: list[Channel] = []
         self._beats: dict[int, dict] = {}
         self._is_over = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._entrance = Entrance(listener, self._selector, token, self._let_in)
         self._selector.register(upstream, selectors.EVENT_READ, self._pass_down)
         self._admit(rank, own)
 
@@ -67,34 +67,21 @@ class Relay:
                 next_beat = time.monotonic() + BEAT_SECONDS
                 self._upstream.send(relayed=list(self._beats.items()))
                 self._beats.clear()
-        for source in (self._listener, self._upstream, *self._strangers, *self._channels.values()):
+        for source in (*self._entrance.sources, self._upstream, *self._channels.values()):
             source.close()
 
     def send_farewell(self, status: int) -> None:
         """Notify rank 0 that this rank leaves and has reported why."""
         self._upstream.send(relayed=[(self._rank, {"bye": status})])
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        channel = Channel(connection)
-        self._strangers.append(channel)
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._greet(channel))
-
-    def _greet(self, channel: Channel) -> None:
-        messages = channel.greeting()
-        known = not messages or knows_token(messages[0], self._token)
-        if known and not messages:
-            return  # the rest of the line is still to come
-        self._strangers.remove(channel)
-        self._selector.unregister(channel)
-        if not known or messages[0]["rank"] in self._channels:
-            channel.close()
-            return
-        greeting, *others = messages
+    def _let_in(self, channel: Channel, greeting: dict, others: list[dict]) -> bool:
+        if greeting["rank"] in self._channels:
+            return False
         self._upstream.send(**joined(greeting["rank"], greeting["host"]))
         self._admit(greeting["rank"], channel)
         for message in others:
             self._pass_up(greeting["rank"], message)
+        return True
 
     def _admit(self, rank: int, channel: Channel) -> None:
         self._channels[rank] = channel

@@ -37,7 +37,7 @@ class MultiWorkerMirrored(DistributedStrategy):
                 texts = rendezvous.all_gather(own, self.place)
             addresses, on_gpu = zip(*(text.split() for text in texts), strict=True)
             check_agreement(sum(map(int, on_gpu)), self.place)
-            config = tf_config.of_workers(addresses, self.place.rank)
+            config = tf_config.worker_config(addresses, self.place.rank)
         os.environ["TF_CONFIG"] = config.to_json()
         self.rank_weight = 1 / self.place.world_size
 

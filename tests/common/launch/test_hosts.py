@@ -52,7 +52,7 @@ def read_back(form: str, text: str, directory) -> list[Host]:
     if form == "H":
         return hosts.parse_list(text)
     if form == "slurm":
-        return hosts.of_slurm(dict(word.split("=", 1) for word in shlex.split(text)))
+        return hosts.slurm_hosts(dict(word.split("=", 1) for word in shlex.split(text)))
     path = directory / "hostfile"
     path.write_text(text + "\n")
     return hosts.read_hostfile(path)
@@ -101,7 +101,7 @@ def test_slurm():
     """From the manual of sbatch: SLURM_TASKS_PER_NODE."""
     environ = {"SLURM_JOB_NODELIST": "gpu[01-03,7],login", "SLURM_TASKS_PER_NODE": "4(x3),3,1"}
     expected = [Host("gpu01", 4), Host("gpu02", 4), Host("gpu03", 4), Host("gpu7", 3), Host("login", 1)]
-    assert hosts.of_slurm(environ) == expected
+    assert hosts.slurm_hosts(environ) == expected
     assert hosts.to_slurm(expected) == "SLURM_JOB_NODELIST='gpu[01-03,7],login'\nSLURM_TASKS_PER_NODE='4(x3),3,1'"
 
 
@@ -156,7 +156,7 @@ def test_hostile_names_go_no_further(name, tmp_path):
     sources = [
         lambda: hosts.read_hostfile(path),
         lambda: hosts.parse_list(f"server1:4,{name}:4"),
-        lambda: hosts.of_slurm({"SLURM_JOB_NODELIST": f"server1,{name}", "SLURM_TASKS_PER_NODE": "4(x2)"}),
+        lambda: hosts.slurm_hosts({"SLURM_JOB_NODELIST": f"server1,{name}", "SLURM_TASKS_PER_NODE": "4(x2)"}),
     ]
     for read in sources:
         with pytest.raises(UserError) as error:
@@ -213,7 +213,7 @@ def test_unreadable_hostfiles(path):
 def test_mistakes_in_an_allocation(nodes, tasks):
     """Also lists that would fill the memory."""
     with pytest.raises(UserError, match="expected"):
-        hosts.of_slurm({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
+        hosts.slurm_hosts({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
 
 
 @given(text=st.text(st.characters(max_codepoint=255), max_size=9), slots=st.text(max_size=6) | st.just("4"))

@@ -22,7 +22,7 @@ def text(cluster: dict, role: object = "worker", index: object = 0) -> str:
 
 
 def test_written_and_read_again():
-    config = tf_config.of_workers(["10.0.0.1:5000", "10.0.0.2:5001"], rank=1)
+    config = tf_config.worker_config(["10.0.0.1:5000", "10.0.0.2:5001"], rank=1)
     expected = {"cluster": {"worker": ["10.0.0.1:5000", "10.0.0.2:5001"]}, "task": {"type": "worker", "index": 1}}
     assert json.loads(config.to_json()) == expected
     assert tf_config.parse(config.to_json(), STRATEGY) == config
