@@ -74,7 +74,7 @@ def session(
         seed=config.data.seed,
         accumulate_steps=config.parallel.accumulate_steps,
         precision=config.precision,
-        measures_noise=why_not_measured(config, "tensorflow") is None,
+        measures_noise=parts.optimizer is None and why_not_measured(config, "tensorflow") is None,
     )
     return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model)])
 

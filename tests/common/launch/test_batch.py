@@ -17,9 +17,10 @@ from allstep.common.process.errors import UserError
 # In place of the launchers: says what it is given, and answers a notice as ranks do.
 RANK = """\
 #!/bin/bash
-trap 'echo "$(basename "$0") noticed" >>calls; exit 0' USR1 TERM
-echo "$(basename "$0") $*" >>calls
-[ "${WAITS:-}" != "$(basename "$0")" ] || for _ in $(seq 600); do sleep 0.05; done
+name=${0##*/}
+trap 'echo "$name noticed" >>calls; exit 0' USR1 TERM
+echo "$name $*" >>calls
+[ "${WAITS:-}" != "$name" ] || for ((i = 0; i < 600; i++)); do sleep 0.05; done
 """
 TRAIN = ("--", "pytorch/train.py", "--output-dir", "runs/a")
 
