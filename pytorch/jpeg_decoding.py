@@ -62,19 +62,19 @@ class JpegDecoder:
 
     def _pixels(self, images: np.ndarray) -> torch.Tensor:
         pixels = torch.empty((len(images), self._size, self._size, 3), dtype=torch.uint8, device=self._device)
-        encoded = [number for number, image in enumerate(images) if isinstance(image, EncodedImage)]
+        encoded = {number: image for number, image in enumerate(images) if isinstance(image, EncodedImage)}
         on_cpu = {number: image for number, image in enumerate(images) if not isinstance(image, EncodedImage)}
         for begin in range(0, len(encoded), _FILES_AT_ONCE):
-            numbers = encoded[begin : begin + _FILES_AT_ONCE]
-            files = [torch.from_numpy(images[number].content) for number in numbers]
+            numbers = [*encoded][begin : begin + _FILES_AT_ONCE]
+            files = [torch.from_numpy(encoded[number].content) for number in numbers]
             decoded = {}
             for number, image in zip(numbers, self._decode(files), strict=True):
                 if image is None:
-                    on_cpu[number] = images[number].pixels()
+                    on_cpu[number] = encoded[number].pixels()
                 else:
                     decoded[number] = image
             if decoded:
-                seen = [images[number] for number in decoded]
+                seen = [encoded[number] for number in decoded]
                 pixels[[*decoded]] = resized([*decoded.values()], seen, self._size)
         for number, image in on_cpu.items():
             pixels[number] = torch.from_numpy(image)
