@@ -25,6 +25,7 @@ from allstep.common.data import datasets
 from allstep.common.data.augmented import augmentation_of
 from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import Dataset
+from allstep.common.data.decode import check_decoding_device
 from allstep.common.elastic import CONNECTIONS, HOSTS
 from allstep.common.hooks import Hook
 from allstep.common.launch.placement import Placement, cores_per_rank
@@ -71,9 +72,10 @@ def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = 
         own: of a program, in place of the one that a flag names.
 
     Raises:
-        UserError: the data set cannot be had, or has fewer samples than there are ranks.
+        UserError: the data set cannot be had or decoded as asked for, or has fewer samples than there are ranks.
     """
     if own is None:
+        check_decoding_device(config.data.decode, strategy.gpu)
         if strategy.place.local_rank == 0:
             datasets.prepare(config.data)
         strategy.collectives.barrier()

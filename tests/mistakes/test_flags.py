@@ -226,6 +226,19 @@ FLAGS = {
         "--dataset synthetic --synthetic-shape 4 4 1", "images of 6 x 6 pixels or more", "4 x 4"
     ),
     "a folder's images too small": alone("--dataset image-folder --image-size 5", "6 x 6 pixels", "5 x 5"),
+    "images decoded by TensorFlow": Mistake(
+        f"{TENSORFLOW} --dataset image-folder --decode gpu", "--decode cpu in TensorFlow", "gpu"
+    ),
+    "digits decoded": alone("--decode gpu", "--dataset image-folder with --decode gpu", "digits"),
+    "images decoded on a GPU for a CPU": alone(
+        "--dataset image-folder --decode gpu --device cpu", "--device auto or cuda", "cpu"
+    ),
+    "images decoded on a GPU and mixed": alone(
+        "--dataset image-folder --decode gpu --mixup 0.2", "--decode cpu with --mixup", "gpu and 0.2"
+    ),
+    "images decoded on no GPU": alone(
+        "--dataset image-folder --decode gpu", "a GPU for each rank", "ranks that train on the CPU"
+    ),
     # paths
     "a folder in /proc": alone("--output-dir /proc/allstep", "--output-dir to be a path that can be", "/proc/allstep"),
     "a folder that is a file": alone(
