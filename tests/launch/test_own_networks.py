@@ -50,7 +50,7 @@ from keras import Sequential, layers
 def build(input_shape, num_classes):
     return Sequential([
         layers.Input(input_shape), layers.Flatten(), layers.Dense(32), layers.BatchNormalization(), layers.ReLU(),
-        layers.Dropout(0.0), layers.Dense(num_classes),
+        layers.Dense(num_classes),
     ])
 """
 

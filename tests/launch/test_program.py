@@ -127,7 +127,7 @@ def test_a_session_in_tasks_of_srun(tmp_path):
 
 @pytest.mark.parametrize("library", ["accelerate", "lightning"])
 def test_a_loop_of_a_library_ends_at_the_same_weights(library, tmp_path):
-    """The oracle is the sum that a loop in NumPy ends at, by the order of `shard`, as SGD on the mean loss has it."""
+    """The oracle is a loop in NumPy, in the order of `shard`, with steps by the mean loss of the global batch."""
     need_packages(library)
     script = REPOSITORY / "examples" / f"own_loop_{library}.py"
     result = run(BIN / "torchrun", "--standalone", "--nproc-per-node", "2", script, tmp_path, CUDA_VISIBLE_DEVICES="")
