@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,23 +17,23 @@ class MLflow(Reporter):
 
     def __init__(self, config: TrainConfig) -> None:
         """Raises: what MLflow does where it cannot begin a run."""
-        import mlflow
-
-        self._mlflow, self._client, self._ended = mlflow, mlflow.MlflowClient(), False
+        # By their names, so that a type checker does not miss what is seldom installed.
+        mlflow, entities = importlib.import_module("mlflow"), importlib.import_module("mlflow.entities")
+        self._mlflow, self._entities, self._client, self._ended = mlflow, entities, mlflow.MlflowClient(), False
         run = mlflow.start_run()
         self._id = run.info.run_id
         if not run.data.params:  # MLFLOW_RUN_ID goes on with a run, and parameters cannot change
-            params = [mlflow.entities.Param(name, str(value)) for name, value in config.flat().items()]
+            params = [entities.Param(name, str(value)) for name, value in config.flat().items()]
             self._client.log_batch(self._id, params=params)
 
     def event(self, name: str, **fields: Any) -> None:
         if name in CURVES:
             now = int(time.time() * 1000)
             points = scalars(name, fields).items()
-            metrics = [self._mlflow.entities.Metric(curve, value, now, fields[name]) for curve, value in points]
+            metrics = [self._entities.Metric(curve, value, now, fields[name]) for curve, value in points]
             self._client.log_batch(self._id, metrics=metrics)
             return
-        tags = [self._mlflow.entities.RunTag(field, str(value)) for field, value in _flat(fields).items()]
+        tags = [self._entities.RunTag(field, str(value)) for field, value in _flat(fields).items()]
         self._client.log_batch(self._id, tags=tags)
         self._ended = name == "end"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from allstep.common.config.train_config import TrainConfig
@@ -14,8 +15,7 @@ class WandB(Reporter):
 
     def __init__(self, config: TrainConfig) -> None:
         """Raises: what wandb does where it cannot begin a run, as without a key for its server."""
-        import wandb
-
+        wandb = importlib.import_module("wandb")  # by its name, as in `mlflow.py`
         # It leaves the terminal alone: what it would add there are lines of its own among those of the run.
         settings = wandb.Settings(console="off", quiet=True)
         self._run, self._ended = wandb.init(config=config.flat(), settings=settings), False
