@@ -123,11 +123,8 @@ class BatchNorm(layers.Layer):
             return self.add_weight(shape=input_shape[-1:], name=name, initializer=initial, autocast=False, **kind)
 
         self.gamma, self.beta = weight("gamma", "ones"), weight("beta", "zeros")
-        # Only where all devices share one variable does TensorFlow need to know what becomes of their values.
-        central = isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.CentralStorageStrategy)
-        running = {"trainable": False, "aggregation": "mean" if central else "none"}
-        self.running_mean = weight("running_mean", "zeros", **running)
-        self.running_variance = weight("running_variance", "ones", **running)
+        self.running_mean = weight("running_mean", "zeros", trainable=False)
+        self.running_variance = weight("running_variance", "ones", trainable=False)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
