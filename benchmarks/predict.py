@@ -8,7 +8,8 @@
 Needed: the step time of one rank, the parameters per layer, and latency and bandwidth of the links in a node and
 between nodes (`allstep collectives` measures them). Every rank has the same batch on any number of ranks. A row shows
 what costs most at that size, and the one change that would help most. `closed` is the step time without overlap and
-fusion: computing, then one all-reduce of everything, 2(N-1)/N S/B and latency for a ring.
+fusion: computing, then one all-reduce of everything, 2(N-1)/N S/B and latency for a ring. A second
+table has what the watch and the checks of the ranks add, at most, where that is more than 1 % of a step.
 
 `--run` takes step time, parameters and jitter from a run, and from one that has measured the gradient noise scale (in
 passes, by --accumulate-steps) the critical batch. `--validate` forecasts published tables and, if named, your
@@ -27,7 +28,8 @@ from pathlib import Path
 from allstep.benchmarks.prediction import own_runs
 from allstep.benchmarks.prediction.accuracy import epochs_needed, loss_by_parameters
 from allstep.benchmarks.prediction.allreduce import ALGORITHMS
-from allstep.benchmarks.prediction.forecast import BEST, Machine, Workload, bottleneck, forecast, what_helps
+from allstep.benchmarks.prediction.control_plane import ControlPlane, control_plane
+from allstep.benchmarks.prediction.forecast import BEST, NOTICED, Machine, Workload, bottleneck, forecast, what_helps
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import Network, known_networks, read_network, uniform
 from allstep.benchmarks.prediction.simulation import MIB, Fusion
@@ -119,7 +121,7 @@ def _forecast(flags: Namespace, command: str) -> None:
     run = own_runs.read_run(flags.run) if flags.run else None
     workload, machine = _workload(flags, run), _machine(flags)
     critical_batch = flags.critical_batch or (run and run.noise_scale) or math.inf
-    rows = []
+    rows, controls = [], {}
     print(
         f"{workload.network.name}: {workload.network.num_parameters:,} parameters, "
         f"{workload.batch_size} samples a rank, {1000 * workload.step_seconds:.4g} ms on one rank, "
@@ -132,7 +134,12 @@ def _forecast(flags: Namespace, command: str) -> None:
     print(f"{head}  costs most; helps most")
     for num_ranks in flags.ranks:
         found = forecast(workload, machine, num_ranks)
+        controls[num_ranks] = control = control_plane(
+            workload, machine.cluster, num_ranks, step_seconds=found.total, samples=flags.samples
+        )
         cost, share = bottleneck(workload, machine, num_ranks)
+        if control.share > max(NOTICED, share):
+            cost, share = f"control plane ({control.costliest})", control.share / (1 + control.share)
         helps = what_helps(workload, machine, num_ranks)
         seconds = None
         if flags.samples:
@@ -144,10 +151,26 @@ def _forecast(flags: Namespace, command: str) -> None:
             f"{found.images_per_second:>11,.0f}{f' {_duration(seconds):>12}' if seconds else ''}  "
             f"{f'{cost} {share:.0%}' if share else cost:{width}}{advice}"
         )
-        limits = {"bottleneck": cost, "bottleneck_share": share, "helps": helps}
+        limits = {"bottleneck": cost, "bottleneck_share": share, "helps": helps, "control_plane": control}
         rows.append(ForecastRow(**vars(found), **limits, seconds_to_accuracy=seconds))
+    _print_control_planes({num_ranks: control for num_ranks, control in controls.items() if control.share > NOTICED})
     if flags.output:
         files.write_output(flags.output, ForecastsResult(command, tuple(rows)))
+
+
+def _print_control_planes(found: dict[int, ControlPlane]) -> None:
+    """A row for each number of ranks."""
+    if not found:
+        return
+    print("\nControl plane: what is added to a step at most, where rank 0 has no core to spare\n")
+    print(f"{'ranks':>7} {'beats':>9} {'replica check':>22} {'stop agreed':>11} {'state sent':>11} {'connections':>11}")
+    for num_ranks, control in found.items():
+        of_step = f"{control.replica_check_share:.1%}, " if control.replica_check_share else ""
+        checked = f"{of_step}{control.replica_check:.2g} s an epoch"
+        print(
+            f"{num_ranks:>7} {control.beats:>9.1%} {checked:>22} {control.stop:>9.1f} s {control.broadcast:>9.2g} s "
+            f"{control.num_connections:>11,}"
+        )
 
 
 def _workload(flags: Namespace, run: own_runs.MeasuredRun | None) -> Workload:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from allstep.common.audit import UnequalBits, audited_steps
 from allstep.common.data.loader import Batch, train_batches
 from allstep.common.data.sharding import Position
 from allstep.common.evaluation import Evaluation, Stopped, evaluate
@@ -192,6 +193,7 @@ def train_epoch(run: Run) -> None:
         world_size=worker.collectives.world_size,
         drop_last=config.schedule.drop_last,
         num_slices=config.parallel.num_slices,
+        audited=audited_steps(config.parallel.audit, seed=config.data.seed, epoch=epoch),
         curriculum=session.dataset.curriculum,
     )
     # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
@@ -289,6 +291,8 @@ def _naming_the_step(progress_state: ProgressState, *, deterministic: bool) -> I
         yield
     except (UserError, Fault):
         raise
+    except UnequalBits as error:
+        raise Fault(f"the audit of {progress_state.where} found unequal bits: {error}") from None
     except Exception as error:
         if deterministic and "determinis" in str(error):  # so both frameworks say of what they have no such form of
             raise UserError(

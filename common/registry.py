@@ -45,7 +45,7 @@ class StrategyEntry:
         return self.least_ranks <= num_ranks and (self.most_ranks is None or num_ranks <= self.most_ranks)
 
 
-_COMMON = ("compile", "recompute", "accumulate_steps", "slices")
+_COMMON = ("compile", "recompute", "accumulate_steps", "slices", "audit")
 _HOROVOD = (*_COMMON, "sync_batch_norm", "compression", "op", "autotune", "timeline", "elastic", "commit_every")
 _DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
 
@@ -66,7 +66,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "data-parallel": StrategyEntry(  # it takes all GPUs; without any it runs on one device
             "data_parallel",
             "DataParallel",
-            ("accumulate_steps", "num_gpus", "slices"),
+            ("accumulate_steps", "num_gpus", "slices", "audit"),
             most_ranks=1,
             one_process=True,
             why_not_compiled="which copies the network to its devices anew in each step",
@@ -104,7 +104,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "central-storage": StrategyEntry(
             "central_storage",
             "CentralStorage",
-            ("accumulate_steps", "sync_batch_norm", "num_devices", "slices"),
+            ("accumulate_steps", "sync_batch_norm", "num_devices", "slices", "audit"),
             num_ranks_flag="--num-devices",
             one_process=True,
             why_not_compiled="whose devices read weights that lie on another one",

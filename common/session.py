@@ -197,6 +197,8 @@ class Session:
             if config.parallel.slices and place.rank == 0:
                 threads = arithmetic.describe(config, {})["threads"]
                 print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)
+                if config.parallel.audit and worker.collectives.world_size == 1:
+                    print_line("allstep: --audit on one rank has it compute its own slices again", sys.stderr)
             reporter = self.open_reporter(config, place.rank, self.progress)
             cleanup.callback(reporter.close)
             _report_start(reporter, worker, schedule, config, place, on_cpu=self.strategy.gpu is None)

@@ -64,6 +64,13 @@ def add(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], *, fact
     torch._foreach_add_(list(tensors), list(others), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]
 
 
+def add_products(
+    tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], numbers: Sequence[torch.Tensor], *, factor: float
+) -> None:
+    """Add the factor times each of `others` times its number to the tensors, in place, in one pass over them."""
+    torch._foreach_addcmul_(list(tensors), list(others), list(numbers), value=factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def move_towards(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], share: float) -> None:
     """Have the tensors go that share of the way to `others`, in place."""
     torch._foreach_lerp_(list(tensors), list(others), share)  # pyright: ignore[reportPrivateImportUsage]

@@ -76,7 +76,7 @@ class Worker:
         self.device, self._slots, self._num_passes = device, flags.slots, accumulate_steps
         self.num_parts = parts_of(self.collectives.world_size, accumulate_steps, measures=measures_noise)
         self._squares = GradientSquares(network.parameters()) if self.num_parts else None
-        self._sliced_step = SlicedStep(network, strategy.ordered_sum()) if strategy.flags.slices else None
+        self._sliced_step = SlicedStep(network, strategy) if strategy.flags.slices else None
         changes_gradients = flags.clip_norm is not None or flags.gradient_noise
         self._gradient_changes = GradientChanges(flags, seed, strategy) if changes_gradients else None
         self._num_steps, self._seed = 0, seed

@@ -9,8 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.audit import audit
 from allstep.common.data.loader import Batch
 from allstep.common.process.errors import UserError
+from allstep.common.replica_check import digest
 from allstep.common.slices import TreeSum
 from allstep.common.worker import StepResult
 from allstep.tensorflow.networks.batch_norm import BatchNorm, statistics_set_aside
@@ -46,7 +48,7 @@ class SlicedStep:
             UserError: the network keeps something else that a step changes, of which each slice would need its own.
         """
         self._variables, self._devices = model.trainable_variables, strategy.slice_devices
-        self._counts_losses = strategy.collectives.rank == 0  # which come to the same on all ranks
+        self._collectives = strategy.collectives
         norms = [layer for layer in model.layers if isinstance(layer, BatchNorm)]
         self._statistics = [v for norm in norms for v in (norm.running_mean, norm.running_variance)]
         known = [variable.path for variable in self._statistics]
@@ -69,20 +71,34 @@ class SlicedStep:
         self._apply = tf.function(self._apply_sum, input_signature=(vector, number, number, number), autograph=False)
 
     def __call__(self, batch: Batch, learning_rate: float, loss_scale: float) -> StepResult:
-        """Start the step."""
-        loss_weight = tf.constant(batch.loss_weight * loss_scale, tf.float32)
+        """Start the step.
+
+        Raises:
+            UnequalBits: see `audit`.
+        """
         sums: TreeSum[tf.Tensor] = TreeSum(self._sum.num_slices)
-        for number, vector in self._slices(batch, loss_weight):
+        digests: dict[int, int] = {}
+        for number, vector in self._slices(batch, loss_scale):
+            if batch.of_rank:
+                digests[number] = digest(vector.numpy())
             sums.add((number, number + 1), vector)
+        if batch.of_rank:
+
+            def compute(other: Batch) -> dict[int, int]:
+                return {number: digest(vector.numpy()) for number, vector in self._slices(other, loss_scale)}
+
+            audit(batch, digests, compute, self._collectives, self._sum.num_slices)
         num_with_samples = min(self._sum.num_slices, batch.num_global)
         loss_sum, overflow = self._apply(
             self._sum(sums.partial), *map(np.float32, (learning_rate, loss_scale, num_with_samples))
         )
-        return StepResult(loss_sum if self._counts_losses else 0.0, overflow)
+        # The sum of all losses is the same on all ranks, and to be counted once.
+        return StepResult(loss_sum if self._collectives.rank == 0 else 0.0, overflow)
 
-    def _slices(self, batch: Batch, loss_weight: tf.Tensor) -> Iterator[tuple[int, tf.Tensor]]:
+    def _slices(self, batch: Batch, loss_scale: float) -> Iterator[tuple[int, tf.Tensor]]:
         """Number and vector of each slice, of as many at a time as this process has devices."""
         inputs, targets = tf.constant(batch.inputs), tf.constant(batch.targets)
+        loss_weight = tf.constant(batch.loss_weight * loss_scale, tf.float32)
         num_devices = self._devices.number
         with_samples = [one for one in batch.slices if one.end > one.begin]
         for one in batch.slices:

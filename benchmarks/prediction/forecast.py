@@ -13,7 +13,7 @@ from allstep.benchmarks.prediction.simulation import Fusion, Gradient, Simulated
 from allstep.benchmarks.prediction.stragglers import slowdown
 
 BEST = "best"
-_NOTICED = 0.01
+NOTICED = 0.01
 """Share of the step time below which nothing is called a bottleneck."""
 
 
@@ -128,7 +128,7 @@ def bottleneck(workload: Workload, machine: Machine, num_ranks: int) -> tuple[st
         ((name, 1 - forecast(*changed, num_ranks).total / total) for name, changed in _perfect(workload, machine)),
         key=lambda found: found[1],
     )
-    return (name, gain) if gain > _NOTICED else ("computing", 0.0)
+    return (name, gain) if gain > NOTICED else ("computing", 0.0)
 
 
 def what_helps(workload: Workload, machine: Machine, num_ranks: int) -> tuple[str, float] | None:
@@ -138,7 +138,7 @@ def what_helps(workload: Workload, machine: Machine, num_ranks: int) -> tuple[st
         ((name, forecast(*changed, num_ranks).efficiency) for name, changed in _changes(workload, machine)),
         key=lambda found: found[1],
     )
-    return (name, changed) if changed - efficiency > _NOTICED else None
+    return (name, changed) if changed - efficiency > NOTICED else None
 
 
 def _perfect(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[Workload, Machine]]]:

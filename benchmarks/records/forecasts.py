@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from allstep.benchmarks.prediction.control_plane import ControlPlane
 from allstep.benchmarks.prediction.forecast import Forecast
 from allstep.benchmarks.prediction.validation import Checked
 from allstep.common.files.schema import list_of, mapping
@@ -21,6 +22,8 @@ class ForecastRow(Forecast):
     helps: tuple[str, float] | None
     """The one change that gains most, and the efficiency with it."""
     seconds_to_accuracy: float | None
+    control_plane: ControlPlane | None = None
+    """What the ranks say to each other beside gradients, which is not in `total`; None in results from before."""
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,10 @@ class StrategyConfig:
     """Cut every global batch into V slices, whose gradients are computed one by one and added up in one fixed order:
     the same bits on any number of ranks up to V. Ranks compute with 1 thread, or as many as OMP_NUM_THREADS says."""
 
+    audit: Annotated[float | None, number(0, 1, above=True)] = None
+    """With --slices: have the slices of this share of steps computed again by the next rank, and stop the job where any
+    bits differ, before weights change. Costs about that share of a step."""
+
     sync_batch_norm: bool = False
     """Batch norm over the global batch instead of each rank's, or device's, slice."""
 

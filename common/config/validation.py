@@ -121,6 +121,10 @@ def _check_optimizer(config: TrainConfig) -> None:
 def _check_slices(flags: StrategyConfig) -> None:
     """Refuse devices without a slice, and what makes of gradients something else than their sum."""
     if flags.slices is None:
+        if flags.audit is not None:
+            raise UserError(
+                "expected --slices with --audit, which has them computed by two ranks, received none; give --slices V"
+            )
         return
     for what, number in (("processes", flags.num_gpus or 1), ("devices", flags.num_devices or 1)):
         _check_as_many_slices(flags.slices, what, number)

@@ -44,6 +44,8 @@ class Batch:
     """Where the run stands after this batch."""
     slices: Sequence[Slice] = ()
     """With --slices: those of this rank; `loss_weight` is 1 / num_global then, since gradients are added up."""
+    of_rank: Callable[[int], Batch] | None = None
+    """In a step of --audit: reads another rank's part of the same global batch."""
 
     def part(self, one: Slice) -> Batch:
         """A slice as a batch of its own, with a sample that weighs nothing where it has none."""
@@ -80,6 +82,7 @@ def train_batches(
     world_size: int,
     drop_last: bool = False,
     num_slices: int | None = None,
+    audited: Callable[[int], bool] | None = None,
     curriculum: Curriculum | None = None,
 ) -> Iterator[Batch]:
     """This rank's batches from `position` to the end of its epoch.
@@ -87,11 +90,27 @@ def train_batches(
     Args:
         global_batch_size: samples in the global batch that starts at the given offset of the epoch.
         num_slices: see `Batch.slices`.
+        audited: whether the global batch that starts there has `Batch.of_rank`.
         drop_last: leave out samples at the end of the order that do not fill a global batch.
     """
     plans = _plan(len(split), position, global_batch_size, rank, world_size, num_slices, drop_last=drop_last)
-    order = curriculum.order if curriculum else functools.partial(sample_order, num_samples=len(split))
-    return _batches(split, plans, lambda positions: order(positions, seed=seed, epoch=position.epoch))
+    ordered = curriculum.order if curriculum else functools.partial(sample_order, num_samples=len(split))
+    order = functools.partial(ordered, seed=seed, epoch=position.epoch)
+    batches = _batches(split, plans, order)
+    if audited is None:
+        return batches
+
+    def with_others(batch: Batch) -> Batch:
+        stop = batch.position.offset
+        start = stop - batch.num_global
+
+        def of_rank(other: int) -> Batch:
+            plan = _rank_plan(start, stop, position.epoch, other, world_size, num_slices)
+            return _read(split, plan, order(plan.positions(len(split))))
+
+        return replace(batch, of_rank=of_rank) if audited(start) else batch
+
+    return map(with_others, batches)
 
 
 def validation_batches(
@@ -114,6 +133,10 @@ class _Plan:
     loss_weight: float
     slices: Sequence[Slice]
 
+    def positions(self, num_samples: int) -> np.ndarray:
+        """What is read; a rank without samples in a global batch reads one that weighs nothing: it has to take part."""
+        return np.arange(self.begin, max(self.end, self.begin + 1)) % num_samples
+
 
 def _plan(
     num_samples: int,
@@ -125,17 +148,20 @@ def _plan(
     *,
     drop_last: bool = False,
 ) -> Iterator[_Plan]:
-    own = own_slices(rank, world_size, num_slices) if num_slices else ()
     while bounds := global_batch(position, num_samples, global_batch_size(position.offset), drop_last=drop_last):
-        start, stop = bounds
-        begin, end = rank_slice(start, stop, rank=rank, world_size=world_size)
-        loss_weight, slices = world_size / (stop - start), ()
-        if num_slices:
-            cuts = [rank_slice(start, stop, rank=number, world_size=num_slices) for number in own]
-            begin, end, loss_weight = cuts[0][0], cuts[-1][1], 1 / (stop - start)
-            slices = [Slice(number, cut[0] - begin, cut[1] - begin) for number, cut in zip(own, cuts, strict=True)]
-        yield _Plan(start, stop, begin, end, position.epoch, loss_weight if end > begin else 0.0, slices)
-        position = Position(position.epoch, stop)
+        yield _rank_plan(*bounds, position.epoch, rank, world_size, num_slices)
+        position = Position(position.epoch, bounds[1])
+
+
+def _rank_plan(start: int, stop: int, epoch: int, rank: int, world_size: int, num_slices: int | None) -> _Plan:
+    begin, end = rank_slice(start, stop, rank=rank, world_size=world_size)
+    loss_weight, slices = world_size / (stop - start), ()
+    if num_slices:
+        own = own_slices(rank, world_size, num_slices)
+        cuts = [rank_slice(start, stop, rank=number, world_size=num_slices) for number in own]
+        begin, end, loss_weight = cuts[0][0], cuts[-1][1], 1 / (stop - start)
+        slices = [Slice(number, cut[0] - begin, cut[1] - begin) for number, cut in zip(own, cuts, strict=True)]
+    return _Plan(start, stop, begin, end, epoch, loss_weight if end > begin else 0.0, slices)
 
 
 def _batches(split: Split, plans: Iterator[_Plan], order: Callable[[np.ndarray], np.ndarray]) -> Iterator[Batch]:
@@ -147,8 +173,7 @@ def _with_indices(
     split: Split, plans: Iterator[_Plan], order: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[tuple[_Plan, np.ndarray]]:
     for group in _grouped(plans):
-        # A rank without samples in a global batch reads one that weighs nothing: it still has to take part.
-        positions = [np.arange(plan.begin, max(plan.end, plan.begin + 1)) % len(split) for plan in group]
+        positions = [plan.positions(len(split)) for plan in group]
         indices = order(np.concatenate(positions))
         ends = np.cumsum([len(part) for part in positions])
         yield from zip(group, np.split(indices, ends[:-1]), strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.optim.adam import adam
 
-from allstep.pytorch.compat import add, scale, scaled
+from allstep.pytorch.compat import add, add_products, scaled
 from allstep.pytorch.optimizers.layers import batches, local, local_gradients, norms
 
 
@@ -35,8 +35,9 @@ class Lamb(torch.optim.Optimizer):
                 if group["layerwise"]:
                     weight_norms, update_norms = norms(parameters, weights, updates)
                     ratios = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
-                    scale(updates, list(ratios))
-                add(weights, updates, factor=-group["lr"])
+                    add_products(weights, updates, list(ratios), factor=-group["lr"])
+                else:
+                    add(weights, updates, factor=-group["lr"])
 
     def _updates(
         self, parameters: Sequence[torch.Tensor], weights: list[torch.Tensor], decay: float

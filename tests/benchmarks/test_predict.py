@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from allstep.benchmarks import predict
 from allstep.benchmarks.prediction import own_runs
 from allstep.benchmarks.prediction.accuracy import epochs_needed, loss_by_parameters
 from allstep.benchmarks.prediction.allreduce import hierarchical, ring, tree
+from allstep.benchmarks.prediction.control_plane import control_plane
 from allstep.benchmarks.prediction.forecast import Machine, Workload, bottleneck, forecast, gradients, what_helps
 from allstep.benchmarks.prediction.links import Cluster, Link
 from allstep.benchmarks.prediction.networks import known_networks, read_network, uniform
@@ -136,6 +138,31 @@ def test_what_limits_and_what_helps():
     assert bottleneck(jittery, Machine(Cluster(8, Link(0, 1e12), Link(0, 1e12))), 64)[0] == "stragglers"
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "ranks_per_host", "connections", "percent"),
+    [(64, 64, 63, 0.6), (256, 8, 38, 0.5), (1024, 8, 134, 1.1), (4096, 8, 518, 2.7), (4096, 4096, 4095, 7.8)],
+)
+def test_the_watch_costs_what_was_measured(num_ranks, ranks_per_host, connections, percent):
+    """Oracle: the table of docs/scale.md; a single host of 4,096 ranks stands for a connection for each."""
+    cluster = Cluster(ranks_per_host, Link(0.0, math.inf), Link(0.0, math.inf))
+    found = control_plane(Workload(uniform(1000, 1), 32, 0.2), cluster, num_ranks, step_seconds=0.2)
+    assert found.num_connections == connections
+    assert 100 * found.beats == pytest.approx(percent, rel=0.15)
+    assert found.stop <= (2.3 if connections == 4095 else 1.2)
+
+
+def test_the_replica_check_and_a_resumed_state_by_hand():
+    """100 tensors of 8 bytes from each of 1,024 other ranks, at 1 GB/s and 10 us; 8 MB of state twice over a link."""
+    workload = Workload(uniform(1_000_000, 50), 32, 0.2)
+    found = control_plane(workload, FLAT, 1025, step_seconds=0.2, samples=1025 * 32 * 10)
+    assert found.replica_check == pytest.approx(1024 * (1e-5 + 800 / 1e9))
+    assert found.replica_check_share == pytest.approx(found.replica_check / 2.0)  # of ten steps
+    assert found.broadcast == pytest.approx((math.log2(1025) + 1024) * 1e-5 + 2 * 1024 / 1025 * 8e6 / 1e9)
+    assert found.costliest == "beats" and found.share == found.beats + found.replica_check_share
+    alone = control_plane(workload, FLAT, 1, step_seconds=0.2, samples=1)
+    assert (alone.num_connections, alone.share, alone.stop) == (0, 0, 0)
+
+
 def test_accuracy_helpers():
     # Kaplan et al. 2020: 8.8e13 parameters would reach 1 nat; a hundredth of them 100^0.076 = 1.419.
     assert loss_by_parameters(8.8e13) == 1 and loss_by_parameters(8.8e11) == pytest.approx(1.419, abs=1e-3)
@@ -166,6 +193,9 @@ def test_the_command(tmp_path, capsys):
     assert content["forecasts"][0]["efficiency"] == 1
     printed = capsys.readouterr().out
     assert printed.count("%") >= 3 and "to accuracy" in printed
+    assert [row["bottleneck"] for row in content["forecasts"]][1:] == ["stragglers", "control plane (replica check)"]
+    assert content["forecasts"][2]["control_plane"]["num_connections"] == 12_506
+    assert re.search(r"\n +100000 +57\.9% .* 12,506\n", printed)
     predict.main(["--validate"])
     assert "NO" not in capsys.readouterr().out
     predict.main(["--loss-of-parameters", "8.8e13"])

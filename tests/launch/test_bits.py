@@ -48,7 +48,7 @@ def test_any_number_of_ranks_and_any_strategy_leave_the_same_bits(reference, tmp
     assert len(files) == 8 and len(numbers) == 9
     for strategy, launcher, num_ranks in CASES[framework]:
         output_dir = tmp_path / f"{strategy}-{num_ranks}"
-        result = start(framework, strategy, launcher, num_ranks, output_dir)
+        result = start(framework, strategy, launcher, num_ranks, output_dir, "--audit", 0.5)  # which changes nothing
         assert result.returncode == 0, result.output
         assert what_it_left(output_dir) == (numbers, files), (strategy, launcher, num_ranks)
 
@@ -124,6 +124,8 @@ def test_a_slice_draws_the_same_on_any_rank(tmp_path):
         (("--slices", 2, "--strategy", "ddp", "--sync-batch-norm"), "--slices or --sync-batch-norm, received both"),
         (("--slices", 2, "--strategy", "ddp", "--comm-hook", "fp16"), "--slices or --comm-hook, received both"),
         (("--slices", 0), "expected --slices to be at least 1, received 0"),
+        (("--audit", 0.1), "expected --slices with --audit, which has them computed by two ranks, received none"),
+        (("--audit", 0, "--slices", 2), "expected --audit to be above 0"),
     ],
 )
 def test_mistakes_are_one_line(flags, expected):

@@ -1,0 +1,52 @@
+"""A run with --slices of which one rank computes a flipped bit in step 3, for `test_audit.py`.
+
+    python tests/launch/ranks/flipping.py FRAMEWORK RANK WHICH [FLAGS of the trainer]
+
+WHICH of the slices that the rank computes in that step have it: its `own`, or `all`, those of other ranks as well.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from allstep.benchmarks.comparison.rank import open_session
+from allstep.common.process.exit import run_rank
+
+PLANTED = 3
+
+
+def main() -> None:
+    framework, rank, which, *flags = sys.argv[1:]
+    session = open_session(framework, flags)
+    if session is None:
+        return
+    if session.place.rank == int(rank):
+        sliced_step = session.worker._sliced_step
+        compute = sliced_step._slices
+
+        def flipped(batch, *arguments):
+            for number, vector in compute(batch, *arguments):
+                if session.progress.step + 1 == PLANTED and (which == "all" or batch.of_rank):
+                    vector = flip(vector)
+                yield number, vector
+
+        sliced_step._slices = flipped
+    session.train()
+
+
+def flip(vector):
+    """The lowest bit of its tenth number."""
+    array = np.array(vector.numpy())
+    array.view(np.int32)[9] ^= 1
+    if "tensorflow" in sys.modules:
+        import tensorflow as tf
+
+        return tf.constant(array)
+    import torch
+
+    return torch.from_numpy(array)
+
+
+run_rank(main)
