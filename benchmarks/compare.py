@@ -45,8 +45,8 @@ from allstep.common.config.flags import (
 from allstep.common.data.datasets.config import DatasetName
 from allstep.common.models import IMAGE_MODELS
 from allstep.common.process.errors import Fault
+from allstep.common.process.terminal import warn
 from allstep.common.registry import FRAMEWORKS, strategy_names
-from allstep.common.session import warn
 
 STRATEGIES = (INDEPENDENT, *(name for name in strategy_names() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")

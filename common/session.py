@@ -33,7 +33,7 @@ from allstep.common.losses import check_loss, metric_of
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.process.exit import note_failure, who
 from allstep.common.process.memory import available_memory
-from allstep.common.process.terminal import print_line
+from allstep.common.process.terminal import print_line, warn
 from allstep.common.progress import Progress
 from allstep.common.replica_check import check_replicas_equal
 from allstep.common.reporting import Reporter
@@ -261,11 +261,6 @@ def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) 
             f"{num_samples} samples of {sample_bytes} bytes for each of {place.local_size} ranks; "
             "lower --global-batch-size or --batch-size"
         )
-
-
-def warn(message: str) -> None:
-    """One line on standard error about something that the run can live with."""
-    print_line(f"allstep: warning: {message}", sys.stderr)
 
 
 def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:

@@ -32,7 +32,7 @@ from allstep.benchmarks.records.comparison import (
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
 from allstep.common.process.errors import UserError
-from allstep.common.session import warn
+from allstep.common.process.terminal import warn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KeptT = TypeVar("KeptT", Sample, Verdict, ComparisonResult)
