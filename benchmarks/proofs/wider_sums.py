@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     hvd.init()
     vectors = [torch.from_numpy(_slice(number, int(mebibytes) * 2**18)) for number in range(NUM_SLICES)]
     own = [vectors[number] for number in own_slices(hvd.rank(), hvd.size(), NUM_SLICES)]
-    all_reduce = functools.partial(hvd.allreduce_, op=hvd.Sum, name="sum")
+    def all_reduce(vector: torch.Tensor) -> torch.Tensor:
+        """In place."""
+        hvd.allreduce_(vector, op=hvd.Sum, name="sum")
+        return vector
 
     def exponent() -> int:
         """Of the sum's bound, a power of 2."""

@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
     @hvd.elastic.run
-    def train(state: hvd.elastic.TorchState) -> None:
+    def train(state: Any) -> None:
         write(directory, "start", world_size=hvd.size())
         while True:
             inputs, targets = torch.randn(BATCH_SIZE, NUM_INPUTS), torch.randint(NUM_CLASSES, (BATCH_SIZE,))
