@@ -45,8 +45,8 @@ from allstep.common.config.flags import (
 from allstep.common.data.datasets.config import DatasetName
 from allstep.common.models import IMAGE_MODELS
 from allstep.common.process.errors import Fault
+from allstep.common.process.terminal import warn
 from allstep.common.registry import FRAMEWORKS, strategy_names
-from allstep.common.session import warn
 
 STRATEGIES = (INDEPENDENT, *(name for name in strategy_names() if name != "single"))
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
@@ -69,6 +69,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(
             f"expected --ranks to be at most {most_local_ranks()} with --oversubscribe on this machine, received "
             f"{max(flags.ranks)}; lower it"
+        )
+    least = max(*flags.ranks, 1)
+    most = min(flags.batch_sizes)
+    if flags.slices is not None and not least <= flags.slices <= most:
+        parser.error(
+            f"expected --slices to be {least}, the most ranks, to {most}, the smallest batch, received {flags.slices}; "
+            "take another number, or change --ranks or --batch-sizes"
         )
     if flags.quick:
         vars(flags).update(QUICK)
@@ -134,6 +141,12 @@ def _parser() -> Parser:
         help=f"as the trainers' --precision: {', '.join(PRECISIONS)}",
     )
     add("--compile", action="store_true", help="measure compiled steps besides, in tables of their own")
+    add(
+        "--slices",
+        type=whole(1, 2**12),
+        metavar="V",
+        help="as the trainers' --slices: within a framework, curves then have to have the same bits",
+    )
     add("--workloads", type=listed(one_of(*WORKLOADS)), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
     add("--repetitions", type=whole(LEAST_REPETITIONS, MOST_ROUNDS), default=LEAST_REPETITIONS, metavar="N")
     add("--num-warmup-batches", type=whole(1, 10**6), default=5, metavar="N")

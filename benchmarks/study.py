@@ -25,8 +25,8 @@ from allstep.benchmarks.studying.running import begin, run_lacking
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.config.flags import WEEK, Parser, local_ranks, nonempty_path, nonempty_text, one_of, whole
 from allstep.common.process.exit import run_rank
+from allstep.common.process.terminal import warn
 from allstep.common.registry import FRAMEWORKS
-from allstep.common.session import warn
 
 _MOST_AT_ONCE = 8  # each takes half a gigabyte and more, of a GPU's memory too
 

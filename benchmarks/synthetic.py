@@ -26,8 +26,7 @@ from allstep.common.config.flags import Parser, whole
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.datasets.synthetic import MAX_SAMPLES
-from allstep.common.data.loader import Batch
-from allstep.common.data.sharding import Position, rank_slice
+from allstep.common.data.loader import Batch, validation_batches
 from allstep.common.process.exit import run_rank
 from allstep.common.worker import Worker
 
@@ -105,12 +104,15 @@ def run_steps(worker: Worker, batch: Batch, number: int, *, learning_rate: float
 
 def own_batch(dataset: Dataset, config: TrainConfig, worker: Worker) -> Batch:
     """This rank's slice of the first global batch, on its device."""
-    world_size = worker.collectives.world_size
-    num_global = config.global_batch_size(world_size)
-    begin, end = rank_slice(0, num_global, rank=worker.collectives.rank, world_size=world_size)
-    images, labels = dataset.training_split.read(np.arange(begin, end), epoch=0)
-    batch = Batch(images, labels, end - begin, num_global, world_size / num_global, Position(0, num_global))
-    return dataclasses.replace(batch, inputs=_on_device(images, worker), targets=_on_device(labels, worker))
+    rank, world_size = worker.collectives.rank, worker.collectives.world_size
+    num_global, num_slices = config.global_batch_size(world_size), config.parallel.num_slices
+    batches = validation_batches(
+        dataset.training_split, num_global, rank=rank, world_size=world_size, num_slices=num_slices
+    )
+    batch = next(batches)
+    return dataclasses.replace(
+        batch, inputs=_on_device(batch.inputs, worker), targets=_on_device(batch.targets, worker)
+    )
 
 
 def _on_device(array: np.ndarray, worker: Worker) -> object:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +21,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from allstep.common.config.train_config import OutputConfig, TrainConfig
-from allstep.common.launch.placement import Placement
+from allstep.common.launch.placement import GLOO_STORE, Placement
 from allstep.common.process.connections import Connections
 from allstep.common.process.errors import Fault, RanksLost, UserError
-from allstep.common.process.exit import is_consequence, leave
+from allstep.common.process.exit import EXIT_FAULT, is_consequence, leave, who
 from allstep.common.process.frozen import end_when_frozen
 from allstep.common.process.lean_import import stderr_held_back
 from allstep.common.process.terminal import print_line
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 # What Horovod 0.28.1 writes where this rank's host is no longer one of the job's.
 _REMOVED = "has been removed from elastic job"
+_PATIENCE_SECONDS = 10
+"""In which whoever is not cut off reaches horovodrun."""
 
 
 def check(config: TrainConfig, place: Placement, environ: Mapping[str, str] = os.environ) -> None:
@@ -164,10 +167,11 @@ def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Plac
 
     Raises:
         RanksLost: others that were to be there are not; try again.
-        SystemExit: this host is no longer part of the job.
+        SystemExit: this host is no longer part of the job, or is cut off from it.
     """
     horovod.shutdown()  # in order where nobody is lost: all ranks do it
     CONNECTIONS.end()
+    _leave_if_cut_off(place)
     with stderr_held_back() as held:
         try:
             with CONNECTIONS.noted():
@@ -188,6 +192,18 @@ def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Plac
             if _REMOVED in held.read().decode(errors="replace"):
                 leave(0, "")
             raise RanksLost(f"the ranks could not be formed anew: {error}") from None
+
+
+def _leave_if_cut_off(place: Placement) -> None:
+    """End this rank where it does not reach horovodrun, which forms the job without it.
+
+    Else it would come back with the link, when another process has its place.
+    """
+    host, port = (os.environ[name] for name in GLOO_STORE)
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_SECONDS).close()
+    except OSError as error:
+        leave(EXIT_FAULT, f"allstep: {who(place)} stopped: it does not reach horovodrun ({error})")
 
 
 def _says_ranks_are_lost(error: Exception) -> bool:

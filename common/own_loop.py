@@ -52,7 +52,9 @@ class Order:
             positions = np.arange(begin, max(end, begin + 1)) % num
             indices = sample_order(positions, num, seed=self.seed, epoch=position.epoch)
             position = Position(position.epoch, bounds[1])
-            yield indices, world_size * (end - begin) / (bounds[1] - bounds[0]), position
+            is_last = global_batch(position, num, self.global_batch_size, drop_last=self.drop_last) is None
+            after = Position(position.epoch + 1, 0) if is_last else position
+            yield indices, world_size * (end - begin) / (bounds[1] - bounds[0]), after
 
 
 class Shard:
@@ -76,9 +78,9 @@ class Shard:
     def __iter__(self) -> Iterator[Any]:
         plans = list(self._order.rest_of_epoch(self.position))
         for batch, (_, weight, position) in zip(self._read(indices for indices, _, _ in plans), plans, strict=False):
+            # With the last batch, for libraries that count batches never ask for one more.
             self.weight, self.position = weight, position
             yield batch
-        self.position = Position(self.position.epoch + 1, 0)
 
     def __len__(self) -> int:
         """Batches in an epoch."""

@@ -34,13 +34,13 @@ class History(Reporter):
             self.epochs.append(fields)
 
 
-def check(config: TrainConfig) -> None:
+def check(*, elastic: bool) -> None:
     """Refuse what a program cannot have.
 
     Raises:
         UserError: the flags ask for an elastic job.
     """
-    if config.parallel.elastic:
+    if elastic:
         raise UserError(
             "expected a job of a fixed number of ranks for a Session, received elastic=True; leave it out, or train by "
             "train.py with --model FILE.py:FUNCTION and --dataset FILE.py:FUNCTION"

@@ -25,6 +25,7 @@ from allstep.common.data import datasets
 from allstep.common.data.augmented import augmentation_of
 from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import Dataset
+from allstep.common.data.decode import check_decoding_device
 from allstep.common.elastic import CONNECTIONS, HOSTS
 from allstep.common.hooks import Hook
 from allstep.common.launch.placement import Placement, cores_per_rank
@@ -32,7 +33,7 @@ from allstep.common.losses import check_loss, metric_of
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.process.exit import note_failure, who
 from allstep.common.process.memory import available_memory
-from allstep.common.process.terminal import print_line
+from allstep.common.process.terminal import print_line, warn
 from allstep.common.progress import Progress
 from allstep.common.replica_check import check_replicas_equal
 from allstep.common.reporting import Reporter
@@ -71,9 +72,10 @@ def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = 
         own: of a program, in place of the one that a flag names.
 
     Raises:
-        UserError: the data set cannot be had, or has fewer samples than there are ranks.
+        UserError: the data set cannot be had or decoded as asked for, or has fewer samples than there are ranks.
     """
     if own is None:
+        check_decoding_device(config.data.decode, strategy.gpu)
         if strategy.place.local_rank == 0:
             datasets.prepare(config.data)
         strategy.collectives.barrier()
@@ -280,11 +282,6 @@ def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) 
             f"{num_samples} samples of {sample_bytes} bytes for each of {place.local_size} ranks; "
             "lower --global-batch-size or --batch-size"
         )
-
-
-def warn(message: str) -> None:
-    """One line on standard error about something that the run can live with."""
-    print_line(f"allstep: warning: {message}", sys.stderr)
 
 
 def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:

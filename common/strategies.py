@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from allstep.common import user_file
 from allstep.common.config.train_config import StrategyConfig, TrainConfig
+from allstep.common.data.decode import check_decode
 from allstep.common.launch.placement import BY_HAND, Placement
 from allstep.common.models import check_model
 from allstep.common.process.errors import Fault, UserError
@@ -25,12 +26,13 @@ SUM_OF_SLICES = "the sum of the slices' gradients"
 
 
 def check_flags(config: TrainConfig, framework: str) -> None:
-    """Refuse a flag that the chosen strategy of a framework would not look at, and a network of the other framework.
+    """Refuse flags that the framework or the chosen strategy would not look at, and a network of the other framework.
 
     Raises:
         UserError: names the flag and the strategies that it is for.
     """
     check_model(config.model, framework)
+    check_decode(config, framework)
     user_file.check(config.loss or "", "--loss")
     for item in dataclasses.fields(StrategyConfig):
         value = getattr(config.parallel, item.name)

@@ -39,6 +39,6 @@ with watch() as steps:  # a rank that dies or hangs ends the job with a report
             if step % 10 == 0:
                 position = [batches.position.epoch, batches.position.offset]
                 checkpoint.save(folder, step, {"model": model.state_dict(), "position": position})
-        check_replicas(model, f"after epoch {batches.position.epoch + 1}")  # all ranks have equal bits, or it ends here
+        check_replicas(model, f"after epoch {batches.position.epoch}")  # all ranks have equal bits, or it ends here
 if hvd.rank() == 0:
     print(f"{step} steps, weights add up to {model.weight.double().sum().item():.6f}")

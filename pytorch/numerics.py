@@ -26,6 +26,9 @@ def prepare(config: TrainConfig) -> None:
     use_tf32 = config.precision == "tf32"
     # By these names: torch.compile reads them, and would fail where the newer `fp32_precision` alone were set.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = use_tf32
+    # cuDNN tries its algorithms for each size of a batch and keeps the fastest, as loops by hand have it. In float32
+    # that may be one that rounds more than the usual one, and curves of GPUs shall be those of CPUs.
+    torch.backends.cudnn.benchmark = config.precision != "float32" and not config.same_bits
     if config.same_bits:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
         torch.use_deterministic_algorithms(True)

@@ -23,6 +23,7 @@ from allstep.common.weights import step_seed
 from allstep.common.worker import StepResult
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import GradientChanges
+from allstep.pytorch.jpeg_decoding import JpegDecoder
 from allstep.pytorch.losses import build_loss, build_metric
 from allstep.pytorch.models import named_weights
 from allstep.pytorch.noise_scale import GradientSquares
@@ -85,6 +86,9 @@ class Worker:
         self._trace: StepTrace | None = None
         self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._decode = None
+        if dataset.encoded:
+            self._decode = JpegDecoder(dataset.input_shape[0], device, tells=self.collectives.rank == 0)
         autocast_type = _AUTOCAST_TYPES.get(precision)
         self._autocast = partial(torch.autocast, device.type, autocast_type, enabled=autocast_type is not None)
         self._scales_loss = precision == "fp16"
@@ -235,7 +239,9 @@ class Worker:
         with torch.no_grad():
             for name, tensor in self._own_weights():
                 tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
-        step_device = self.device if self._strategy.fused else None
+        # Other optimizers would wait in each step for every number of steps that lies on a GPU.
+        group = self._optimizer.param_groups[0]
+        step_device = self.device if group.get("fused") or group.get("capturable") else None
         for name, parameter in self._own_parameters():
             # One number is held by every rank that has a part of its weight.
             whole = torch.empty((), device=parameter.device)
@@ -270,7 +276,8 @@ class Worker:
 
     def _to_device(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs, scaled unless they are tokens, and targets of the samples [begin, end) of `batch`."""
-        inputs, targets = (self._copy(torch.as_tensor(array[begin:end])) for array in (batch.inputs, batch.targets))
+        inputs, targets = batch.inputs[begin:end], self._copy(torch.as_tensor(batch.targets[begin:end]))
+        inputs = self._decode(inputs) if self._decode else self._copy(torch.as_tensor(inputs))
         if self._input_type == "int64":
             return inputs, targets
         inputs = inputs.to(torch.float32, copy=True)  # on a CPU they are the data set's own

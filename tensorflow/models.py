@@ -24,7 +24,7 @@ from allstep.common.models import (
     is_in_both,
 )
 from allstep.common.weights import initial_weights
-from allstep.tensorflow.networks.resnet import BatchNorm
+from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.networks.transformer import Positions
 from allstep.tensorflow.networks.vision_transformer import Tokens
 

@@ -86,8 +86,9 @@ class Session:
     def _fit(self) -> list[dict[str, Any]]:
         own = self._optimizer if isinstance(self._optimizer, keras.Optimizer) else None
         flags = {**({"optimizer": self._optimizer} if own is None else _flags_of(own, self._flags)), **self._flags}
+        check(elastic=flags.get("elastic", False))  # before `start` says how an elastic job is started
         config, place = start(strategies, as_words(flags))
-        check(config)
+        check(elastic=config.parallel.elastic)  # of a file of flags
         parts = Parts(self._dataset(config), self._model, own)
         training = session(config, place, self._hooks, parts)
         return train(training) if training else []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.networks.resnet import tracked
+from allstep.tensorflow.networks.batch_norm import tracked
 
 # A block of a ResNet has 7 to 11, one of a vision transformer 8, as many layers of VGG-16 lie between two poolings.
 _LEAST_OPERATIONS = 6

@@ -15,7 +15,7 @@ from allstep.common.process.errors import UserError
 from allstep.common.replica_check import digest
 from allstep.common.slices import TreeSum
 from allstep.common.worker import StepResult
-from allstep.tensorflow.networks.resnet import BatchNorm, statistics_set_aside
+from allstep.tensorflow.networks.batch_norm import BatchNorm, statistics_set_aside
 from allstep.tensorflow.strategies.ordered_sum import OrderedSum
 from allstep.tensorflow.strategies.strategy import Samples, Strategy
 

@@ -21,7 +21,7 @@ from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import GradientChanges
 from allstep.tensorflow.losses import build_loss, build_metric
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
-from allstep.tensorflow.networks.resnet import counted
+from allstep.tensorflow.networks.batch_norm import counted
 from allstep.tensorflow.noise_scale import GradientSquares
 from allstep.tensorflow.recompute import RecomputedBlocks
 from allstep.tensorflow.sliced_step import SlicedStep

@@ -53,12 +53,17 @@ def check(mistake: Mistake, folder: Path) -> None:
     if words[0] in LAUNCHERS and not any(line.startswith("horovodrun: expected ") for line in lines):
         lines = [line for line in result.output.splitlines() if "allstep: error: " in line]
     assert len(lines) == 1, result.output
-    message = re.search(r"expected (?P<expected>.+?),? (but )?received (?P<received>.+)", lines[0])
-    assert message, lines[0]
-    assert mistake.expected in message["expected"], lines[0]
-    assert mistake.received.replace("{here}", str(folder)) in message["received"], lines[0]
+    check_line(lines[0], mistake.expected, mistake.received.replace("{here}", str(folder)))
     assert not survivors, f"{len(survivors)} processes are left"
     assert _listing(folder) == before
+
+
+def check_line(line: str, expected: str, received: str) -> None:
+    """Check that a line says what was expected and what was received."""
+    message = re.fullmatch(r".*?expected (?P<expected>.+?),? (but )?received (?P<received>.+)", line)
+    assert message, line
+    assert expected in message["expected"], line
+    assert received in message["received"], line
 
 
 def _run(words: list[str], folder: Path, environ: dict[str, str]) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 
@@ -17,6 +18,12 @@ def need(*programs: str, root: bool = False) -> None:
         lacks.append("the rights of root")
     if lacks:
         skip(f"this machine lacks {', '.join(lacks)}")
+
+
+def need_packages(*names: str) -> None:
+    """Skip where a package of tests/optional.txt is not installed, which `make setup` leaves to the user."""
+    if lacks := [name for name in names if importlib.util.find_spec(name) is None]:
+        skip(f"this environment lacks {', '.join(lacks)}: pip install -c constraints.txt -r tests/optional.txt")
 
 
 def skip(reason: str) -> None:

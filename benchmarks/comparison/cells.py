@@ -51,6 +51,8 @@ class Settings:
     threads_per_rank: int
     turns: bool
     """Whether the cells of a table are launched together and take turns, block by block."""
+    slices: Count | None = None
+    """Into how many slices a global batch is cut, by the strategies that can."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,13 @@ def strategy_entry(cell: Cell) -> StrategyEntry:
     return STRATEGIES[cell.framework][trainers_name(cell.strategy)]
 
 
+def slices_of(cell: Cell, settings: Settings) -> int | None:
+    """With how many --slices a cell trains; of independent processes, each."""
+    if settings.slices is None or "slices" not in strategy_entry(cell).flags:
+        return None
+    return max(1, settings.slices // cell.ranks) if cell.strategy == INDEPENDENT else settings.slices
+
+
 def matrix(
     workloads: Sequence[str],
     frameworks: Sequence[str],
@@ -168,6 +177,7 @@ def commands(
     waiting = ("--turns", turns) if turns else ()
     trained = ("--framework", cell.framework, "--global-batch-size", batch, "--precision", cell.precision)
     trained += ("--compile",) if cell.compiled else ()
+    trained += ("--slices", slices) if (slices := slices_of(cell, settings)) else ()
     flags = (*training_flags(cell.input, cell.model, settings), *trained)
     module = "allstep.benchmarks.synthetic" if cell.input == "synthetic" else "allstep.benchmarks.comparison.real"
     strategy, ranks = trainers_name(cell.strategy), cell.ranks // number

@@ -32,7 +32,7 @@ from allstep.benchmarks.records.comparison import (
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
 from allstep.common.process.errors import UserError
-from allstep.common.session import warn
+from allstep.common.process.terminal import warn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KeptT = TypeVar("KeptT", Sample, Verdict, ComparisonResult)
@@ -88,7 +88,9 @@ class Comparison:
             progress.update(task, description="gate")
             judge.train(places)
             for place in places:
-                verdict = dataclasses.replace(judge.judge(place, self._reference(place)), created=self._created)
+                verdict = dataclasses.replace(
+                    judge.judge(place, gate.reference_of(place, self._places())), created=self._created
+                )
                 files.write(gate_path(self._directory, place.id), verdict)
                 self._gates[place.id] = verdict
                 console.print(f"gate: {place.id}: {verdict.reason or verdict.status}", highlight=False)
@@ -157,14 +159,11 @@ class Comparison:
                 )
 
     def _places(self) -> list[gate.GateRun]:
-        places = [gate.gate_run(cell) for cell in self._cells if cell.id not in self._unavailable]
+        places = [gate.gate_run(cell, self._settings) for cell in self._cells if cell.id not in self._unavailable]
         return list(dict.fromkeys(place for place in places if place is not None))
 
-    def _reference(self, place: gate.GateRun) -> gate.GateRun:
-        return next(one for one in self._places() if one.group == place.group)
-
     def _verdict(self, cell: Cell) -> Verdict:
-        place = gate.gate_run(cell)
+        place = gate.gate_run(cell, self._settings)
         if place is None:
             return Verdict("none", gate.why_none(cell))
         return self._gates.get(place.id) or Verdict("none", "not judged")

@@ -35,7 +35,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "curve (losses and weights) as the others, by the measures and bounds of allstep parity (where weights alone "
         "are apart, a ReLU's input may be within a rounding error of 0: up to two more seeds are tried; ResNets: two "
         "steps, losses to 1e-3, a curve for each number of ranks; tf32, bf16 and fp16: losses to 2e-2 within a "
-        "framework and 4e-2 between them); otherwise its row says so.",
+        "framework and 4e-2 between them); otherwise its row says so."
+        + (f" With --slices {settings.slices} a framework's curves have the same bits." if settings.slices else ""),
         # synthetic.py, real.py
         f"Warm-up is excluded: {settings.num_warmup_batches} steps of synthetic input, the first epoch of real input.",
         "The device is idle before each clock read: a block ends when its last update can be read.",

@@ -5,8 +5,8 @@
 In milliseconds, on the GPU where there is one, else on one core; both with weight decay, without gradients being
 computed. Medians over interleaved rounds. The exit status is 0 where all targets are reached, 1 where one is missed.
 
-LAMB misses its target on a CPU: a step of SGD reads and writes 5 numbers a weight, one of LAMB 7 and takes a root and
-two norms; Adam, which is shown beside it, takes as long without the norms. A GPU was not at hand.
+TensorFlow's LAMB and LARS miss their target on a CPU: docs/batches.md says why, and what was tried. Adam is shown
+beside them. A GPU was not at hand.
 """
 
 from __future__ import annotations

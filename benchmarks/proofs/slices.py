@@ -6,6 +6,8 @@
     one         one rank with 4 slices, beside --accumulate-steps 4
     audit       Horovod with --slices and --audit 0.25, beside --slices alone: a quarter of the steps twice is 0.8
     sum         the sum in fixed order of 1 to 64 MiB, beside Horovod's all-reduce (calls/s)
+    wider       sums that need no order, by `wider_sums.py`, beside the all-reduce of float32 (calls/s, of 4 MiB), and
+                how many different sums each has on these numbers of ranks
 
 The exit status is 0 where all targets are reached, 1 where one is missed.
 """
@@ -17,8 +19,9 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.harness.measure import interleaved, job, median_ratio, print_table, printed_rates, run, save
@@ -29,7 +32,7 @@ from allstep.common.config.flags import MOST_ROUNDS, Parser, listed, local_ranks
 from allstep.common.process.exit import run_rank
 from allstep.common.registry import FRAMEWORKS
 
-PARTS = ("ranks", "one", "audit", "sum")
+PARTS = ("ranks", "one", "audit", "sum", "wider")
 MEBIBYTES = ("1", "4", "16", "64")
 _BATCH_SIZE = 64
 _STEPS_PER_EPOCH, _NUM_EPOCHS = 25, 4
@@ -59,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 reference, ours = ([1 / taken for taken in side] for side in zip(*pairs, strict=True))
                 rows.append(_row(f"{framework}: sum of {size} MiB, {num_ranks} ranks", ours, reference, ">= 0.9"))
             samples[f"{framework}, sums, {num_ranks}"] = seconds
+    if "wider" in flags.parts:
+        found = {num_ranks: _wider_sums(num_ranks, flags.rounds) for num_ranks in flags.ranks}
+        rows += _rows_of_wider(found)
+        samples["wider"] = found
     print_table(rows)
     save(flags.output, rows, samples)
     if not all(row.reached for row in rows):
@@ -105,10 +112,31 @@ def _rate(framework: str, strategy: str, num_ranks: int, *own_flags: object, bat
 
 def _seconds_of_sums(framework: str, num_ranks: int, num_rounds: int) -> dict[str, list[list[float]]]:
     """By mebibytes, seconds of Horovod's all-reduce and of ours, a pair a round."""
+    return _written("ordered_sum", framework, ",".join(MEBIBYTES), num_rounds, num_ranks=num_ranks)
+
+
+def _wider_sums(num_ranks: int, num_rounds: int) -> dict[str, dict[str, Any]]:
+    """What `wider_sums` writes."""
+    return _written("wider_sums", 4, 5 * num_rounds, num_ranks=num_ranks)
+
+
+def _rows_of_wider(found: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterator[Figure]:
+    """By number of ranks, what `wider_sums` wrote."""
+    for num_ranks, ways in found.items():
+        rates = {way: [1 / seconds for seconds in one["seconds"]] for way, one in ways.items()}
+        usual = rates.pop("float32")
+        yield from (_row(f"{way}, {num_ranks} ranks", ours, usual, "") for way, ours in rates.items())
+    for way in next(iter(found.values())):
+        number = len({ways[way]["digest"] for ways in found.values()})
+        target = "<= 1" if way in ("pre-rounded", "integers") else ""
+        yield Figure(f"different sums of {way}", number, 1, number, target)
+
+
+def _written(name: str, *arguments: object, num_ranks: int) -> Any:
+    """What a program in this folder writes into the file that is its last argument."""
     with tempfile.TemporaryDirectory(prefix="allstep-slices-") as directory:
-        output = Path(directory) / "seconds.json"
-        module = "allstep.benchmarks.proofs.ordered_sum"
-        run(job(module, framework, ",".join(MEBIBYTES), num_rounds, output, num_ranks=num_ranks))
+        output = Path(directory) / "found.json"
+        run(job(f"allstep.benchmarks.proofs.{name}", *arguments, output, num_ranks=num_ranks))
         return json.loads(output.read_text())
 
 

@@ -1,7 +1,7 @@
 """Whether a run that is killed or disturbed at any moment and resumed ends where the undisturbed run ends.
 
     allstep soak [--kills 50] [--faults 40] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
-    allstep soak --elastic [--minutes 2] [--seed 0] [--frameworks pytorch,tensorflow]
+    allstep soak --elastic [--minutes 2] [--bed] [--seed 0] [--frameworks pytorch,tensorflow]
     allstep soak --slices 4 --ranks 1,2,3,4 --faults 0
 
 Trains on digits, kills a random rank by SIGKILL at a random moment (starting up, stepping, validating, writing a
@@ -38,6 +38,7 @@ from pathlib import Path
 
 from allstep.benchmarks.proofs import elastic_soak, parity
 from allstep.benchmarks.proofs.curves import Curve
+from allstep.benchmarks.proofs.elastic_job import BED, BED_DIRECTORY, LOCAL
 from allstep.benchmarks.proofs.faults import KINDS, InjectedFault, Violation, check_ended
 from allstep.benchmarks.proofs.resume_check import (
     NUM_STEPS,
@@ -74,15 +75,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
     parser.add_argument("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
     parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: of each job")
+    parser.add_argument(
+        "--bed", action="store_true", help="--elastic: on the hosts of tests/cluster/two_hosts.sh; cut links as well"
+    )
     parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the runs that are killed")
     flags = parser.parse_args(argv)
     if flags.slices and flags.slices < max(flags.ranks):
         parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")
 
+    if flags.bed and not (flags.elastic and BED_DIRECTORY.is_dir()):
+        parser.error("expected --bed with --elastic under tests/cluster/two_hosts.sh 2, received it elsewhere")
     if flags.elastic:
         try:
             for framework in flags.frameworks:
-                elastic_soak.soak(framework, flags.minutes, random.Random(flags.seed))
+                elastic_soak.soak(framework, flags.minutes, random.Random(flags.seed), BED if flags.bed else LOCAL)
         except Violation as violation:
             print(f"VIOLATION: {violation}", flush=True)
             sys.exit(1)

@@ -24,8 +24,8 @@ from allstep.common.evaluation import evaluate
 from allstep.common.files.disk import write_atomically
 from allstep.common.process.errors import UserError
 from allstep.common.process.exit import run_rank
+from allstep.common.process.terminal import warn
 from allstep.common.registry import FRAMEWORKS
-from allstep.common.session import warn
 from allstep.common.watch import ProgressState
 
 _WEIGHT = "model/"

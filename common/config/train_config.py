@@ -227,6 +227,13 @@ class OutputConfig:
     tensorboard: bool = False
     """Write TensorBoard's event files to the output directory, too."""
 
+    mlflow: bool = False
+    """Report to MLflow, too, to the server or folder and the experiment of MLFLOW_TRACKING_URI and
+    MLFLOW_EXPERIMENT_NAME."""
+
+    wandb: bool = False
+    """Report to Weights & Biases, too, to the project and in the mode of WANDB_PROJECT and WANDB_MODE."""
+
     checkpoint_every: Annotated[int, whole(0, EVER)] = 0
     """Save a checkpoint after every N-th step besides those after each epoch; 0 saves after epochs only."""
 

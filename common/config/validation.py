@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
 import os
 from collections.abc import Sequence
@@ -70,13 +71,14 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     if place.rank == 0:  # on another host the paths may lead nowhere
         _check_paths(config)
         check_path(config.data)
+        _check_trackers(config.output)
     _check_curriculum(config.data)
 
 
 def _check_output(output: OutputConfig) -> None:
     if output.output_dir is None:
         for name, given in (
-            ("--log-every", output.log_every),
+            ("--log-every", output.log_every and not (output.mlflow or output.wandb)),
             ("--tensorboard", output.tensorboard),
             ("--checkpoint-every", output.checkpoint_every),
         ):
@@ -88,6 +90,17 @@ def _check_output(output: OutputConfig) -> None:
             )
     if output.resume and output.init_from:
         raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
+
+
+def _check_trackers(output: OutputConfig) -> None:
+    for flag, given, module, package in (
+        ("--mlflow", output.mlflow, "mlflow", "mlflow-skinny"),
+        ("--wandb", output.wandb, "wandb", "wandb"),
+    ):
+        found = importlib.util.find_spec(module) if given else None
+        # Both leave folders of their names where they ran, which Python takes for packages without an origin.
+        if given and (found is None or found.origin is None):
+            raise UserError(f"expected the package {module} with {flag}, received none; pip install {package}")
 
 
 # The optimizers that look at a flag.

@@ -28,6 +28,8 @@ class Launchers:
     """Whether it is there, on the host that says so."""
     first_on_path: str | None
     """The mpirun that a shell finds."""
+    ssh: bool
+    """Whether there is one, or rsh, which Open MPI takes as well."""
 
 
 def read() -> Launchers:
@@ -42,6 +44,7 @@ def read() -> Launchers:
         daemon=agent[1] if agent else None,
         daemon_exists=agent is not None and Path(agent[1]).exists(),
         first_on_path=shutil.which("mpirun"),
+        ssh=any(map(shutil.which, ("ssh", "rsh"))),
     )
 
 
@@ -50,6 +53,9 @@ def check(facts: Launchers) -> list[Finding]:
     if facts.mpirun is None or not facts.horovodrun:
         lacking = "horovodrun" if facts.mpirun else "Open MPI"
         return [fault("launchers", f"no {lacking} in {facts.environment}", "run make setup")]
+    if not facts.ssh:
+        fix = "run apt-get install openssh-client"
+        return [fault("launchers", "no ssh, without which mpirun starts not even ranks of its own host", fix)]
     found = [ok("launchers", f"horovodrun, {facts.mpirun}")]
     if facts.daemon is None:
         fix = "run make setup, which names it in etc/openmpi-mca-params.conf of the environment"

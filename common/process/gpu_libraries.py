@@ -24,6 +24,7 @@ LIBRARIES = {
     "libcusparse": "cuSPARSE",
     "libnvrtc": "NVRTC",
     "libnvJitLink": "nvJitLink",
+    "libnvjpeg": "nvJPEG",
     "libcupti": "CUPTI",
 }
 

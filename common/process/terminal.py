@@ -17,6 +17,11 @@ def print_line(text: str, file: TextIO | None = None) -> None:
     stream.flush()
 
 
+def warn(message: str) -> None:
+    """One line on standard error about something that a run or a command can live with."""
+    print_line(f"allstep: warning: {message}", sys.stderr)
+
+
 def quoted(text: str | None) -> str:
     """What a stranger may have written, for a line: short, in ASCII, and without anything that a terminal obeys."""
     if text is None:

@@ -1,4 +1,4 @@
-"""The reports of a run, on rank 0 alone: the terminal, metrics.jsonl and TensorBoard."""
+"""The reports of a run, on rank 0 alone: the terminal, metrics.jsonl, TensorBoard, and the trackers of experiments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.progress import Progress
+from allstep.common.reporting.background import Background
 from allstep.common.reporting.base import Listeners, Reporter
 from allstep.common.reporting.console import EpochLines, ProgressBar
 from allstep.common.reporting.jsonl import JsonLines, rewind
@@ -29,4 +30,12 @@ def open_reporter(config: TrainConfig, rank: int, progress: Progress) -> Reporte
         from allstep.common.reporting.tensorboard import TensorBoard
 
         reporters.append(TensorBoard(directory / "tensorboard", progress))
+    if config.output.mlflow:
+        from allstep.common.reporting.mlflow import MLflow
+
+        reporters.append(Background("--mlflow", lambda: MLflow(config)))
+    if config.output.wandb:
+        from allstep.common.reporting.wandb import WandB
+
+        reporters.append(Background("--wandb", lambda: WandB(config)))
     return Listeners(reporters)

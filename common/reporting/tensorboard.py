@@ -8,11 +8,7 @@ from typing import Any
 
 from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter, output_dir_errors
-
-_FIELDS = {
-    "step": ("learning_rate", "loss"),
-    "epoch": ("train_loss", "validation_loss", "validation_accuracy", "validation_mae", "images_per_second"),
-}
+from allstep.common.reporting.scalars import CURVES, scalars
 
 
 class TensorBoard(Reporter):
@@ -26,7 +22,7 @@ class TensorBoard(Reporter):
 
         self._event, self._summary = Event, Summary
         # Apart, since TensorBoard hides by number, and an epoch has a lower one than its steps.
-        self._files = {name: _EventFile(directory / f"{name}s") for name in _FIELDS}
+        self._files = {name: _EventFile(directory / f"{name}s") for name in CURVES}
         for file in self._files.values():
             file.write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if progress.step:
@@ -35,9 +31,9 @@ class TensorBoard(Reporter):
                 self._files[name].write(Event(wall_time=time.time(), step=completed + 1, session_log=start))
 
     def event(self, name: str, **fields: Any) -> None:
-        if name in _FIELDS:
-            known = [field for field in _FIELDS[name] if field in fields]
-            values = [self._summary.Value(tag=f"{name}/{field}", simple_value=fields[field]) for field in known]
+        if name in CURVES:
+            points = scalars(name, fields)
+            values = [self._summary.Value(tag=curve, simple_value=value) for curve, value in points.items()]
             self._files[name].write(
                 self._event(wall_time=time.time(), step=fields[name], summary=self._summary(value=values))
             )

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from allstep.pytorch.networks.resnet import BatchNorm
+from allstep.pytorch.networks.batch_norm import BatchNorm
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:

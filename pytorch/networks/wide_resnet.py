@@ -12,7 +12,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from allstep.pytorch.networks.resnet import BatchNorm
+from allstep.pytorch.networks.batch_norm import BatchNorm
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int, *, depth: int, width: int) -> nn.Module:

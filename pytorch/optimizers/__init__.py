@@ -54,4 +54,5 @@ def build_optimizer(
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
         return without_compiler(kind)(groups, lr=0.0, fused=fused or None)
     kind = {"adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}[name]
-    return without_compiler(kind)(groups, lr=0.0)
+    with torch.device("cpu"):  # there Adagrad counts its steps; on a GPU each step would wait for every weight's count
+        return without_compiler(kind)(groups, lr=0.0)

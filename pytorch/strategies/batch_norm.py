@@ -64,7 +64,7 @@ class GlobalBatchNorm(BatchNorm):
         values = values.to(torch.promote_types(dtype, torch.float32))
         axes = [axis for axis in range(values.dim()) if axis != 1]
         shape = [1, -1] + [1] * (values.dim() - 2)
-        own_count = values.new_tensor([values.numel() / values.shape[1]])
+        own_count = values.new_full((1,), values.numel() / values.shape[1])  # made on the device: no step waits for it
         # The mean first, the variance around it then: the sum of squares alone would lose digits.
         sums = self._sum(self.counts * torch.cat([values.sum(axes), own_count]), "mean")
         count = sums[-1].clamp(min=1)
@@ -92,7 +92,7 @@ class GlobalBatchNorm(BatchNorm):
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked += 1
                 if momentum is None:  # the mean over all batches
-                    momentum = 1 / self.num_batches_tracked.item()
+                    momentum = 1 / self.num_batches_tracked
             assert momentum is not None
             momentum = momentum * count.clamp(max=1)  # 0 where no samples count
             self.running_mean.lerp_(mean, momentum)

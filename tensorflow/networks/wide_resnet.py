@@ -12,7 +12,8 @@ from typing import cast
 import keras
 from keras import layers
 
-from allstep.tensorflow.networks.resnet import BatchNorm, padded_convolution
+from allstep.tensorflow.networks.batch_norm import BatchNorm
+from allstep.tensorflow.networks.resnet import padded_convolution
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int, *, depth: int, width: int) -> keras.Model:

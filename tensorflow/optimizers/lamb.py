@@ -24,16 +24,27 @@ class LAMB(Optimizer):
     slot_names = ("exp_avg", "exp_avg_sq")
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        dtype, rate = variable.dtype, tf.cast(learning_rate, variable.dtype)
         mean, mean_of_squares = (self.slot(name, variable) for name in self.slot_names)
-        mean.assign_add((1 - self.BETA_1) * (gradient - mean))
-        mean_of_squares.assign_add((1 - self.BETA_2) * (tf.square(gradient) - mean_of_squares))
-        correction_1, correction_2 = (
-            tf.cast(self.correction(beta), variable.dtype) for beta in (self.BETA_1, self.BETA_2)
+        # Adam in one kernel, of which the learning rate 0 leaves the weight and moves its slots.
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=mean.handle,
+            v=mean_of_squares.handle,
+            beta1_power=tf.zeros((), dtype),
+            beta2_power=tf.zeros((), dtype),
+            lr=tf.zeros((), dtype),
+            beta1=tf.constant(self.BETA_1, dtype),
+            beta2=tf.constant(self.BETA_2, dtype),
+            epsilon=tf.constant(self.EPSILON, dtype),
+            grad=gradient,
         )
-        update = mean / (correction_1 * (tf.sqrt(mean_of_squares / correction_2) + self.EPSILON))
+        correction_1, correction_2 = self.correction(self.BETA_1), self.correction(self.BETA_2)
+        # The paper's quotient, with the corrections multiplied into numbers: fewer passes over the weights.
+        of_root = tf.cast(correction_1 / tf.sqrt(correction_2), dtype)
+        update = mean / (of_root * tf.sqrt(mean_of_squares) + tf.cast(correction_1 * self.EPSILON, dtype))
         if decay := self.decay_of(variable):
             update += decay * variable
-        rate = tf.cast(learning_rate, variable.dtype)
         if is_layer(variable):
             weight_norm, update_norm = norm(variable), norm(update)
             rate *= ratio_of(weight_norm, update_norm, holds=(weight_norm > 0) & (update_norm > 0))

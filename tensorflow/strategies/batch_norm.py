@@ -1,4 +1,4 @@
-"""Batch norm over the global batch, on any device; `tensorflow/networks/resnet.py` has the one over each device's
+"""Batch norm over the global batch, on any device; `tensorflow/networks/batch_norm.py` has the one over each device's
 samples, and `pytorch/strategies/batch_norm.py` the same formulas."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import cast
 import keras
 import tensorflow as tf
 
-from allstep.tensorflow.networks.resnet import BatchNorm
+from allstep.tensorflow.networks.batch_norm import BatchNorm
 
 Reduce = Callable[[tf.Tensor, str], tf.Tensor]
 """The sum of a tensor over all ranks and devices; the name is the same on all of them and no other sum's."""

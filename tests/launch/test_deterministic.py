@@ -14,7 +14,9 @@ from allstep.pytorch.strategies import STRATEGIES as OF_PYTORCH
 from allstep.tensorflow.strategies import STRATEGIES as OF_TENSORFLOW
 
 
-@pytest.mark.parametrize(("framework", "num_ranks"), [full("pytorch", 3), ("pytorch", 1), ("tensorflow", 2)])
+@pytest.mark.parametrize(
+    ("framework", "num_ranks"), [("pytorch", 1), ("tensorflow", 1), full("pytorch", 3), full("tensorflow", 2)]
+)
 def test_equal_runs_end_in_equal_bits(framework, num_ranks, tmp_path):
     flags = ("--deterministic", "--epochs", 2, "--global-batch-size", 59)
     launcher = "alone" if num_ranks == 1 else "mpirun"

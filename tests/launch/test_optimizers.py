@@ -70,8 +70,8 @@ def test_each_change_changes_something(alone):
 
 
 EVERYWHERE = [
-    *("TensorFlow", "Horovod in PyTorch", "Horovod in TensorFlow", "FSDP", "model parallel", "mirrored"),
-    *(full("DDP"), full("central storage"), full("multi-worker mirrored")),
+    *("Horovod in PyTorch", "Horovod in TensorFlow", "FSDP", "model parallel", "mirrored"),
+    *(full("TensorFlow"), full("DDP"), full("central storage"), full("multi-worker mirrored")),
 ]
 
 
@@ -115,7 +115,8 @@ def assert_averages_alike(expected: Path, received: Path) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "place"),
     [
-        *(("lamb", "FSDP"), ("novograd", "mirrored"), ("lars", "Horovod in PyTorch"), ("adagrad", "model parallel")),
+        *(("lamb", "FSDP"), ("novograd", "mirrored"), ("lars", "Horovod in PyTorch")),
+        full("adagrad", "model parallel"),
         *(full("lars", "FSDP"), full("novograd", "FSDP"), full("adagrad", "FSDP")),
         *(full("novograd", "model parallel"), full("lamb", "model parallel"), full("lamb", "Horovod in PyTorch")),
         *(full("novograd", "central storage"), full("lars", "multi-worker mirrored"), full("lamb", "mirrored")),
@@ -127,7 +128,11 @@ def test_optimizers_are_the_same_everywhere(optimizer, place, alone, tmp_path):
     assert losses(received) == pytest.approx(losses(expected), rel=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+# The others' slots are of the same kinds: one number a weight, or one a layer as NovoGrad's.
+ONE_OF_EACH_KIND = [name if name in ("lamb", "novograd") else full(name) for name in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("optimizer", ONE_OF_EACH_KIND)
 def test_goes_on_in_the_other_framework(optimizer, alone, tmp_path):
     """From the middle of an epoch, PyTorch's slots in TensorFlow and TensorFlow's in PyTorch."""
     flags, source = (*OPTIMIZERS[optimizer], "--ema", 0.9), alone(*OPTIMIZERS[optimizer], "--ema", 0.9)
@@ -144,7 +149,7 @@ def test_goes_on_in_the_other_framework(optimizer, alone, tmp_path):
         assert_averages_alike(source, directory)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ONE_OF_EACH_KIND)
 def test_a_resumed_run_ends_exactly_as_if_it_had_not_stopped(optimizer, alone, tmp_path):
     flags = (*OPTIMIZERS[optimizer], *CHANGES)
     source = alone(*flags)

@@ -45,6 +45,28 @@ def test_goes_on_as_if_it_had_not_stopped(framework, tmp_path):
     assert last(resumed, "epoch")["validation_loss"] == last(undisturbed, "epoch")["validation_loss"]
 
 
+KERAS_NORM = """
+from keras import Sequential, layers
+def build(input_shape, num_classes):
+    return Sequential([
+        layers.Input(input_shape), layers.Flatten(), layers.Dense(32), layers.BatchNormalization(), layers.ReLU(),
+        layers.Dense(num_classes),
+    ])
+"""
+
+
+def test_devices_that_share_variables_keep_the_statistics_of_keras_own_batch_norm(tmp_path):
+    """The oracle is mirrored, whose devices have statistics of their own: averaged at the end, they are the same."""
+    file = tmp_path / "mine.py"
+    file.write_text(KERAS_NORM)
+    flags = ("--model", f"{file}:build", "--num-devices", 2, "--epochs", 1, "--global-batch-size", 128)
+    mirrored, shared = (
+        last(train("tensorflow", "alone", 1, tmp_path / strategy, *flags, "--strategy", strategy), "epoch")
+        for strategy in ("mirrored", "central-storage")
+    )
+    assert shared["validation_loss"] == pytest.approx(mirrored["validation_loss"], rel=1e-4)
+
+
 SAMPLES = """
 import numpy as np
 def load():

@@ -8,9 +8,18 @@ from __future__ import annotations
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
-from ranks import REPOSITORY, full, launch, run
+import torch
+from jobs import slurm_tasks
+from ranks import BIN, REPOSITORY, full, launch, run
+from requirements import need_packages
+from sklearn.datasets import load_digits
+
+from allstep.common import own_checkpoint
+from allstep.common.data.sharding import sample_order
 
 SESSION = """
 import json, sys
@@ -106,6 +115,48 @@ def test_a_loop_by_hand_goes_on_at_the_sample_on_other_ranks(tmp_path):
     assert float(found) == pytest.approx(float(expected), abs=1e-4)
 
 
+def test_a_session_in_tasks_of_srun(tmp_path):
+    """The variables are those of srun; the oracle is NumPy, in the program itself."""
+    (tmp_path / "mine.py").write_text(SESSION)
+    arguments = json.dumps([{"framework": "pytorch", "launcher": None, "strategy": "ddp"}])
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [pool.submit(run, sys.executable, tmp_path / "mine.py", arguments, **task) for task in slurm_tasks(2)]
+    for task in tasks:
+        assert task.result().returncode == 0 and "as by hand: 1" in task.result().stdout, task.result().output
+
+
+@pytest.mark.parametrize("library", ["accelerate", "lightning"])
+def test_a_loop_of_a_library_ends_at_the_same_weights(library, tmp_path):
+    """The oracle is a loop in NumPy, in the order of `shard`, with steps by the mean loss of the global batch."""
+    need_packages(library)
+    script = REPOSITORY / "examples" / f"own_loop_{library}.py"
+    result = run(BIN / "torchrun", "--standalone", "--nproc-per-node", "2", script, tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 0, result.output
+    [found] = re.findall(r"87 steps, weights add up to (\S+)", result.stdout)
+    step, state = own_checkpoint.load(tmp_path)
+    [weights] = [array for name, array in state["model"].items() if name.endswith("weight")]
+    assert step == 87 and weights.sum(dtype=float) == pytest.approx(float(found), abs=1e-5)
+    np.testing.assert_allclose(weights, softmax_regression(), atol=1e-5)
+
+
+def softmax_regression() -> np.ndarray:
+    """Three epochs of steps by hand from torch's first weights of a Linear(64, 10), as (10, 64)."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 10)
+    w, b = layer.weight.detach().numpy().astype(float), layer.bias.detach().numpy().astype(float)
+    x, y = load_digits(return_X_y=True)
+    x = x / 16
+    for epoch in range(3):
+        order = sample_order(np.arange(len(x)), len(x), seed=0, epoch=epoch)
+        for begin in range(0, len(x), 64):
+            i = order[begin : begin + 64]
+            odds = np.exp(x[i] @ w.T + b)
+            error = odds / odds.sum(1, keepdims=True) - np.eye(10)[y[i]]
+            w -= 0.1 * error.T @ x[i] / len(i)
+            b -= 0.1 * error.mean(0)
+    return w
+
+
 STUCK = """
 import sys, time
 import horovod.torch as hvd
@@ -143,13 +194,12 @@ def test_a_watched_loop_ends_with_a_report(what, said, tmp_path):
         ({"train": ([[1.0], [float("nan")]], [0, 1])}, "received nan in sample 1"),
         ({"train": ([], [])}, "at least 1 sample"),
         ({"train": 3}, "to be inputs and targets, or an object with __len__ and read"),
+        ({"elastic": True}, "expected a job of a fixed number of ranks for a Session, received elastic=True"),
         ({"optimizer": "sdg"}, "--optimizer to be one of"),
         ({"outputs": 3}, r"expected outputs \(n, 2\) of --model program, received \(n, 3\)"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(change, said):
-    import torch
-
     from allstep.common.process.errors import UserError
     from allstep.pytorch import Session
 

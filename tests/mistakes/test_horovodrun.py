@@ -183,6 +183,10 @@ MISTAKES = {
     "elastic on one host": Mistake(runs("-np 2 --min-np 2 -H localhost:2"), "two hosts or more", "localhost:2"),
     "at most fewer than at least": Mistake(runs("-np 2 --min-np 2 --max-np 1"), "--max-np of at least 2", "1"),
     "--max-np alone": Mistake(runs("-np 2 --max-np 4"), "--min-np", "--max-np 4"),
+    "no failure allowed": Mistake(runs("-np 2 --max-host-failures 0"), "--max-host-failures of at least 1", "0"),
+    "cooldown that ends before it begins": Mistake(
+        runs("-np 2 --blacklist-cooldown-range 9 2"), "for --blacklist-cooldown-range, the smaller one first", "9 2"
+    ),
     "discovery fails": Mistake(
         runs("-np 2 --min-np 2 --host-discovery-script ./discover"),
         "a host discovery script that ends with status 0",

@@ -82,3 +82,14 @@ def test_fused_updates_are_the_same(name, weight_decay):
             optimizer.step()
     torch.testing.assert_close(weights[1], weights[0], rtol=2e-6, atol=1e-6)
     assert [optimizer.param_groups[0]["fused"] for optimizer in optimizers] == [None, True]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "rmsprop", "lamb"])
+def test_a_step_waits_for_no_number_of_its_device(name):
+    """Tensors of the device meta have no values: what reads one, for which a step on a GPU would wait, raises."""
+    with torch.device("meta"):  # as a strategy's `scope`
+        layer = torch.nn.Linear(3, 2)
+        optimizer = build_optimizer(OptimizerConfig(optimizer=name), layer.parameters())
+    for _ in range(2):
+        layer(torch.ones(4, 3, device="meta")).sum().backward()
+        optimizer.step()

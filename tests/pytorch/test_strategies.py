@@ -70,7 +70,11 @@ def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
     return output_dir, train(output_dir, *FLAGS, "--checkpoint-every", 20)
 
 
-@pytest.mark.parametrize("name", [full(name) if name == "ddp under horovodrun" else name for name in JOBS])
+# Other cases run the same code.
+REPEATED = ("ddp under horovodrun", "ddp under mpirun", "fsdp", "model-parallel, 3 stages")
+
+
+@pytest.mark.parametrize("name", [full(name) if name in REPEATED else name for name in JOBS])
 def test_same_curve_as_single(name, reference, tmp_path):
     """Losses, weights and optimizer slots, from the start or from the middle of an epoch, there and at the end."""
     job, (expected_dir, expected) = JOBS[name], reference
@@ -90,6 +94,7 @@ def test_what_each_rank_computes(strategy):
     assert result.stdout.count("all right") == 2
 
 
+@pytest.mark.full  # tests/cluster/test_slurm.py has Slurm itself
 def test_slurm_s_tasks_meet():
     """Two processes with the variables that srun sets; there is no Slurm here."""
     command = [sys.executable, "pytorch/train.py", *DDP, "--epochs", "1"]
@@ -122,7 +127,7 @@ def test_a_rank_that_raises_is_named_once(tmp_path):
 
 
 def test_a_rank_that_is_killed_ends_the_job(tmp_path):
-    result = run_broken(DIES, tmp_path, *DDP, "--num-gpus", "3")
+    result = run_broken(DIES, tmp_path, *DDP, "--num-gpus", "2")
     assert result.returncode == 128 + signal.SIGKILL, result.output
 
 

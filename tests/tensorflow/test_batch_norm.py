@@ -21,7 +21,9 @@ from allstep.tensorflow.worker import Worker
 
 # 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has none.
 DATA = DataConfig(dataset="synthetic", synthetic_samples=17, synthetic_shape=(8, 8, 1))
-FLAGS = ("--model", "resnet18", "--dataset", "synthetic", "--synthetic-samples", 17, "--synthetic-shape", 8, 8, 1,
+SIZE = {"depth": 10, "width": 1}
+FLAGS = ("--model", "wide-resnet", "--model-depth", SIZE["depth"], "--model-width", SIZE["width"],
+         "--dataset", "synthetic", "--synthetic-samples", 17, "--synthetic-shape", 8, 8, 1,
          "--global-batch-size", 8, "--base-lr", 0.001, "--momentum", 0, "--checkpoint-every", 4)  # fmt: skip
 JOBS = {
     "horovod": ("horovodrun-mpi", 2),
@@ -39,7 +41,7 @@ def train_by(strategy: str, output_dir: Path, *flags) -> list[dict]:
 def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) -> None:
     """Oracle: all validation samples in this process, with the statistics of the checkpoint."""
     dataset = datasets.load(DATA)
-    model = build_model("resnet18", dataset.input_shape, dataset.num_classes)
+    model = build_model("wide-resnet", dataset.input_shape, dataset.num_classes, **SIZE)
     state = load("latest", output_dir / "checkpoints", warn=print)
     import_weights(model, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())

@@ -59,7 +59,7 @@ def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
     return output_dir, train(output_dir, *FLAGS, "--strategy", "single", "--checkpoint-every", 20)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [full(name) if name.endswith("under mpirun") else name for name in JOBS])
 def test_same_curve_as_single(name, reference, tmp_path):
     """Losses, validation, weights and optimizer slots, from the start or from the middle of an epoch."""
     job, (expected_dir, expected) = JOBS[name], reference
@@ -86,7 +86,9 @@ def test_asynchronous_updates_are_stale(tmp_path):
     assert list(losses(resumed)) == list(range(41, 53))
 
 
-@pytest.mark.parametrize(("num_devices", "expected"), [(1, "1 1"), (2, f"1 {min(2, len(os.sched_getaffinity(0)))}")])
+@pytest.mark.parametrize(
+    ("num_devices", "expected"), [(1, "1 1"), full(2, f"1 {min(2, len(os.sched_getaffinity(0)))}")]
+)
 def test_operations_side_by_side_take_no_more_than_the_share_of_cores(num_devices, expected):
     """A rank of one thread on a host with idle cores has one: else what is measured on one rank is not of one core."""
     code = f"""
@@ -127,6 +129,7 @@ def outcomes(started: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
             process.kill()
 
 
+@pytest.mark.full  # tests/cluster/test_slurm.py has Slurm itself
 def test_slurm_s_tasks_meet():
     """Two processes with the variables that srun sets; there is no Slurm here."""
     tasks = processes("--strategy", "multi-worker-mirrored", "--epochs", "1", environments=slurm_tasks(2))
@@ -149,13 +152,13 @@ def tf_configs(**sizes: int) -> list[dict[str, str]]:
 def test_a_dead_worker_ends_the_job_and_is_named():
     """A cluster that the user has laid out, where no launcher looks after the processes."""
     flags = ("--strategy", "parameter-server", "--epochs", "10000")
-    cluster = processes(*flags, environments=tf_configs(chief=1, ps=1, worker=2))
+    cluster = processes(*flags, environments=tf_configs(chief=1, ps=1, worker=1))
     assert cluster[0].stdout.readline().startswith("Epoch =  1:")
-    cluster[3].send_signal(signal.SIGKILL)
+    cluster[2].send_signal(signal.SIGKILL)
     [(status, _, stderr), *servers] = outcomes(cluster)
     assert status == 1
-    assert re.findall("rank 0 of 4 on .* stopped: rank 3 .worker 1 at 127.0.0.1:[0-9]+. is gone", stderr), stderr
-    assert [status for status, *_ in servers] == [0, 0, -signal.SIGKILL]
+    assert re.findall("rank 0 of 3 on .* stopped: rank 2 .worker 0 at 127.0.0.1:[0-9]+. is gone", stderr), stderr
+    assert [status for status, *_ in servers] == [0, -signal.SIGKILL]
 
 
 @pytest.mark.full
@@ -187,7 +190,7 @@ DRIFTS = "bias = worker._model.trainable_variables[1]; bias.assign(bias.value.nu
     ("what", "expected"),
     [
         (DRIFTS, "out of step after step 1: the weights of rank 1 differ from those of rank 0, first in conv1.bias"),
-        (RAISES, "rank 1 of 2 on .* stopped: step 7 failed: OSError: lost the disk"),
+        full(RAISES, "rank 1 of 2 on .* stopped: step 7 failed: OSError: lost the disk"),
     ],
     ids=["drifts", "raises"],
 )

@@ -13,9 +13,9 @@ import yaml
 from ranks import REPOSITORY
 
 CLUSTER = REPOSITORY / "cluster"
-MPIJOB, RUNTIME, TRAINJOB = (
+MPIJOB, ELASTIC, RUNTIME, TRAINJOB = (
     document
-    for name in ("mpijob", "trainjob")
+    for name in ("mpijob", "mpijob-elastic", "trainjob")
     for document in yaml.safe_load_all((CLUSTER / f"{name}.yaml").read_text())
 )
 # What each object may have, of the published schemas.
@@ -28,9 +28,11 @@ FIELDS = {
 TRAINER = {"image", "command", "args", "env", "numNodes", "numProcPerNode", "resourcesPerNode"}
 
 
-@pytest.mark.parametrize("document", [MPIJOB, RUNTIME, TRAINJOB], ids=lambda document: document["kind"])
+@pytest.mark.parametrize(
+    "document", [MPIJOB, ELASTIC, RUNTIME, TRAINJOB], ids=lambda document: document["metadata"]["name"]
+)
 def test_fields_are_those_of_the_schema(document):
-    group = "kubeflow.org/v2beta1" if document is MPIJOB else "trainer.kubeflow.org/v1alpha1"
+    group = "kubeflow.org/v2beta1" if document["kind"] == "MPIJob" else "trainer.kubeflow.org/v1alpha1"
     assert document["apiVersion"] == group
     assert set(document["spec"]) <= FIELDS[document["kind"]]
 
@@ -45,16 +47,17 @@ def test_job_and_runtime_fit_each_other():
     assert [one["name"] for one in node["template"]["spec"]["template"]["spec"]["containers"]] == ["node"]
 
 
-def test_workers_listen_where_the_launcher_looks():
+@pytest.mark.parametrize("job", [MPIJOB, ELASTIC], ids=["fixed", "elastic"])
+def test_workers_listen_where_the_launcher_looks(job):
     """For the same port and the same keys."""
     config, client = ((CLUSTER / name).read_text() for name in ("sshd_config", "ssh_config"))
-    keys = MPIJOB["spec"]["sshAuthMountPath"]
+    keys = job["spec"]["sshAuthMountPath"]
     assert re.search("Port ([0-9]+)", config)[1] == re.search("Port ([0-9]+)", client)[1]
     assert f"HostKey {keys}/id_rsa" in config and f"IdentityFile {keys}/id_rsa" in client
-    [worker] = MPIJOB["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    [worker] = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert worker["command"][-1] == "/opt/allstep/cluster/sshd_config"
-    specs = MPIJOB["spec"]["mpiReplicaSpecs"]
-    ranks = MPIJOB["spec"]["slotsPerWorker"] * specs["Worker"]["replicas"]
+    specs = job["spec"]["mpiReplicaSpecs"]
+    ranks = job["spec"]["slotsPerWorker"] * specs["Worker"]["replicas"]
     assert f"-np {ranks} " in specs["Launcher"]["template"]["spec"]["containers"][0]["args"][0]
 
 

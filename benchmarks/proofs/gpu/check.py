@@ -59,6 +59,7 @@ CHECKS = {
     "resnet50": Check("PyTorch's ResNet-50 beside one by hand", _one(speed.large, "pytorch", compiled=False)),
     "resnet50-compiled": Check("both compiled", _one(speed.large, "pytorch", compiled=True)),
     "images": Check("training from JPEG files beside synthetic images", _one(speed.real_images)),
+    "decode": Check("--decode gpu beside the CPU's threads", speed.decoding),
     "cnn": Check("PyTorch's CNN beside one by hand", _one(speed.small, "pytorch", "cnn")),
     "resnet18": Check(
         "PyTorch's ResNet-18 on small images beside one by hand", _one(speed.small, "pytorch", "resnet18")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
 from allstep.benchmarks.harness.measure import BenchmarkFailed, Figure, epoch_rates, job, median_ratio, run
+from allstep.benchmarks.proofs.gpu import decode
 from allstep.benchmarks.proofs.gpu.effort import Effort
 from allstep.benchmarks.proofs.gpu.images import write_images
+from allstep.benchmarks.records.files import read_json
 
 NUM_THREADS = 4
 # Launches of the same program on one GPU differ by 1 to 2 %.
@@ -93,6 +95,20 @@ def real_images(effort: Effort, folder: Path) -> Figure:
     return _figure(
         "pytorch: resnet50 bf16, images/s JPEG files / synthetic", epoch_rates(output), rates["synthetic"], ">= 0.95"
     )
+
+
+def decoding(effort: Effort, folder: Path) -> list[Figure]:
+    """JPEG files by --decode gpu and by the CPU, with no network behind: how fast, and how far pixels are apart."""
+    data, output, threads = folder / "images", folder / "decoding.json", effort.decode_threads
+    write_images(data, effort.num_images // 4)
+    flags = ("--data-dir", data, "--batch-size", effort.large_batch["pytorch"], "--image-size", effort.large_shape[0])
+    run(job(decode.__name__, output, *flags, "--decode-threads", threads, "--device", effort.device, num_ranks=None))
+    found = read_json(decode.Decoding, output)
+    ours, cpu, apart = found.images_per_second, found.images_per_second_cpu, found.mean_difference
+    return [
+        Figure(f"JPEG files by --decode gpu: images/s / by {threads} threads of the CPU", ours, cpu, ours / cpu, ""),
+        Figure("the same: how far pixels of 0 to 255 are apart on average", apart, 0, apart, "<= 2"),
+    ]
 
 
 def _flags(

@@ -44,10 +44,14 @@ def epoch_in_memory(
     num_samples: int, epoch: int, *, batch_size: int, rank: int, world_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """A rank's samples of an epoch, in order: normalised float32 (n, height, width, channels), labels int64 (n,)."""
-    dataset = datasets.load(DataConfig(dataset="synthetic", synthetic_samples=num_samples))
     order = sample_order(np.arange(num_samples), num_samples, seed=0, epoch=epoch)
-    mine = order.reshape(-1, world_size, batch_size)[:, rank].ravel()
-    images, labels = dataset.train.read(mine, epoch=epoch)
+    return in_memory(num_samples, order.reshape(-1, world_size, batch_size)[:, rank].ravel())
+
+
+def in_memory(num_samples: int, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the synthetic training samples: normalised float32 (n, height, width, channels), labels int64 (n,)."""
+    dataset = datasets.load(DataConfig(dataset="synthetic", synthetic_samples=num_samples))
+    images, labels = dataset.train.read(indices, epoch=0)
     mean, std = (np.array(values, np.float32) for values in (dataset.mean, dataset.std))
     return (images.astype(np.float32) / 255 - mean) / std, labels
 

@@ -56,6 +56,8 @@ class Dataset:
     """In which order the training samples come, where it is not that of `sharding`."""
     augmentation: Augmentation | None = None
     """What is done to them in training."""
+    encoded: bool = False
+    """Whether splits give `encoded.EncodedImage` as inputs, which the worker makes pixels of on its device."""
     input_type: InputType = "uint8"
     num_tokens: int = 0
     """int64: inputs are below it."""

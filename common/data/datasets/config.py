@@ -96,6 +96,10 @@ class DataConfig:
     decode_threads: Annotated[int | None, whole(1, 1024, "as each is a thread of every rank")] = None
     """The same: threads per rank that decode images; the host's cores, divided among its ranks, if not given."""
 
+    decode: Literal["auto", "cpu", "gpu"] = "auto"
+    """image-folder in PyTorch: what decodes and resizes JPEG files. auto is cpu: on a gpu (nvJPEG) pixels differ by
+    rounding, and a curve shall not depend on the machine; it is for GPUs that have few cores each."""
+
     skip_unreadable: bool = False
     """The same: count unreadable images and put another of the same class in their place, do not stop."""
 

@@ -23,7 +23,9 @@ MAX_FILE_BYTES = 2**28
 REDUCING_GAP = 2
 """A JPEG is decoded at 1/2 to 1/8 of its size where the box keeps this many pixels for each one that is asked for, both
 ways. Pillow has the same rule and number for thumbnails: the result is close to that of the whole image."""
-_JPEG = b"\xff\xd8"
+MAX_GPU_SIDE = 4096
+"""Of an image that a GPU decodes, in pixels: 64 of them at once take 3.2 GB of its memory."""
+_JPEG, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _COLOURS = ("YCbCr", "Gray")
 _KEPT_BYTES = 2**24
 
@@ -95,6 +97,16 @@ def image_content(path: Path) -> bytes:
             return stream.read(size)
     except OSError as error:
         raise UnreadableImage(error.strerror or error) from error
+
+
+def dimensions_on_gpu(data: bytes) -> tuple[int, int] | None:
+    """Width and height of an image that a GPU is to decode; None for what is left to `Decoder`.
+
+    That is what is Pillow's to read, what is very large, and what does not end as a JPEG does: it may be cut short,
+    which nvJPEG does not promise to notice.
+    """
+    dimensions = _jpeg_dimensions(data) if data.endswith(_JPEG_END) else None
+    return dimensions if dimensions and max(dimensions) <= MAX_GPU_SIDE else None
 
 
 def _jpeg_dimensions(data: bytes) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""Images that are decoded when they are read, in a pool of threads, wherever their bytes lie.
+"""Images that are decoded when they are read, in a pool of threads or on a GPU, wherever their bytes lie.
 
 Training images are cropped at random and mirrored every other time; validation images are cropped in the centre.
 """
@@ -12,13 +12,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, Box, centre_box, random_resized_box
 from allstep.common.data.datasets.config import DataConfig
-from allstep.common.data.datasets.decoding import Decoder, UnreadableImage
+from allstep.common.data.datasets.decoding import Decoder, UnreadableImage, dimensions_on_gpu
 from allstep.common.data.datasets.hashing import uniform_draws
 from allstep.common.data.datasets.resampling import VECTORS, resampler
 from allstep.common.process.errors import UserError
@@ -79,12 +80,26 @@ class EncodedImages(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class EncodedImage:
+    """A JPEG file that a GPU is to decode, and what of it the network sees."""
+
+    content: np.ndarray
+    """Its bytes, uint8."""
+    box: Box
+    flipped: bool
+    pixels: Callable[[], np.ndarray]
+    """The same by the CPU, uint8 (size, size, 3), for a file that the GPU cannot decode."""
+
+
 class EncodedSplit:
     """Decodes images as they are asked for.
 
     An image that cannot be read stops the run. With `skip_unreadable`, the next readable one of its class
     takes its place, under the augmentation of the first, so that every epoch keeps its length and its balance
     of classes, and stays the same on any number of ranks.
+
+    With --decode gpu inputs are objects (n,): an `EncodedImage` or, of what is no JPEG for a GPU, the pixels.
     """
 
     parallel = True
@@ -98,6 +113,7 @@ class EncodedSplit:
         self.skip_unreadable = config.skip_unreadable
         self.pool = pool
         self.augmented = augmented
+        self.for_gpu = config.decode == "gpu"
         self._unreadable: set[int] = set()
 
     def __len__(self) -> int:
@@ -111,8 +127,13 @@ class EncodedSplit:
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         indices = np.asarray(indices)
-        images = np.empty((len(indices), self.size, self.size, 3), dtype=np.uint8)
         draws = uniform_draws(indices, NUM_CROP_DRAWS + 1, seed=self.seed, epoch=epoch).tolist()
+        if self.for_gpu:
+            objects = np.empty(len(indices), dtype=object)
+            for number, image in enumerate(self.pool.map(self._encoded, indices.tolist(), draws)):
+                objects[number] = image
+            return objects, self.targets[indices]
+        images = np.empty((len(indices), self.size, self.size, 3), dtype=np.uint8)
         tasks = self.pool.map(self._read_one, indices.tolist(), draws, images)
         for _ in tasks:
             pass  # The pixels are in place; this waits, and raises what a thread has raised.
@@ -120,14 +141,38 @@ class EncodedSplit:
 
     def _read_one(self, index: int, draws: list[float], out: np.ndarray) -> None:
         """Writes the pixels of one sample into `out`, uint8 (size, size, 3)."""
-        *crop_draws, flip_draw = draws
-        box_of = functools.partial(random_resized_box, draws=crop_draws) if self.augmented else centre_box
+        box_of, flipped = self._augmentation(draws)
         pixels = self._first_readable(index, box_of)
-        if self.augmented and flip_draw < 0.5:
+        if flipped:
             for channel in range(3):  # in one go NumPy would copy pixel by pixel, three bytes each
                 out[..., channel] = pixels[:, ::-1, channel]
         else:
             out[:] = pixels
+
+    def _encoded(self, index: int, draws: list[float]) -> EncodedImage | np.ndarray:
+        box_of, flipped = self._augmentation(draws)
+        pixels = functools.partial(self._pixels, index, draws)
+        try:
+            data = self.images.content(index)
+        except UnreadableImage:
+            return pixels()  # it says what is to be done about that
+        if (dimensions := dimensions_on_gpu(data)) is None:
+            return pixels()
+        # A copy: PyTorch's tensors have no memory that cannot be written.
+        return EncodedImage(np.frombuffer(bytearray(data), np.uint8), box_of(*dimensions), flipped, pixels)
+
+    def _pixels(self, index: int, draws: list[float]) -> np.ndarray:
+        """uint8 (size, size, 3)"""
+        pixels = np.empty((self.size, self.size, 3), dtype=np.uint8)
+        self._read_one(index, draws, pixels)
+        return pixels
+
+    def _augmentation(self, draws: list[float]) -> tuple[Callable[[int, int], Box], bool]:
+        """The box of an image of a width and height, and whether it is mirrored."""
+        *crop_draws, flip_draw = draws
+        if self.augmented:
+            return functools.partial(random_resized_box, draws=crop_draws), flip_draw < 0.5
+        return centre_box, False
 
     def _first_readable(self, index: int, box_of: Callable[[int, int], Box]) -> np.ndarray:
         for candidate in itertools.chain([index], self._others_of_its_class(index)):

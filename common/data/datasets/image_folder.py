@@ -51,6 +51,7 @@ def load(config: DataConfig) -> Dataset:
         num_classes=len(train.classes),
         mean=MEAN,
         std=STD,
+        encoded=config.decode == "gpu",
     )
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -53,8 +54,11 @@ def by_pillow(pixels: np.ndarray, box: Box, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def cut(pixels: np.ndarray, box: Box, size: int) -> tuple[np.ndarray, Box]:
-    """The part of an image that the filter sees when it makes `size` pixels of the box, and the box in it."""
+def cut(pixels: Any, box: Box, size: int) -> tuple[Any, Box]:
+    """The part of an image that the filter sees when it makes `size` pixels of the box, and the box in it.
+
+    `pixels`: (height, width, 3), an array or a tensor.
+    """
     left, top, right, bottom = box
     x = math.ceil(max((right - left) / size, 1))
     y = math.ceil(max((bottom - top) / size, 1))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from compared import OK, cell
+from compared import OK, SETTINGS, cell
 
-from allstep.benchmarks.comparison.gate import Gate, GateRun, gate_run
+from allstep.benchmarks.comparison.gate import Gate, GateRun, gate_run, reference_of
 from allstep.benchmarks.proofs import curves
 from allstep.common.files.records import to_json
 
@@ -100,14 +101,30 @@ def test_bf16_is_judged_by_losses_alone(framework, bound, changes):
 
 
 def test_a_compiled_place_is_held_against_the_one_that_is_not():
-    places = [gate_run(cell(strategy="independent", ranks=1)), gate_run(cell(compiled=True))]
+    places = [gate_run(cell(strategy="independent", ranks=1), SETTINGS), gate_run(cell(compiled=True), SETTINGS)]
     assert places[0].group == places[1].group and places[0].id != places[1].id
     assert MadeUp(horovod=5e-5).judge(places[1], places[0]).status == "failed"
 
 
 def test_what_has_no_one_curve_is_not_judged():
-    assert gate_run(cell(strategy="independent")) is None
-    assert gate_run(cell(strategy="parameter-server", framework="tensorflow")) is None
-    assert gate_run(cell(strategy="independent", ranks=1)) is not None
+    assert gate_run(cell(strategy="independent"), SETTINGS) is None
+    assert gate_run(cell(strategy="parameter-server", framework="tensorflow"), SETTINGS) is None
+    assert gate_run(cell(strategy="independent", ranks=1), SETTINGS) is not None
     places = [GateRun("pytorch", "horovod", ranks, "resnet18", "float32") for ranks in (1, 2)]
     assert places[0].group != places[1].group  # batch norm sees other samples
+
+
+def test_slices_leave_equal_bits_within_a_framework_or_fail():
+    settings = replace(SETTINGS, slices=4)
+    cells = [cell(strategy="independent", ranks=1), cell(), cell(strategy="model-parallel")]
+    cells += [cell(framework="tensorflow", ranks=number) for number in (1, 2)]
+    places = [place for one in cells if (place := gate_run(one, settings))]
+    assert [place.slices for place in places] == [4, 4, None, 4, 4]
+    assert [places.index(reference_of(place, places)) for place in places] == [0, 0, 0, 0, 3]
+    gate = MadeUp(horovod=1e-12, tensorflow=5e-5)
+    assert [gate.judge(place, reference_of(place, places)).status for place in places] == [
+        *("passed", "failed", "passed", "passed", "passed")
+    ]
+    assert gate.judge(places[1], places[0]).bound == 0
+    deep = [GateRun("pytorch", "horovod", ranks, "resnet32", "float32", slices=4) for ranks in (1, 2)]
+    assert deep[0].group == deep[1].group  # a slice's batch norm sees the same samples

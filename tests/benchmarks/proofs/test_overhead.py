@@ -54,6 +54,16 @@ def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
 
 
 @pytest.mark.full
+def test_session_rows(tmp_path):
+    content = quick("session", tmp_path / "out.json", "--rounds", "1")
+    rows = ["difference of the first epoch's loss", "images/s by a Session / hand-written"]
+    assert [figure["what"] for figure in content["figures"]] == [
+        f"{framework}: {what}" for framework in ("pytorch", "tensorflow") for what in rows
+    ]
+    assert all(figure["reached"] for figure in content["figures"][::2])  # the rates say nothing
+
+
+@pytest.mark.full
 def test_input_pipeline_rows(tmp_path):
     content = quick("input_pipeline", tmp_path / "out.json")
     assert {figure["what"]: figure["target"] for figure in content["figures"]} == {

@@ -9,7 +9,7 @@ import torchvision
 
 from allstep.common.weights import checksum, initial_weights
 from allstep.pytorch.models import build_model, export_weights, import_weights
-from allstep.pytorch.networks.resnet import BatchNorm
+from allstep.pytorch.networks.batch_norm import BatchNorm
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 
 NUM_PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}  # torchvision's documentation

@@ -16,6 +16,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE, Placement, placement
+from allstep.pytorch.compat import without_compiler
 from allstep.pytorch.strategies.horovod import Horovod
 from allstep.pytorch.strategies.single import Single
 from allstep.pytorch.strategies.strategy import Strategy
@@ -46,7 +47,7 @@ def trained(
     for layer in network:
         if isinstance(layer, nn.BatchNorm2d):
             layer.num_batches_tracked = None
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    optimizer = without_compiler(torch.optim.SGD)(network.parameters(), lr=0.1, momentum=0.9)
     model, optimizer = strategy.wrap(network, optimizer)
     strategy.broadcast(model, optimizer)
     worker = Worker(network, model, optimizer, strategy=strategy, device=torch.device("cpu"), dataset=DATASET,

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import placement
+from allstep.pytorch.compat import without_compiler
 from allstep.pytorch.strategies.strategy import TrainStep
 
 LEARNING_RATE, NUM_STEPS, NUM_SAMPLES = 0.1, 6, 15
@@ -39,7 +40,7 @@ def loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer(model: nn.Module, learning_rate: float = LEARNING_RATE) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+    return without_compiler(torch.optim.SGD)(model.parameters(), lr=learning_rate, momentum=0.9)
 
 
 def alone(

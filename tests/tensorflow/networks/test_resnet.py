@@ -11,7 +11,7 @@ from ranks import last, train
 
 from allstep.common.weights import checksum
 from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
-from allstep.tensorflow.networks.resnet import BatchNorm
+from allstep.tensorflow.networks.batch_norm import BatchNorm
 
 NUM_PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}  # torchvision's documentation
 
@@ -101,6 +101,7 @@ def test_batch_norm_of_a_single_value_is_its_shift():
     assert norm.running_variance.numpy().tolist() == pytest.approx([0.9, 0.9])
 
 
+@pytest.mark.full  # test_networks.py has a smaller one with batch norm
 def test_trains_as_in_pytorch(tmp_path):
     """Two ranks with unequal slices, the last of a single sample: losses, and what validation makes of the statistics.
 

@@ -15,7 +15,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE, Placement, placement
-from allstep.tensorflow.networks.resnet import BatchNorm
+from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.optimizers import build_optimizer
 from allstep.tensorflow.strategies.horovod import Horovod
 from allstep.tensorflow.strategies.single import Single

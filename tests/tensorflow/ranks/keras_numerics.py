@@ -1,6 +1,6 @@
 """Runs on every rank of test_horovod_keras.py: trains one small network per case, beside its single-process oracle.
 
-Usage: horovodrun -np 2 python keras_numerics.py DIRECTORY. Each rank writes DIRECTORY/rank{r}.npz with
+Usage: horovodrun -np 2 python keras_numerics.py DIRECTORY CASE... Each rank writes DIRECTORY/rank{r}.npz with
 "{case}/{i}" = weight i after training. One of the ranks adds "{case}/oracle/{i}" = the same weight after plain Keras,
 without Horovod, has trained on the whole batch in one process. Every case has an oracle.
 """
@@ -171,7 +171,8 @@ def train(case: Case, optimizer: Any, *, seed: int, rank: int, size: int, callba
 def main() -> None:
     hvd.init()
     results = {}
-    for number, (name, case) in enumerate(CASES.items()):
+    for number, name in enumerate(sys.argv[2:]):
+        case = CASES[name]
         optimizer = case.wrap(hvd.DistributedOptimizer(case.optimizer(), **case.options))
         broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
         # Every rank starts from its own weights: the callback must mend it.

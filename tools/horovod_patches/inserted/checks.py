@@ -122,6 +122,7 @@ def _check_values(parser, args):
         "-np": args.num_proc, "--min-np": args.min_num_proc, "--max-np": args.max_num_proc,
         "--slots-per-host": args.slots, "--start-timeout": args.start_timeout,
         "--elastic-timeout": args.elastic_timeout, "--ssh-port": args.ssh_port,
+        "--max-host-failures": args.max_host_failures,
     }  # fmt: skip
     for name, value in at_least_one.items():
         if value is not None and value < 1:
@@ -136,6 +137,12 @@ def _check_values(parser, args):
     if most is not None and not _is_elastic(args):
         raise hosts.UsageError(
             f"expected --min-np or --host-discovery-script with --max-np, received --max-np {most} alone; leave it out"
+        )
+    if args.cooldown_range and not 1 <= args.cooldown_range[0] <= args.cooldown_range[1] <= 3600:
+        received = " ".join(map(str, args.cooldown_range))
+        raise hosts.UsageError(
+            "expected two numbers of seconds from 1 to 3600 for --blacklist-cooldown-range, the smaller one first, "
+            f"received {received}; correct it"
         )
     for name in ("HOROVOD_START_TIMEOUT", "HOROVOD_ELASTIC_TIMEOUT", "HOROVOD_GLOO_TIMEOUT_SECONDS"):
         value = os.environ.get(name, "1")

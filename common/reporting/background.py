@@ -1,0 +1,72 @@
+"""Reports to somewhere else, over a network perhaps, for which training never waits and of which it never dies."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from allstep.common.process.errors import UserError, summary
+from allstep.common.process.terminal import print_line
+from allstep.common.reporting.base import Reporter
+
+MOST_SECONDS_AT_END = 30.0
+
+
+class Background(Reporter):
+    """Opens a reporter in a thread of its own, and passes events on there in their order.
+
+    Where the reporter fails, that is said once, it hears no more, and the run goes on.
+    """
+
+    def __init__(self, flag: str, open_reporter: Callable[[], Reporter]) -> None:
+        """Waits until the reporter is open.
+
+        Args:
+            flag: by which the user asked for it.
+
+        Raises:
+            UserError: it cannot be opened.
+        """
+        self._flag = flag
+        self._calls: queue.SimpleQueue[Callable[[Reporter], None] | None] = queue.SimpleQueue()
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(open_reporter, opened), name=flag, daemon=True)
+        self._thread.start()
+        try:
+            opened.result()
+        except Exception as error:
+            raise UserError(
+                f"expected a run to begin with {flag}, received {summary(error)}; correct its environment variables, "
+                f"or leave out {flag}"
+            ) from error
+
+    def event(self, name: str, **fields: Any) -> None:
+        self._calls.put(lambda reporter: reporter.event(name, **fields))
+
+    def close(self) -> None:
+        """Wait until everything has been passed on, but not for ever."""
+        self._calls.put(lambda reporter: reporter.close())
+        self._calls.put(None)
+        self._thread.join(MOST_SECONDS_AT_END)
+        if self._thread.is_alive():
+            self._warn(f"not everything was taken within {MOST_SECONDS_AT_END:g} s; the rest is lost")
+
+    def _run(self, open_reporter: Callable[[], Reporter], opened: Future[None]) -> None:
+        try:
+            reporter = open_reporter()
+        except Exception as error:
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        try:
+            while call := self._calls.get():
+                call(reporter)
+        except Exception as error:
+            self._warn(f"{summary(error)}; the run goes on, and reports no more there")
+
+    def _warn(self, message: str) -> None:
+        print_line(f"allstep: warning: {self._flag}: {message}", sys.stderr)

@@ -1,0 +1,50 @@
+"""Reports to MLflow: flags as parameters, curves as metrics, and what else a run says as tags."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.reporting.base import Reporter
+from allstep.common.reporting.scalars import CURVES, scalars
+
+
+class MLflow(Reporter):
+    """A run where MLflow's own environment variables say, MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME above all."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Raises: what MLflow does where it cannot begin a run."""
+        # By their names, so that a type checker does not miss what is seldom installed.
+        mlflow, entities = importlib.import_module("mlflow"), importlib.import_module("mlflow.entities")
+        self._mlflow, self._entities, self._client, self._ended = mlflow, entities, mlflow.MlflowClient(), False
+        run = mlflow.start_run()
+        self._id = run.info.run_id
+        if not run.data.params:  # MLFLOW_RUN_ID goes on with a run, and parameters cannot change
+            params = [entities.Param(name, str(value)) for name, value in config.flat().items()]
+            self._client.log_batch(self._id, params=params)
+
+    def event(self, name: str, **fields: Any) -> None:
+        if name in CURVES:
+            now = int(time.time() * 1000)
+            points = scalars(name, fields).items()
+            metrics = [self._entities.Metric(curve, value, now, fields[name]) for curve, value in points]
+            self._client.log_batch(self._id, metrics=metrics)
+            return
+        tags = [self._entities.RunTag(field, str(value)) for field, value in _flat(fields).items()]
+        self._client.log_batch(self._id, tags=tags)
+        self._ended = name == "end"
+
+    def close(self) -> None:
+        self._mlflow.end_run("FINISHED" if self._ended else "FAILED")
+
+
+def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields without mappings within: `versions.python` for what `versions` has of python."""
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        inner = value.items() if isinstance(value, Mapping) else ()
+        flat.update({f"{name}.{key}": item for key, item in inner} or {name: value})
+    return flat
