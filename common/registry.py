@@ -88,12 +88,16 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         ),
     },
     "tensorflow": {
-        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", measures_noise=True, polls=True),
-        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True, measures_noise=True),
+        "horovod": StrategyEntry(
+            "horovod", "Horovod", (*_HOROVOD, "trace"), "horovodrun", measures_noise=True, polls=True
+        ),
+        "single": StrategyEntry(
+            "single", "Single", (*_COMMON, "trace"), most_ranks=1, one_process=True, measures_noise=True
+        ),
         "mirrored": StrategyEntry(
             "mirrored",
             "Mirrored",
-            (*_COMMON, "sync_batch_norm", "num_devices"),
+            (*_COMMON, "trace", "sync_batch_norm", "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
             measures_noise=True,
@@ -101,7 +105,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "multi-worker-mirrored": StrategyEntry(
             "multi_worker_mirrored",
             "MultiWorkerMirrored",
-            (*_COMMON, "sync_batch_norm", "communication"),
+            (*_COMMON, "trace", "sync_batch_norm", "communication"),
             "horovodrun",
             measures_noise=True,
         ),

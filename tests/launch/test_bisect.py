@@ -61,3 +61,19 @@ def test_slices_are_equal_on_any_number_of_ranks(sound, tmp_path):
         result = bisect(sound, other)
         assert result.returncode == 2
         assert expected in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_tensorflow_names_the_slice_and_the_rank_of_a_flipped_bit(tmp_path):
+    flags = ("--model", "mlp", "--global-batch-size", 100, "--slices", 4, "--epochs", 1, "--trace", "--output-dir")
+    alone, faulty = tmp_path / "alone", tmp_path / "faulty"
+    result = run(sys.executable, "tensorflow/train.py", *map(str, (*flags, alone)))
+    assert result.returncode == 0, result.output
+    flipping = ("tests/launch/ranks/flipping.py", "tensorflow", 1, "all", *flags, faulty)
+    result = launch("mpirun", 2, *map(str, flipping))
+    assert result.returncode == 0, result.output
+    result = bisect(alone, faulty)
+    assert result.returncode == 1, result.output
+    first, *_, own, others = result.stdout.splitlines()
+    assert first == "the runs part at step 3, ranks 0 and 1, the local gradient of fc1.weight in slice 2"
+    assert own.startswith(f"{alone}: step 3 gives its own digests again")
+    assert others.startswith(f"{faulty}: does not give its own digests again, first at step 3, rank 1")
