@@ -71,6 +71,10 @@ COMMANDS = {
         "allstep.benchmarks.prove",
         "Say what is wrong with a distributed training script, whose it may be: weights, samples, gradients, rates.",
     ),
+    "bisect": Command(
+        "allstep.benchmarks.bisect",
+        "Say where two runs with --trace part: the first step, tensor and rank; train that step again on both sides.",
+    ),
     "tune": Command(
         "allstep.benchmarks.tune",
         "Search for the flags that train best, trial by trial under any launcher; goes on after a kill.",

@@ -51,9 +51,11 @@ _DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", "bucket_size", "stat
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
-        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", measures_noise=True, polls=True),
+        "horovod": StrategyEntry(
+            "horovod", "Horovod", (*_HOROVOD, "trace"), "horovodrun", measures_noise=True, polls=True
+        ),
         "ddp": StrategyEntry(
-            "ddp", "DDP", (*_DDP, "comm_hook"), "torchrun", "--num-gpus", spawns=True, measures_noise=True
+            "ddp", "DDP", (*_DDP, "comm_hook", "trace"), "torchrun", "--num-gpus", spawns=True, measures_noise=True
         ),
         "fsdp": StrategyEntry(
             "fsdp",
@@ -81,15 +83,21 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             one_worker=True,
             why_not_compiled="whose micro-batches change in size with the batch",
         ),
-        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True, measures_noise=True),
+        "single": StrategyEntry(
+            "single", "Single", (*_COMMON, "trace"), most_ranks=1, one_process=True, measures_noise=True
+        ),
     },
     "tensorflow": {
-        "horovod": StrategyEntry("horovod", "Horovod", _HOROVOD, "horovodrun", measures_noise=True, polls=True),
-        "single": StrategyEntry("single", "Single", _COMMON, most_ranks=1, one_process=True, measures_noise=True),
+        "horovod": StrategyEntry(
+            "horovod", "Horovod", (*_HOROVOD, "trace"), "horovodrun", measures_noise=True, polls=True
+        ),
+        "single": StrategyEntry(
+            "single", "Single", (*_COMMON, "trace"), most_ranks=1, one_process=True, measures_noise=True
+        ),
         "mirrored": StrategyEntry(
             "mirrored",
             "Mirrored",
-            (*_COMMON, "sync_batch_norm", "num_devices"),
+            (*_COMMON, "trace", "sync_batch_norm", "num_devices"),
             num_ranks_flag="--num-devices",
             one_process=True,
             measures_noise=True,
@@ -97,7 +105,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "multi-worker-mirrored": StrategyEntry(
             "multi_worker_mirrored",
             "MultiWorkerMirrored",
-            (*_COMMON, "sync_batch_norm", "communication"),
+            (*_COMMON, "trace", "sync_batch_norm", "communication"),
             "horovodrun",
             measures_noise=True,
         ),

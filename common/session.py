@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from allstep.common import arithmetic, engine, reporting
+from allstep.common import arithmetic, engine, reporting, trace
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, resuming, saving
 from allstep.common.collectives import Collectives
 from allstep.common.config.train_config import OutputConfig, TrainConfig
@@ -40,7 +40,7 @@ from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import output_dir_errors, write_whole
 from allstep.common.schedule import Schedule, make_schedule
 from allstep.common.watch import HOSTS_CHANGED, Limits, ProgressState, watching
-from allstep.common.worker import Worker
+from allstep.common.worker import StepTrace, Worker
 
 if TYPE_CHECKING:
     from allstep.common.data.datasets.encoded import EncodedSplit
@@ -201,6 +201,8 @@ class Session:
                 print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)
                 if config.parallel.audit and worker.collectives.world_size == 1:
                     print_line("allstep: --audit on one rank has it compute its own slices again", sys.stderr)
+            if config.parallel.trace:
+                cleanup.callback(self._start_trace().close)
             reporter = self.open_reporter(config, place.rank, self.progress)
             cleanup.callback(reporter.close)
             _report_start(reporter, worker, schedule, config, place, on_cpu=self.strategy.gpu is None)
@@ -220,6 +222,25 @@ class Session:
             if not self.commits:
                 cleanup.push(note_failure)
             return engine.fit(engine.Run(self, schedule, reporter, saver, progress_state))
+
+    def _start_trace(self) -> StepTrace:
+        worker, directory = self.worker, self.config.output.output_dir
+        assert directory is not None  # `validate` asks for one
+        worker.collectives.barrier()  # rank 0 has moved an earlier run out of the way
+
+        def open_recorder(activations: Sequence[str], parameters: Sequence[str]) -> trace.Recorder:
+            header = trace.header_of(
+                self.config,
+                self.place,
+                activations,
+                parameters,
+                framework=worker.framework,
+                device="cpu" if self.strategy.gpu is None else "cuda",
+                versions=worker.versions(),
+            )
+            return trace.Recorder(directory / trace.FOLDER, header, self.progress.step)
+
+        return worker.trace(open_recorder)
 
     def _report_saved(self) -> None:
         for hook in self.hooks:
@@ -290,7 +311,7 @@ def _goes_on(flags: OutputConfig, directory: Path) -> bool:
 
 def _set_aside(directory: Path) -> None:
     """Move what an earlier run left into a folder of its own: a fresh run neither loses it nor goes on from it."""
-    left = [directory / name for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard")]
+    left = [directory / name for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard", trace.FOLDER)]
     left = [path for path in left if path.exists()]
     if left:
         number = next(number for number in itertools.count(1) if not (directory / f"previous-{number}").exists())

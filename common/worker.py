@@ -11,6 +11,7 @@ import numpy as np
 
 from allstep.common.collectives import Collectives
 from allstep.common.data.loader import Batch
+from allstep.common.trace import OpenRecorder
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,14 @@ class StepResult:
         return float(self.loss_sum)
 
 
+class StepTrace(Protocol):
+    """What keeps digests of the steps of a worker."""
+
+    def close(self) -> None:
+        """Write those of steps that a GPU has ended meanwhile."""
+        ...
+
+
 class Worker(Protocol):
     """A network, its optimizer and a device, driven step by step by the engine."""
 
@@ -48,6 +57,10 @@ class Worker(Protocol):
 
         All ranks call it with their slices of one global batch.
         """
+        ...
+
+    def trace(self, open_recorder: OpenRecorder) -> StepTrace:
+        """From here on keep digests of each step; see `common.trace`."""
         ...
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:

@@ -18,6 +18,7 @@ from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
 from allstep.common.losses import default_loss, metric_of
 from allstep.common.noise_scale import is_measured, parts_of
+from allstep.common.trace import OpenRecorder
 from allstep.common.weights import step_seed
 from allstep.common.worker import StepResult
 from allstep.pytorch.averaging import WeightAverage
@@ -27,6 +28,7 @@ from allstep.pytorch.losses import build_loss, build_metric
 from allstep.pytorch.models import named_weights
 from allstep.pytorch.noise_scale import GradientSquares
 from allstep.pytorch.sliced_step import SlicedStep
+from allstep.pytorch.step_trace import StepTrace
 from allstep.pytorch.strategies.batch_norm import uncounted
 from allstep.pytorch.strategies.strategy import EvalStep, Strategy, TrainStep
 
@@ -81,6 +83,7 @@ class Worker:
         changes_gradients = flags.clip_norm is not None or flags.gradient_noise
         self._gradient_changes = GradientChanges(flags, seed, strategy) if changes_gradients else None
         self._num_steps, self._seed = 0, seed
+        self._trace: StepTrace | None = None
         self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._decode = None
@@ -98,6 +101,10 @@ class Worker:
         )
         most = 255 if dataset.input_type == "uint8" else 1
         self._scale, self._shift = 1 / (most * std), -mean / std
+
+    def trace(self, open_recorder: OpenRecorder) -> StepTrace:
+        self._trace = StepTrace(self._network, open_recorder)
+        return self._trace
 
     def compile(self, batch: Batch) -> None:
         weights = [(tensor, tensor.clone()) for _, tensor in self._own_weights()]
@@ -117,6 +124,8 @@ class Worker:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
+        if self._trace:
+            self._trace.begin_step(batch, learning_rate)
         if self._squares:
             self._squares.begin_step(measures=is_measured(self._num_steps + 1))
         if self._sliced_step:
@@ -130,6 +139,8 @@ class Worker:
             overflowed = self._strategy.apply_unscaled(self._optimizer, loss_scale, self._apply)
         else:
             self._apply()
+        if self._trace:
+            self._trace.end_step()
         loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
         numbers = (self._squares.of_parts, self._squares.of_average) if self._squares else ()
         return StepResult(_read_later(loss_sum), overflowed, *map(_read_later, numbers))
@@ -155,11 +166,15 @@ class Worker:
         # What dropout draws is a slice's own, whichever rank has it.
         torch.manual_seed(step_seed(self._seed, self._num_steps, number))
         inputs, targets = self._to_device(part)
+        if self._trace:
+            self._trace.part = number
         with self._autocast():
             return self._train_step(inputs, targets, part.loss_weight * loss_scale, is_last=True)
 
     def _apply(self) -> None:
         """Take the optimizer's step by the averaged gradients."""
+        if self._trace:
+            self._trace.see_average()
         if self._squares:
             self._squares.see_average()
         if self._gradient_changes:

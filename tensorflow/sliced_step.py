@@ -16,6 +16,7 @@ from allstep.common.replica_check import digest
 from allstep.common.slices import TreeSum
 from allstep.common.worker import StepResult
 from allstep.tensorflow.networks.batch_norm import BatchNorm, statistics_set_aside
+from allstep.tensorflow.step_trace import StepTrace
 from allstep.tensorflow.strategies.ordered_sum import OrderedSum
 from allstep.tensorflow.strategies.strategy import Samples, Strategy
 
@@ -31,6 +32,9 @@ class SlicedStep:
     A slice's vector is made of the sum of its losses, its gradients, and the running statistics that batch norms have
     after it; each slice finds those of before the step. The mean over all slices becomes the next ones.
     """
+
+    trace: StepTrace | None = None
+    """What looks at the slices of each step, where --trace wants it."""
 
     def __init__(
         self,
@@ -79,6 +83,8 @@ class SlicedStep:
         sums: TreeSum[tf.Tensor] = TreeSum(self._sum.num_slices)
         digests: dict[int, int] = {}
         for number, vector in self._slices(batch, loss_scale):
+            if self.trace:
+                self.trace.see_slice(number, vector.numpy())
             if batch.of_rank:
                 digests[number] = digest(vector.numpy())
             sums.add((number, number + 1), vector)
@@ -89,9 +95,10 @@ class SlicedStep:
 
             audit(batch, digests, compute, self._collectives, self._sum.num_slices)
         num_with_samples = min(self._sum.num_slices, batch.num_global)
-        loss_sum, overflow = self._apply(
-            self._sum(sums.partial), *map(np.float32, (learning_rate, loss_scale, num_with_samples))
-        )
+        total = self._sum(sums.partial)
+        if self.trace:
+            self.trace.see_sum(total.numpy())
+        loss_sum, overflow = self._apply(total, *map(np.float32, (learning_rate, loss_scale, num_with_samples)))
         # The sum of all losses is the same on all ranks, and to be counted once.
         return StepResult(loss_sum if self._collectives.rank == 0 else 0.0, overflow)
 

@@ -16,6 +16,8 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.losses import default_loss, metric_of
 from allstep.common.noise_scale import parts_of
+from allstep.common.process.errors import UserError
+from allstep.common.trace import OpenRecorder
 from allstep.common.worker import StepResult
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import GradientChanges
@@ -25,6 +27,7 @@ from allstep.tensorflow.networks.batch_norm import counted
 from allstep.tensorflow.noise_scale import GradientSquares
 from allstep.tensorflow.recompute import RecomputedBlocks
 from allstep.tensorflow.sliced_step import SlicedStep
+from allstep.tensorflow.step_trace import StepTrace
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
@@ -84,7 +87,7 @@ class Worker:
         self._forward = RecomputedBlocks(model) if strategy.flags.recompute else model
         self._one_pass = strategy.compiled(self._gradients)
         self._train_step = strategy.compile_train_step(self._train_on_device, self._set_learning_rate, samples)
-        self._sliced_step = None
+        self._sliced_step, self._trace = None, None
         if strategy.flags.slices:
             self._sliced_step = SlicedStep(
                 model,
@@ -95,6 +98,16 @@ class Worker:
                 samples=samples,
             )
         self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, (inputs, targets))
+
+    def trace(self, open_recorder: OpenRecorder) -> StepTrace:
+        if not self._sliced_step:
+            raise UserError(
+                "expected --slices with --trace in TensorFlow, whose compiled step hands out no gradients else, "
+                "received none; give --slices V, of 1 on one rank"
+            )
+        self._trace = StepTrace(_in_order(self._model), self._strategy, open_recorder)
+        self._sliced_step.trace = self._trace
+        return self._trace
 
     def compile(self, batch: Batch) -> None:
         state = [
@@ -107,7 +120,12 @@ class Worker:
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
         if self._sliced_step:
-            return self._sliced_step(batch, learning_rate, loss_scale)
+            if self._trace:
+                self._trace.begin_step(batch, learning_rate)
+            result = self._sliced_step(batch, learning_rate, loss_scale)
+            if self._trace:
+                self._trace.end_step()
+            return result
         return self._train_step(batch.inputs, batch.targets, batch.loss_weight, learning_rate, loss_scale)
 
     def eval_step(self, batch: Batch) -> tuple[float, float]:

@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     hvd.init()
     vectors = [torch.from_numpy(_slice(number, int(mebibytes) * 2**18)) for number in range(NUM_SLICES)]
     own = [vectors[number] for number in own_slices(hvd.rank(), hvd.size(), NUM_SLICES)]
+
     def all_reduce(vector: torch.Tensor) -> torch.Tensor:
         """In place."""
         hvd.allreduce_(vector, op=hvd.Sum, name="sum")

@@ -172,6 +172,10 @@ class StrategyConfig:
     """With --slices: have the slices of this share of steps computed again by the next rank, and stop the job where any
     bits differ, before weights change. Costs about that share of a step."""
 
+    trace: bool = False
+    """pytorch horovod, ddp, single; tensorflow with --slices: keep 64-bit digests of what goes into each step, of
+    gradients and of weights, by which `allstep bisect RUN RUN` finds where two runs part."""
+
     sync_batch_norm: bool = False
     """Batch norm over the global batch instead of each rank's, or device's, slice."""
 

@@ -58,6 +58,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
     _check_output(config.output)
     _check_optimizer(config)
     _check_slices(config.parallel)
+    _check_trace(config)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
     if config.parallel.recompute and config.parallel.compile:
@@ -148,6 +149,17 @@ def _check_slices(flags: StrategyConfig) -> None:
                 f"expected --slices or --{name.replace('_', '-')}, received both: the gradients of slices are computed "
                 "by themselves and added up as they are; leave one of them out"
             )
+
+
+def _check_trace(config: TrainConfig) -> None:
+    """Refuse a trace that has no folder, and steps of which digests would not be those of the step alone."""
+    if not config.parallel.trace:
+        return
+    if config.output.output_dir is None:
+        raise UserError("expected --output-dir with --trace, received none; name a folder to write to")
+    for name in ("compile", "elastic", "audit"):
+        if getattr(config.parallel, name):
+            raise UserError(f"expected --trace or --{name}, received both; leave one of them out")
 
 
 def _check_as_many_slices(slices: int, what: str, number: int) -> None:

@@ -1,0 +1,297 @@
+"""What --trace keeps of each step: 64-bit digests of what went in, of gradients and of weights, on every rank.
+
+Each rank has two files in the folder `trace` of the output directory: `rank-N.json` says what the columns are and where
+the run was, `rank-N.digests` is a ring of rows, one a step. The ring is mapped into memory, so that it has every step
+that ended before the process was killed. `allstep bisect` compares the traces of two runs.
+
+A digest is a sum over 64-bit words, each times two odd weights that depend on its place, modulo 2^64 (multilinear
+hashing: Carter and Wegman 1979). So a change of one word always changes it, and others but for one in 2^64. It is no
+guard against forgery.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allstep.common.arithmetic import processor
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.loader import Batch
+from allstep.common.files import strict_json
+from allstep.common.files.records import Count, from_json, to_json
+from allstep.common.files.regular_file import read_regular, regular
+from allstep.common.files.schema import Mismatch
+from allstep.common.launch.placement import Placement
+from allstep.common.launch.variables import read_num_threads
+from allstep.common.process.errors import UserError, shown
+from allstep.common.reporting.base import output_dir_errors, write_whole
+
+FOLDER = "trace"
+FORMAT = 1
+LANES = 512
+"""Words of a row of a tensor, whose sums are taken first."""
+OFFSET = 0x5EED
+"""The digest of zeros; 0 stands for what was not recorded."""
+_RING_BYTES, _MOST_ROWS = 16 * 2**20, 2**16
+_MOST_HEADER_BYTES = 16 * 2**20
+
+
+@functools.cache
+def odd_weights(count: int) -> np.ndarray:
+    """Int64 (count,): odd numbers, by the generator of Steele et al. 2014 (SplitMix64)."""
+    z = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64)
+
+
+def digest(array: np.ndarray) -> int:
+    """64 bits of an array's bytes in the order of its axes, as a signed integer."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    num_rows, row_bytes = data.size // (8 * LANES), 8 * LANES
+    rows = np.empty(num_rows + 1, np.int64)
+    np.matmul(data[: num_rows * row_bytes].view(np.int64).reshape(-1, LANES), odd_weights(LANES), out=rows[:-1])
+    last = np.zeros(row_bytes, np.uint8)
+    last[: data.size - num_rows * row_bytes] = data[num_rows * row_bytes :]
+    rows[-1] = last.view(np.int64) @ odd_weights(LANES)
+    total = np.array([OFFSET])  # as an array: sums of these wrap without a warning
+    total += rows @ odd_weights(num_rows + 1)
+    return int(total[0])
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a rank's digests are of, and where and how the run was."""
+
+    rank: int
+    world_size: Count
+    local_size: Count
+    framework: str
+    launcher: str | None
+    host: str
+    processor: str
+    device: str
+    """cpu or cuda."""
+    num_threads: int | None
+    """OMP_NUM_THREADS, where it was set."""
+    versions: dict[str, str]
+    config: dict[str, Any]
+    """The flags, as config.yaml has them."""
+    slices: Count | None
+    """Parts of a global batch with gradients of their own, as `StrategyConfig.num_slices`."""
+    activations: tuple[str, ...]
+    """Modules by name, in the order in which backward comes to them."""
+    parameters: tuple[str, ...]
+    """Trainable weights by name, in the same order."""
+    format: Count = FORMAT
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of a global batch that are looked at by themselves: slices, or what this rank has of it."""
+        return self.slices or 1
+
+    @property
+    def row_type(self) -> np.dtype:
+        """The fields of a row, in the order in which a fault that enters in one of them comes to the next."""
+        activations, parameters = len(self.activations), len(self.parameters)
+        return np.dtype(
+            [
+                ("step", np.int64),
+                ("inputs", np.int64, (self.num_parts,)),
+                ("targets", np.int64, (self.num_parts,)),
+                ("learning_rate", np.int64, (1,)),  # the bits of a float64
+                ("weights_before", np.int64, (parameters,)),
+                ("activations", np.int64, (self.num_parts, activations)),
+                ("local_gradients", np.int64, (self.num_parts, parameters)),
+                ("reduced_gradients", np.int64, (parameters,)),
+                ("weights_after", np.int64, (parameters,)),
+            ]
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Of the ring."""
+        return min(_MOST_ROWS, max(2, _RING_BYTES // self.row_type.itemsize))
+
+
+def header_of(
+    config: TrainConfig,
+    place: Placement,
+    activations: Sequence[str],
+    parameters: Sequence[str],
+    *,
+    framework: str,
+    device: str,
+    versions: Mapping[str, str],
+) -> Header:
+    """The header of this rank."""
+    return Header(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_size=place.local_size,
+        framework=framework,
+        launcher=place.launcher,
+        host=platform.node(),
+        processor=processor(),
+        device=device,
+        num_threads=read_num_threads(os.environ),
+        versions={"python": platform.python_version(), **versions},
+        config=config.flat(),
+        slices=config.parallel.num_slices,
+        activations=tuple(activations),
+        parameters=tuple(parameters),
+    )
+
+
+class Recorder:
+    """Writes the trace of this rank."""
+
+    def __init__(self, folder: Path, header: Header, step: int) -> None:
+        """Go on with the trace that is there, where it is of this run in the same form; else begin one.
+
+        Args:
+            step: completed ones.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        self.header, self._step = header, step
+        files, row_type = _Files(folder, header.rank), header.row_type
+        with output_dir_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            size = header.num_rows * row_type.itemsize
+            if not _goes_on(files, header, size):
+                files.digests.unlink(missing_ok=True)
+            write_whole(files.header, json.dumps(to_json(header)))
+            with open(files.digests, "ab", opener=regular) as stream:
+                # A disk that is full is an error here, and would end the process where the mapped ring is written.
+                os.posix_fallocate(stream.fileno(), 0, size)
+            self._ring = np.memmap(files.digests, row_type, "r+", shape=(header.num_rows,))
+
+    def begin(self, batch: Batch, learning_rate: float) -> np.ndarray:
+        """The row of the next step, () of the header's type, with what goes into it; digests of 0 are to come."""
+        self._step += 1
+        row = np.zeros((), self.header.row_type)
+        row["step"], row["learning_rate"] = self._step, np.float64(learning_rate).view(np.int64)
+        if batch.slices:
+            parts = [(one.number, slice(one.begin, one.end)) for one in batch.slices if one.end > one.begin]
+        else:
+            parts = [(0, slice(0, batch.num_samples))] if batch.num_samples else []
+        for number, samples in parts:
+            row["inputs"][number] = digest(batch.inputs[samples])
+            row["targets"][number] = digest(batch.targets[samples])
+        return row
+
+    def write(self, row: np.ndarray) -> None:
+        """Keep a row, in the place of the oldest where the ring is full."""
+        place = self._ring[int(row["step"]) % len(self._ring)]
+        place["step"] = 0  # a row that is half written when the process is killed counts as none
+        for name in (self.header.row_type.names or ())[1:]:
+            place[name] = row[name]
+        place["step"] = row["step"]
+
+
+OpenRecorder = Callable[[Sequence[str], Sequence[str]], Recorder]
+"""Names of modules and of weights, in the order of backward -> the recorder of their digests."""
+
+
+@dataclass(frozen=True)
+class _Files:
+    folder: Path
+    rank: int
+
+    @property
+    def header(self) -> Path:
+        return self.folder / f"rank-{self.rank}.json"
+
+    @property
+    def digests(self) -> Path:
+        return self.folder / f"rank-{self.rank}.digests"
+
+
+def _goes_on(files: _Files, header: Header, size: int) -> bool:
+    """Whether the files hold rows of the same columns, of as many ranks."""
+    if not (files.header.exists() and files.digests.exists() and files.digests.stat().st_size == size):
+        return False
+    try:
+        before = _read_header(files.header)
+    except UserError:
+        return False
+    return replace(before, config=header.config, versions=header.versions, host=header.host) == header
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The trace of a run."""
+
+    headers: tuple[Header, ...]
+    """By rank."""
+    rows: tuple[np.ndarray, ...]
+    """By rank, of the header's type, in the order of steps."""
+
+    @property
+    def first(self) -> Header:
+        """Of rank 0."""
+        return self.headers[0]
+
+
+def read(output_dir: Path) -> Trace:
+    """The trace that a run has left in its output directory.
+
+    Raises:
+        UserError: there is none, it is damaged, or that of a rank is missing.
+    """
+    folder = output_dir / FOLDER
+    if not (folder / "rank-0.json").exists():
+        raise UserError(
+            f"expected the output directory of a run with --trace, received {shown(output_dir)}, which has no trace of "
+            "rank 0; train with --trace"
+        )
+    first = _read_header(_Files(folder, 0).header)
+    headers = [first, *(_read_header(_Files(folder, rank).header) for rank in range(1, first.world_size))]
+    for rank, header in enumerate(headers):
+        if replace(header, **_OWN, rank=0) != replace(first, **_OWN, rank=0) or header.rank != rank:
+            raise UserError(
+                f"expected traces of one run of {first.world_size} ranks in {shown(folder)}, received that of another "
+                f"one for rank {rank}; bring together the files of all hosts"
+            )
+    return Trace(tuple(headers), tuple(_read_rows(_Files(folder, h.rank).digests, h) for h in headers))
+
+
+_OWN: Mapping[str, Any] = {"host": "", "processor": "", "local_size": 1, "num_threads": None}
+"""What ranks of one run may have of their own."""
+
+
+def _read_header(path: Path) -> Header:
+    try:
+        header = from_json(Header, strict_json.loads(read_regular(path, most=_MOST_HEADER_BYTES)), "header")
+        if header.format != FORMAT or not header.parameters:
+            raise Mismatch(f"expected parameters, in format {FORMAT}, received format {header.format}")
+    except (OSError, strict_json.NotJson, Mismatch) as error:
+        raise _unreadable(path, error) from None
+    return header
+
+
+def _read_rows(path: Path, header: Header) -> np.ndarray:
+    row_type, size = header.row_type, header.num_rows * header.row_type.itemsize
+    try:
+        data = read_regular(path, most=size)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if len(data) != size:
+        raise _unreadable(path, f"expected {size} bytes, received {len(data)}")
+    rows = np.frombuffer(data, row_type)
+    rows = rows[rows["step"] > 0]
+    return rows[np.argsort(rows["step"])]
+
+
+def _unreadable(path: Path, why: object) -> UserError:
+    return UserError(f"expected a readable file of a trace, received {shown(path)}: {why}; trace the run again")

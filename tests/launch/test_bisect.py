@@ -1,0 +1,79 @@
+"""Two runs of which one has a planted fault. The oracle is what was planted, at a place drawn at random."""
+
+import random
+import sys
+
+import pytest
+from tests.ranks import REPOSITORY, launch, run
+
+FLAGS = (
+    *("--model", f"{REPOSITORY}/tests/launch/ranks/planted_network.py:build", "--global-batch-size", "128"),
+    *("--epochs", "1", "--checkpoint-every", "4", "--trace", "--base-lr", "0.05"),
+)
+
+
+def train(output_dir, *flags, num_ranks=2, **environ):
+    launcher = "mpirun" if num_ranks > 1 else "alone"
+    words = ("pytorch/train.py", "--output-dir", output_dir, *FLAGS, *flags)
+    result = launch(launcher, num_ranks, *words, **environ)
+    assert result.returncode == 0, result.output
+    return output_dir
+
+
+def bisect(*words):
+    return run(sys.executable, "-m", "allstep.common.cli", "bisect", *words)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("sound") / "run")
+
+
+def test_a_flipped_bit_is_named_and_does_not_come_again(sound, tmp_path):
+    draw = random.Random(7)
+    step, rank, layer = draw.randrange(2, 11), draw.randrange(2), draw.choice([1, 3, 5])
+    faulty = train(tmp_path / "faulty", PLANTED=f"{step} {rank} {layer}")
+    result = bisect(sound, faulty)
+    assert result.returncode == 1, result.output
+    first, *verdicts = result.stdout.splitlines()
+    assert first == f"the runs part at step {step}, rank {rank}, the local gradient of {layer}.bias"
+    assert len(verdicts) == 2, verdicts
+    assert verdicts[0].startswith(f"{sound}: step {step} gives its own digests again")
+    assert verdicts[1].startswith(f"{faulty}: does not give its own digests again, first at step {step}, rank {rank}")
+
+
+def test_another_rate_and_another_order_are_named(sound, tmp_path):
+    for flags, expected in (
+        (("--base-lr", "0.051"), "step 1, rank 0, the learning rate"),
+        (("--seed", "1"), "step 1, rank 0, the inputs"),
+    ):
+        result = bisect(sound, train(tmp_path / flags[0], *flags), "--no-replay")
+        assert result.returncode == 1, result.output
+        assert result.stdout.splitlines()[0] == f"the runs part at {expected}"
+        assert f"  {flags[0][2:]}: " in result.stdout
+
+
+def test_slices_are_equal_on_any_number_of_ranks(sound, tmp_path):
+    runs = [train(tmp_path / str(n), "--slices", "3", num_ranks=n) for n in (1, 2)]
+    result = bisect(*runs)
+    assert (result.returncode, result.stdout) == (0, "equal for steps 1 to 12\n")
+    for other, expected in ((runs[0], "received another --slices"), (tmp_path, "which has no trace of rank 0")):
+        result = bisect(sound, other)
+        assert result.returncode == 2
+        assert expected in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_tensorflow_names_the_slice_and_the_rank_of_a_flipped_bit(tmp_path):
+    flags = ("--model", "mlp", "--global-batch-size", 100, "--slices", 4, "--epochs", 1, "--trace", "--output-dir")
+    alone, faulty = tmp_path / "alone", tmp_path / "faulty"
+    result = run(sys.executable, "tensorflow/train.py", *map(str, (*flags, alone)))
+    assert result.returncode == 0, result.output
+    flipping = ("tests/launch/ranks/flipping.py", "tensorflow", 1, "all", *flags, faulty)
+    result = launch("mpirun", 2, *map(str, flipping))
+    assert result.returncode == 0, result.output
+    result = bisect(alone, faulty)
+    assert result.returncode == 1, result.output
+    first, *_, own, others = result.stdout.splitlines()
+    assert first == "the runs part at step 3, ranks 0 and 1, the local gradient of fc1.weight in slice 2"
+    assert own.startswith(f"{alone}: step 3 gives its own digests again")
+    assert others.startswith(f"{faulty}: does not give its own digests again, first at step 3, rank 1")
