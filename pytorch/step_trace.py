@@ -101,8 +101,9 @@ class _Found:
         self._row, self._columns = row, [column for column, _ in found]
         digests = [value for _, value in found]
         self._is_there: torch.cuda.Event | None = None
-        if isinstance(digests[0], torch.Tensor):  # all go to the host at once, and nobody waits
-            self._digests = torch.stack(digests).to("cpu", non_blocking=True)
+        if on_gpu := [value for value in digests if isinstance(value, torch.Tensor)]:
+            # All go to the host at once, and nobody waits.
+            self._digests = torch.stack(on_gpu).to("cpu", non_blocking=True)
             self._is_there = torch.cuda.Event()
             self._is_there.record()
         else:
