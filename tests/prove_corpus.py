@@ -109,7 +109,7 @@ FAULTS = (
           '    dist.init_process_group("gloo")\n    rank, size = dist.get_rank(), dist.get_world_size()\n',
           "    rank, size = 0, 1\n    dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"),
     # Keras.
-    Fault("gradients-not-averaged", _K, "allstep.tensorflow.horovod_keras", "horovod.tensorflow.keras"),
+    # Horovod's own module fails on Keras 3 at its first broadcast, and the drop-in refuses a plain optimizer by itself.
     Fault("gradients-summed", _K, "DistributedOptimizer(optimizer)", "DistributedOptimizer(optimizer, op=hvd.Sum)",
           is_full=True),
     Fault("weights-differ", _K, "hvd.callbacks.BroadcastGlobalVariablesCallback(0), ", "", is_full=True),
