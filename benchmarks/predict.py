@@ -165,8 +165,8 @@ def _print_control_planes(found: dict[int, ControlPlane]) -> None:
     print("\nControl plane: what is added to a step at most, where rank 0 has no core to spare\n")
     print(f"{'ranks':>7} {'beats':>9} {'replica check':>22} {'stop agreed':>11} {'state sent':>11} {'connections':>11}")
     for num_ranks, control in found.items():
-        of_step = f"{control.replica_check_share:.1%}, " if control.replica_check_share else ""
-        checked = f"{of_step}{control.replica_check:.2g} s an epoch"
+        share_of_step = f"{control.replica_check_share:.1%}, " if control.replica_check_share else ""
+        checked = f"{share_of_step}{control.replica_check:.2g} s an epoch"
         print(
             f"{num_ranks:>7} {control.beats:>9.1%} {checked:>22} {control.stop:>9.1f} s {control.broadcast:>9.2g} s "
             f"{control.num_connections:>11,}"

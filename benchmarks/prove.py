@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     alone = None if launcher == ITSELF else script.observe(1)
     runs = Runs(alone, script.observe(flags.num_ranks))
     found = findings(runs)
+    if runs.together.failure and not found:
+        raise script.refusal(runs.together, runs.together.failure)
     print(report(script, runs, found))
     if found:
         sys.exit(1)

@@ -7,7 +7,7 @@ space.yaml names flags of the trainers and what may be tried for each:
 
     base-lr: {low: 1.0e-4, high: 1.0, log: true}
     momentum: {low: 0.0, high: 0.99}
-    optimizer: [sgd, nesterov, adam]
+    optimizer: [sgd, nesterov]
 
 All other flags are the trainers', and the same in every trial. After each epoch a trial that is worse than the median
 of the others is pruned, on all ranks at once. The study is a file: a search that was killed goes on with it where it
@@ -31,7 +31,6 @@ from allstep.benchmarks.tuning.space import Space, corners, read_space, words_of
 from allstep.benchmarks.tuning.study import DIRECTIONS, keep_trials, next_trial, open_study
 from allstep.common.config.command_line import parse
 from allstep.common.config.flags import EVER, WEEK, Parser, nonempty_path, nonempty_text, number, one_of, whole
-from allstep.common.engine import DIVERGED
 from allstep.common.files.disk import write_atomically
 from allstep.common.files.writable import try_file
 from allstep.common.launch.placement import ALONE
@@ -39,6 +38,7 @@ from allstep.common.process.errors import Fault, UserError, shown
 from allstep.common.process.exit import run_rank
 from allstep.common.process.terminal import print_line
 from allstep.common.registry import FRAMEWORKS, STRATEGIES
+from allstep.common.steps_in_flight import DIVERGED
 
 if TYPE_CHECKING:
     import argparse

@@ -60,14 +60,14 @@ def audit(
     owners = np.array([owner for owner in range(world_size) for _ in own_slices(owner, world_size, num_slices)])
 
     def answers(digests: Mapping[int, int], distance: int) -> np.ndarray:
-        """Of each slice the digest that the rank so far behind its owner has computed."""
+        """For each slice, the digest computed by the rank that many ranks after its owner."""
         row = np.zeros(num_slices, np.int64)
         row[list(digests)] = list(digests.values())
         return collectives.all_gather(row)[(owners + distance) % world_size, np.arange(num_slices)]
 
     def computed(distance: int, numbers: np.ndarray) -> np.ndarray:
-        assert batch.of_rank
-        other = batch.of_rank((rank - distance) % world_size)
+        assert batch.read_slice_of
+        other = batch.read_slice_of((rank - distance) % world_size)
         # One rank with several devices computes each slice on another one.
         slices = [one for one in (*other.slices[1:], other.slices[0]) if one.number in numbers]
         return answers(compute(dataclasses.replace(other, slices=slices)), distance)

@@ -1,4 +1,4 @@
-"""What the engine itself says to the other ranks; gradients travel inside the strategy's optimizer."""
+"""The collectives that the engine calls, for sums, checks and state; gradients meet inside the strategy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Collectives(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of this rank among those that share out the samples."""
+        """Number of this rank among those that share the samples."""
         ...
 
     @property
     def world_size(self) -> int:
-        """How many share out the samples; stages of a pipeline, which all take the same ones, count as one rank."""
+        """How many ranks share the samples; stages of a pipeline, which all take the same ones, count as one."""
         ...
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:

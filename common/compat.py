@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 # Keras 3.15 imports them for wrappers and pictures that the trainer does not use: a fifth of its start-up.
 _UNUSED = ("sklearn", "scipy", "matplotlib")
@@ -20,8 +22,10 @@ _UNUSED = ("sklearn", "scipy", "matplotlib")
 # that calls them, since who waits for a GPU does so in no Python code of PyTorch.
 _WAITING = (
     *("torch.", "tensorflow.", "keras.", "horovod."),
-    *("allstep.pytorch.", "allstep.tensorflow.", "allstep.common.engine"),
+    *("allstep.pytorch.", "allstep.tensorflow.", "allstep.common.steps_in_flight"),
 )
+# Through whose code one thread waits for another: it waits for what its caller waits for.
+_PASSED_THROUGH = ("threading", "concurrent.futures.")
 
 
 @contextmanager
@@ -46,8 +50,10 @@ def is_in_framework() -> bool:
     """
     main = threading.main_thread().ident
     assert main is not None  # only a thread that has not started has no number
-    frame = sys._current_frames()[main]
-    return frame.f_globals.get("__name__", "").startswith(_WAITING)
+    frame: FrameType | None = sys._current_frames()[main]
+    while frame and (name := frame.f_globals.get("__name__", "")).startswith(_PASSED_THROUGH):
+        frame = frame.f_back
+    return frame is not None and name.startswith(_WAITING)
 
 
 def is_open_mpi_daemon(process: int) -> bool:
@@ -70,3 +76,15 @@ def take_for_values(parser: argparse.ArgumentParser, pattern: str) -> None:
 def flag_names(parser: argparse.ArgumentParser) -> Iterable[str]:
     """The names of the parser's flags, hyphens included; argparse keeps its actions by them."""
     return parser._option_string_actions
+
+
+def wait_without_polling(service: Any) -> None:
+    """Have a service of Horovod's sleep until there is a request, and run until the process ends.
+
+    Those of horovodrun look fifty times a second whether they are to end (tools/horovod_patches/better/0043); in a rank
+    that trains, each look takes the interpreter away from it.
+    """
+    service._server.shutdown()
+    service._thread.join()
+    service._thread = threading.Thread(target=service._server.serve_forever, args=(None,), daemon=True)
+    service._thread.start()

@@ -1,4 +1,4 @@
-"""Elastic jobs: training goes on when ranks are lost, and with whoever comes.
+"""Elastic jobs: training goes on when ranks are lost, and when others join.
 
 Under horovodrun a rank stays the same process. Each keeps the newest commit in memory; when others are lost it forms a
 new job with those that are left, all agree on the newest commit of any of them, and go on from its position. When
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from allstep.common.compat import wait_without_polling
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.launch.placement import GLOO_STORE, Placement
 from allstep.common.process.connections import Connections
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 # What Horovod 0.28.1 writes where this rank's host is no longer one of the job's.
 _REMOVED = "has been removed from elastic job"
 _PATIENCE_SECONDS = 10
-"""In which whoever is not cut off reaches horovodrun."""
+"""In which a host that is not cut off reaches horovodrun."""
 
 
 def check(config: TrainConfig, place: Placement, environ: Mapping[str, str] = os.environ) -> None:
@@ -83,14 +84,14 @@ def with_newest_checkpoint(config: TrainConfig) -> TrainConfig:
     output = config.output
     if not config.parallel.elastic or config.strategy_name == "horovod" or output.resume:
         return config
-    assert output.output_dir is not None  # `check` has seen to it
+    assert output.output_dir is not None  # `check` asks for one
     if not any((output.output_dir / "checkpoints").glob("step-*")):
         return config
     return dataclasses.replace(config, output=dataclasses.replace(output, resume="latest"))
 
 
 def train(config: TrainConfig, build: Callable[[], Session | None]) -> None:
-    """Train with whoever is there, until all is done.
+    """Train until all is done, with the ranks that are there at each moment.
 
     Args:
         build: forms the ranks anew and builds what they train; None for a process that has served others.
@@ -176,8 +177,7 @@ def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Plac
         try:
             with CONNECTIONS.noted():
                 horovod.init()
-            notifications.init()
-            notifications.register_listener(HOSTS)
+            _listen(notifications)
             return dataclasses.replace(
                 place,
                 rank=horovod.rank(),
@@ -192,6 +192,15 @@ def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Plac
             if _REMOVED in held.read().decode(errors="replace"):
                 leave(0, "")
             raise RanksLost(f"the ranks could not be formed anew: {error}") from None
+
+
+def _listen(notifications: Any) -> None:
+    """Have `HOSTS` hear of changes of the hosts, from Horovod's manager of notifications."""
+    is_new = notifications._service is None
+    notifications.init()
+    notifications.register_listener(HOSTS)
+    if is_new:
+        wait_without_polling(notifications._service)
 
 
 def _leave_if_cut_off(place: Placement) -> None:

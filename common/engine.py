@@ -7,35 +7,33 @@ frameworks compares the frameworks, not two loops.
 from __future__ import annotations
 
 import math
-import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from allstep.common.audit import UnequalBits, audited_steps
 from allstep.common.data.loader import Batch, train_batches
-from allstep.common.data.sharding import Position
 from allstep.common.evaluation import Evaluation, Stopped, evaluate
 from allstep.common.hooks import StopTraining
-from allstep.common.noise_scale import is_measured, noise_scale
+from allstep.common.noise_scale import noise_scale
 from allstep.common.process.errors import Fault, UserError, summary
 from allstep.common.progress import Progress
 from allstep.common.reporting.base import Reporter
 from allstep.common.schedule import Schedule, global_batch_size, grown, learning_rate
+from allstep.common.steps_in_flight import DIVERGED, StartedStep, StepsInFlight
 from allstep.common.watch import ProgressState
 from allstep.common.weights import checksum
-from allstep.common.worker import StepResult
 
 if TYPE_CHECKING:
     from allstep.common.session import Session
 
 
 class Saver(Protocol):
-    """Where the engine leaves the run's state; `common.saving` has the real one."""
+    """Where the engine leaves the run's state; `common.checkpoint.saving` has the real one."""
 
     def due(self, step: int) -> bool:
         """Whether to save in mid-epoch after `step`."""
@@ -60,10 +58,6 @@ class Run:
     """What the engine reports to the watch, and what the watch asks of it."""
     compile_seconds: dict[int, float] = field(default_factory=dict)
     """Under --compile: how long it took to compile the step for global batches of each size so far."""
-
-
-DIVERGED = "expected a finite"
-"""How the error of a run begins whose learning rate was too high."""
 
 
 def fit(run: Run) -> bool:
@@ -98,55 +92,8 @@ def _fit(run: Run) -> None:
         hook.on_start(session)
     session.check_replicas(worker.parameters(), worker.collectives, "after the broadcast")
     while progress.position.epoch < run.schedule.num_epochs and not _stops_early(session):
-        epoch = progress.position.epoch + 1
-        train_epoch(run)
-        run.progress_state.step = progress.step
-        run.progress_state.enter("check")
-        session.check_replicas(worker.parameters(), worker.collectives, f"after epoch {epoch}")
-        run.progress_state.enter("sums")
-        own_sums = np.array([progress.loss_sum, progress.noise.variance, progress.noise.square])
-        train_loss_sum, *noise = worker.collectives.all_reduce_sum(own_sums)
-        worker.average_statistics()
-        validation = _evaluate(run)
-        if not math.isfinite(validation.loss):
-            raise UserError(
-                f"{DIVERGED} validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
-                "or lengthen --warmup-epochs"
-            )
-        averaged = {}
-        if session.config.optimizer.ema is not None:
-            with worker.averaged_weights():
-                ema = _evaluate(run)
-            averaged = {"ema_validation_loss": ema.loss, f"ema_validation_{session.metric}": ema.metric}
-        epoch_seconds, num_trained = progress.epoch_seconds, progress.position.offset
-        _finish_epoch(progress, validation)
-        metrics = session.metrics()
-        if session.config.precision == "fp16":
-            metrics = {**metrics, "skipped_steps": progress.loss_scale.skipped_steps}
-        if session.config.parallel.compile:
-            metrics = {**metrics, "compile_seconds": sum(run.compile_seconds.values())}
-        if (scale := noise_scale(*noise)) is not None:
-            metrics = {**metrics, "gradient_noise_scale": scale}
-        if session.config.schedule.follows_noise:
-            progress.batch_ramp = grown(run.schedule, progress.batch_ramp, epoch=epoch, noise_scale=scale)
-        run.progress_state.enter("reporting")
-        run.reporter.event(
-            "epoch",
-            epoch=epoch,
-            train_loss=train_loss_sum / num_trained,
-            validation_loss=validation.loss,
-            validation_samples=validation.num_samples,
-            epoch_seconds=epoch_seconds,
-            cumulative_seconds=progress.cumulative_seconds,
-            images_per_second=num_trained / epoch_seconds,
-            learning_rate=progress.learning_rate,
-            **{f"validation_{session.metric}": validation.metric},
-            **averaged,
-            **metrics,
-        )
-        run.saver.save(progress, validation.metric if session.metric == "accuracy" else -validation.metric)
-        for hook in session.hooks:
-            hook.on_epoch(session)
+        _train_epoch(run)
+        _finish_epoch(run)
     run.reporter.event(
         "end",
         weights_checksum=checksum(worker.export_weights()),
@@ -160,146 +107,151 @@ def _stops_early(session: Session) -> bool:
     return 0 < session.config.schedule.early_stop_patience <= session.progress.epochs_without_gain
 
 
-def _finish_epoch(progress: Progress, validation: Evaluation) -> None:
-    progress.position = Position(progress.position.epoch + 1, 0)
-    progress.cumulative_seconds += progress.epoch_seconds
-    progress.loss_sum = progress.epoch_seconds = 0.0
-    gained = validation.loss < progress.best_validation_loss
-    progress.best_validation_loss = min(validation.loss, progress.best_validation_loss)
-    progress.epochs_without_gain = 0 if gained else progress.epochs_without_gain + 1
-
-
-def train_epoch(run: Run) -> None:
+def _train_epoch(run: Run) -> None:
     """Train from the session's progress to the end of its epoch; the progress follows.
 
     Raises:
         Stopped: see there.
     """
     session, progress_state = run.session, run.progress_state
-    schedule = replace(run.schedule, batch_ramp=session.progress.batch_ramp or run.schedule.batch_ramp)
-    worker, progress, config = session.worker, session.progress, session.config
-    split = session.dataset.training_split
-    log_every, scales_loss = config.output.log_every, config.precision == "fp16"
-    steps_in_flight = session.strategy.steps_in_flight
-    if scales_loss and steps_in_flight == 1:
-        steps_in_flight = 0  # whether a step overflowed decides on the scale of the next
-    epoch, num_samples = progress.position.epoch, len(split)
-    batches = train_batches(
-        split,
-        progress.position,
-        global_batch_size=lambda offset: global_batch_size(schedule, epoch * num_samples + offset),
-        seed=config.data.seed,
-        rank=worker.collectives.rank,
-        world_size=worker.collectives.world_size,
-        drop_last=config.schedule.drop_last,
-        num_slices=config.parallel.num_slices,
-        audited=audited_steps(config.parallel.audit, seed=config.data.seed, epoch=epoch),
-        curriculum=session.dataset.curriculum,
+    worker, progress = session.worker, session.progress
+    schedule = replace(run.schedule, batch_ramp=progress.batch_ramp or run.schedule.batch_ramp)
+    scales_loss = session.config.precision == "fp16"
+    epoch, num_samples = progress.position.epoch, len(session.dataset.training_split)
+    steps = StepsInFlight(
+        progress,
+        # With one at a time, whether a step overflowed decides on the loss scale of the next.
+        most=0 if scales_loss and session.strategy.steps_in_flight == 1 else session.strategy.steps_in_flight,
+        num_parts=worker.num_parts,
+        on_result=partial(_report_step, run),
     )
-    # The loss of a step is looked at after the next one was started: a GPU never waits for the host.
-    unsettled: deque[_Step] = deque()
-    started = time.perf_counter()
-
-    def settle(num_left: int = 0) -> None:
-        nonlocal started
-        while len(unsettled) > num_left:
-            step = unsettled.popleft()
-            loss_sum = step.settle()
-            progress.loss_sum += loss_sum
-            if step.loss_scale is not None:
-                overflowed = int(step.result.overflow) > 0
-                progress.loss_scale = progress.loss_scale.after(step.loss_scale, overflowed=overflowed)
-            if worker.num_parts and is_measured(step.number):
-                squares = float(step.result.squares_of_parts), float(step.result.square_of_average)
-                progress.noise = progress.noise.after(*squares, step.batch.num_global, num_parts=worker.num_parts)
-            if log_every and step.number % log_every == 0:
-                _report_step(run, step, loss_sum, epoch + step.batch.position.offset / num_samples)
-        now = time.perf_counter()
-        progress.epoch_seconds, started = progress.epoch_seconds + now - started, now
-
     progress_state.step = progress.step + 1
     progress_state.enter("input")
-    for batch in batches:
+    for batch in _batches(session, schedule):
         if not progress_state.begin_tick():
-            settle()
+            steps.finish()
             raise Stopped
-        if config.parallel.compile and batch.num_global not in run.compile_seconds:
-            settle()
+        if session.config.parallel.compile and batch.num_global not in run.compile_seconds:
+            steps.finish()
             progress_state.enter("compile")
             worker.compile(batch)
-            # All ranks did it together, so this time is nobody's waiting for another one in a step.
-            run.compile_seconds[batch.num_global] = time.perf_counter() - started
-            started = time.perf_counter()
+            # All ranks compile at the same point, so that none waits for another one in a step meanwhile.
+            run.compile_seconds[batch.num_global] = steps.restart_clock()
         progress_state.enter("step")
         rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
         loss_scale = progress.loss_scale.value if scales_loss else None
-        step = _Step(progress.step + 1, worker.train_step(batch, rate, loss_scale or 1.0), rate, loss_scale, batch)
-        unsettled.append(step)
-        settle(steps_in_flight)
-        progress.step, progress.position, progress.learning_rate = step.number, batch.position, rate
+        result = worker.train_step(batch, rate, loss_scale or 1.0)
+        steps.add(StartedStep(progress.step + 1, batch, rate, loss_scale, result))
+        progress.step, progress.position, progress.learning_rate = progress.step + 1, batch.position, rate
         for hook in session.hooks:
             hook.on_step(session)
-        if step.number == 1:
+        if progress.step == 1:
             progress_state.enter("check")
             session.check_replicas(worker.parameters(), worker.collectives, "after step 1")
-        if run.saver.due(step.number) and batch.position.offset < num_samples:
-            settle()
+        if run.saver.due(progress.step) and batch.position.offset < num_samples:
+            steps.finish()
             run.saver.save(progress)
         progress_state.enter("reporting")
         run.reporter.progress(epoch + 1, batch.position.offset, num_samples)
         progress_state.step = progress.step + 1
         progress_state.enter("input")
-    settle()
+    steps.finish()
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step that was started and whose loss has not been looked at."""
-
-    number: int
-    result: StepResult
-    learning_rate: float
-    loss_scale: float | None
-    """None but with --precision fp16."""
-    batch: Batch
-
-    def settle(self) -> float:
-        """The sum of the losses of this rank's samples, once the device has it."""
-        # With --slices rank 0 has the losses of all.
-        loss_sum = float(self.result) if self.batch.num_samples or self.batch.slices else 0.0
-        if not math.isfinite(loss_sum):
-            raise UserError(
-                f"{DIVERGED} loss, received {loss_sum} at step {self.number} with learning rate "
-                f"{self.learning_rate:g}; lower --base-lr or lengthen --warmup-epochs"
-            )
-        return loss_sum
+def _batches(session: Session, schedule: Schedule) -> Iterator[Batch]:
+    """This rank's, from the session's progress to the end of its epoch."""
+    split, position = session.dataset.training_split, session.progress.position
+    config, collectives = session.config, session.worker.collectives
+    return train_batches(
+        split,
+        position,
+        global_batch_size=lambda offset: global_batch_size(schedule, position.epoch * len(split) + offset),
+        seed=config.data.seed,
+        rank=collectives.rank,
+        world_size=collectives.world_size,
+        drop_last=config.schedule.drop_last,
+        num_slices=config.parallel.num_slices,
+        audited=audited_steps(config.parallel.audit, seed=config.data.seed, epoch=position.epoch),
+        curriculum=session.dataset.curriculum,
+    )
 
 
-def _report_step(run: Run, step: _Step, loss_sum: float, epoch: float) -> None:
+def _report_step(run: Run, step: StartedStep, loss_sum: float) -> None:
+    session, log_every = run.session, run.session.config.output.log_every
+    if not log_every or step.number % log_every:
+        return
     run.progress_state.enter("sums")
-    [loss_sum] = run.session.worker.collectives.all_reduce_sum(np.array([loss_sum]))
+    [loss_sum] = session.worker.collectives.all_reduce_sum(np.array([loss_sum]))
     run.progress_state.enter("reporting")
-    scaled = {} if step.loss_scale is None else {"loss_scale": step.loss_scale}
-    loss = loss_sum / step.batch.num_global
-    run.reporter.event("step", step=step.number, epoch=epoch, learning_rate=step.learning_rate, loss=loss, **scaled)
+    position = step.batch.position
+    run.reporter.event(
+        "step",
+        step=step.number,
+        epoch=position.epoch + position.offset / len(session.dataset.training_split),
+        learning_rate=step.learning_rate,
+        loss=loss_sum / step.batch.num_global,
+        **({} if step.loss_scale is None else {"loss_scale": step.loss_scale}),
+    )
     run.progress_state.enter("step")
 
 
-@contextmanager
-def _naming_the_step(progress_state: ProgressState, *, deterministic: bool) -> Iterator[None]:
-    try:
-        yield
-    except (UserError, Fault):
-        raise
-    except UnequalBits as error:
-        raise Fault(f"the audit of {progress_state.where} found unequal bits: {error}") from None
-    except Exception as error:
-        if deterministic and "determinis" in str(error):  # so both frameworks say of what they have no such form of
-            raise UserError(
-                f"expected operations that have a deterministic form, received one in {progress_state.where} that has "
-                f"none: {summary(error)}; leave out --deterministic and --slices"
-            ) from None
-        raise Fault(f"{progress_state.where} failed: {summary(error)}") from error
+def _finish_epoch(run: Run) -> None:
+    """Check that the ranks are in step, validate, report and save."""
+    session, worker, progress = run.session, run.session.worker, run.session.progress
+    epoch, num_trained = progress.position.epoch + 1, progress.position.offset
+    run.progress_state.step = progress.step
+    run.progress_state.enter("check")
+    session.check_replicas(worker.parameters(), worker.collectives, f"after epoch {epoch}")
+    run.progress_state.enter("sums")
+    own_sums = np.array([progress.loss_sum, progress.noise.variance, progress.noise.square])
+    train_loss_sum, *noise = worker.collectives.all_reduce_sum(own_sums)
+    worker.average_statistics()
+    validation = _evaluate(run)
+    if not math.isfinite(validation.loss):
+        raise UserError(
+            f"{DIVERGED} validation loss, received {validation.loss} after epoch {epoch}; lower --base-lr "
+            "or lengthen --warmup-epochs"
+        )
+    scores = {"validation_loss": validation.loss, f"validation_{session.metric}": validation.metric}
+    if session.config.optimizer.ema is not None:
+        with worker.averaged_weights():
+            averaged = _evaluate(run)
+        scores |= {"ema_validation_loss": averaged.loss, f"ema_validation_{session.metric}": averaged.metric}
+    epoch_seconds = progress.epoch_seconds
+    progress.finish_epoch(validation.loss)
+    scale = noise_scale(*noise)
+    if session.config.schedule.follows_noise:
+        progress.batch_ramp = grown(run.schedule, progress.batch_ramp, epoch=epoch, noise_scale=scale)
+    metrics = _metrics(run, scale)
+    run.progress_state.enter("reporting")
+    run.reporter.event(
+        "epoch",
+        epoch=epoch,
+        train_loss=train_loss_sum / num_trained,
+        **scores,
+        validation_samples=validation.num_samples,
+        epoch_seconds=epoch_seconds,
+        cumulative_seconds=progress.cumulative_seconds,
+        images_per_second=num_trained / epoch_seconds,
+        learning_rate=progress.learning_rate,
+        **metrics,
+    )
+    run.saver.save(progress, validation.metric if session.metric == "accuracy" else -validation.metric)
+    for hook in session.hooks:
+        hook.on_epoch(session)
+
+
+def _metrics(run: Run, gradient_noise_scale: float | None) -> dict[str, float]:
+    """What the event of an epoch has with some flags alone; all ranks call it."""
+    session, config = run.session, run.session.config
+    metrics = dict(session.metrics())
+    if config.precision == "fp16":
+        metrics["skipped_steps"] = session.progress.loss_scale.skipped_steps
+    if config.parallel.compile:
+        metrics["compile_seconds"] = sum(run.compile_seconds.values())
+    if gradient_noise_scale is not None:
+        metrics["gradient_noise_scale"] = gradient_noise_scale
+    return metrics
 
 
 def _evaluate(run: Run) -> Evaluation:
@@ -311,3 +263,20 @@ def _evaluate(run: Run) -> Evaluation:
         run.progress_state,
         num_slices=session.config.parallel.num_slices,
     )
+
+
+@contextmanager
+def _naming_the_step(progress_state: ProgressState, *, deterministic: bool) -> Iterator[None]:
+    try:
+        yield
+    except (UserError, Fault):
+        raise
+    except UnequalBits as error:
+        raise Fault(f"the audit of {progress_state.where} found unequal bits: {error}") from None
+    except Exception as error:
+        if deterministic and "determinis" in str(error):  # both frameworks use the word where they lack such a form
+            raise UserError(
+                f"expected operations that have a deterministic form, received one in {progress_state.where} that has "
+                f"none: {summary(error)}; leave out --deterministic and --slices"
+            ) from None
+        raise Fault(f"{progress_state.where} failed: {summary(error)}") from error

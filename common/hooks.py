@@ -1,4 +1,4 @@
-"""What a user may have done at the moments of a run, without a training loop of his own."""
+"""Functions of a user's that the training loop calls at given moments of a run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """A hook raises it on every rank at the same moment: the run ends there in order, as behind its last step."""
+    """A hook raises it on every rank at the same moment: the run ends there in order, as after its last step."""
 
 
 class Hook:
     """Called on every rank, in the training loop; a subclass overrides the moments that it needs.
 
-    What else than `StopTraining` a hook raises stops the job, as a failed step does.
+    Any other exception than `StopTraining` stops the job, as a failed step does.
     """
 
     def on_start(self, session: Session) -> None:

@@ -56,10 +56,10 @@ class NoiseScale:
         sizes = [size for size in part_sizes(num_samples, tuple(num_parts)) if size]
         if len(sizes) < 2:  # the last batch of an epoch may have fewer samples than there are parts
             return self
-        # This rank's shares of the two mean squares.
-        of_parts, of_average = squares_of_parts / len(sizes), square_of_average / num_parts[0]
-        variance = (of_parts - of_average) / (np.mean([1 / size for size in sizes]) - 1 / num_samples)
-        square = of_average - variance / num_samples
+        # This rank's shares of the two mean squares, B_small and B_big in the paper.
+        small_batch, big_batch = squares_of_parts / len(sizes), square_of_average / num_parts[0]
+        variance = (small_batch - big_batch) / (np.mean([1 / size for size in sizes]) - 1 / num_samples)
+        square = big_batch - variance / num_samples
         return NoiseScale(
             _KEPT * self.variance + (1 - _KEPT) * float(variance), _KEPT * self.square + (1 - _KEPT) * float(square)
         )

@@ -1,4 +1,4 @@
-"""What a program of the user's own hands over to a run in place of what flags name."""
+"""The data set, model and optimizer that a user's program gives to a run in place of those that flags name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # trainers answer --help without NumPy
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """None where a flag names it."""
+    """Each is None where a flag names it."""
 
     dataset: Dataset | None = None
     model: Any = None

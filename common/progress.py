@@ -36,3 +36,12 @@ class Progress:
     """Lowest so far."""
     epochs_without_gain: int = 0
     """Epochs since then."""
+
+    def finish_epoch(self, validation_loss: float) -> None:
+        """Go on to the next epoch, from one whose validation gave this loss."""
+        self.position = Position(self.position.epoch + 1, 0)
+        self.cumulative_seconds += self.epoch_seconds
+        self.loss_sum = self.epoch_seconds = 0.0
+        gained = validation_loss < self.best_validation_loss
+        self.best_validation_loss = min(validation_loss, self.best_validation_loss)
+        self.epochs_without_gain = 0 if gained else self.epochs_without_gain + 1

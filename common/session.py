@@ -69,7 +69,7 @@ def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = 
     """Put the data set in place, by one rank of each host while the others wait, and open it on all.
 
     Args:
-        own: of a program, in place of the one that a flag names.
+        own: a user's program's data set, in place of the one that a flag names.
 
     Raises:
         UserError: the data set cannot be had or decoded as asked for, or has fewer samples than there are ranks.
@@ -93,7 +93,7 @@ def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = 
 
 @dataclass
 class Session:
-    """A run that is ready to train; `dataclasses.replace` makes one of which a part is another."""
+    """A run that is ready to train; `dataclasses.replace` exchanges a part of it."""
 
     worker: Worker
     dataset: Dataset
@@ -218,7 +218,7 @@ class Session:
                 saved=self._report_saved,
                 commits=self.commits,
             )
-            # What is being written is waited for after a failure too, and this rank does not count as stuck meanwhile.
+            # A checkpoint that is being written is finished after a failure too; meanwhile this rank is not stuck.
             if not self.commits:
                 cleanup.push(note_failure)
             return engine.fit(engine.Run(self, schedule, reporter, saver, progress_state))
@@ -248,7 +248,7 @@ class Session:
 
 
 def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState | None) -> int:
-    """Of the flags; a run that is resumed without any goes on with its own, on another number of ranks as well."""
+    """As flags say; without them a resumed run keeps its own, on another number of ranks as well."""
     flags = config.schedule
     if state and flags.batch_size is None and flags.global_batch_size is None:
         return state.schedule["global_batch_size"]
@@ -256,7 +256,7 @@ def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState |
 
 
 def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) -> None:
-    """Go on with a batch that has grown with the gradient noise scale.
+    """Restore the growth of the global batch under --batch-ramp auto, which follows the gradient noise scale.
 
     Raises:
         UserError: there is nothing to measure it by.
@@ -303,7 +303,7 @@ def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Pl
 
 
 def _goes_on(flags: OutputConfig, directory: Path) -> bool:
-    """Whether a run resumes one that `directory` holds; another one's would be mixed with it."""
+    """Whether a run resumes the one whose files `directory` holds; any other run's files would mix with them."""
     if flags.resume in (None, "latest", "best"):
         return flags.resume is not None
     return Path(flags.resume).resolve().is_relative_to(directory.resolve())

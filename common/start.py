@@ -1,4 +1,4 @@
-"""What a trainer does before it builds anything: where it is, what it is asked for, and whether that can be."""
+"""What a trainer does before it builds anything: find its rank, parse its flags, refuse what cannot run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allstep.common.strategies import print_strategies
 
 
 class Strategies(Protocol):
-    """What a framework's package `strategies` has for the start."""
+    """The functions of a framework's package `strategies` that the start needs."""
 
     STRATEGIES: tuple[str, ...]
 

@@ -16,27 +16,27 @@ from allstep.common.trace import OpenRecorder
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step comes to that was started; to look at it waits for the device."""
+    """The result of a step that has been started; reading a number of it waits for the device."""
 
     loss_sum: SupportsFloat
     """The sum of the losses of this rank's samples; with --slices that of all on rank 0, and 0 on the others."""
     overflow: SupportsInt = 0
     """Above 0 where a gradient of any rank was not finite, so that no rank has changed a weight; with fp16 alone."""
     squares_of_parts: SupportsFloat = 0.0
-    """In a step that `noise_scale` measures: the square of the norm of the gradient of a part's mean loss, added up
-    over the parts of this rank."""
+    """In a step that `noise_scale` measures: the squares of the norms of the gradients of the parts' mean losses, added
+    up over the parts of this rank."""
     square_of_average: SupportsFloat = 0.0
-    """Likewise, of the averaged gradient."""
+    """In such a step: the square of the norm of the averaged gradient."""
 
     def __float__(self) -> float:
         return float(self.loss_sum)
 
 
 class StepTrace(Protocol):
-    """What keeps digests of the steps of a worker."""
+    """Writes digests of each step of a worker."""
 
     def close(self) -> None:
-        """Write those of steps that a GPU has ended meanwhile."""
+        """Write those that are left, which a GPU has computed since."""
         ...
 
 
@@ -47,20 +47,20 @@ class Worker(Protocol):
     """pytorch or tensorflow."""
     collectives: Collectives
     device: Any
-    """What it computes on, as the framework names it."""
+    """The device, as the framework names it."""
     num_parts: tuple[int, ...]
-    """Into how many parts, whose gradients are known by themselves, a global batch is cut: by ranks, each slice by the
-    devices of its rank, each of those by passes. Empty where there is but one, or the strategy does not see them."""
+    """Into how many parts a global batch is cut whose gradients are seen one by one: by ranks, a rank's slice by its
+    devices, a device's samples by passes. Empty where there is one part, or the strategy hides them."""
 
     def compile(self, batch: Batch) -> None:
-        """Under --compile: take a step on a batch, so that those of its size are compiled, and nothing else remains.
+        """Under --compile: compile the step for batches of this size, by taking one and restoring the state.
 
         All ranks call it with their slices of one global batch.
         """
         ...
 
     def trace(self, open_recorder: OpenRecorder) -> StepTrace:
-        """From here on keep digests of each step; see `common.trace`."""
+        """Write digests of each step from here on; see `common.trace`."""
         ...
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
@@ -85,9 +85,9 @@ class Worker(Protocol):
     def average_statistics(self) -> None:
         """Give all ranks the mean of the running statistics that batch norms keep of each rank's samples.
 
-        They are moving averages, which are linear: averaged at whatever moments, they come to the same (but for a step
-        that has no samples for some rank, which keeps its own), and training does not look at them. All ranks call it;
-        it does nothing where there is no batch norm, or one that keeps them.
+        Training does not read them, and they are moving averages, which are linear: it does not matter how often they
+        are averaged (but for a step without samples for some rank, which leaves that rank's as they were). All ranks
+        call it; it does nothing in a network that has no such statistics.
         """
         ...
 
@@ -118,14 +118,14 @@ class Worker(Protocol):
         ...
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        """Set what `arrays` names of `export_state`, and the number of steps that the optimizer has taken."""
+        """Restore what `arrays` has of the state, under the names of `export_state`, after `step` optimizer steps."""
         ...
 
     def pending_tensors(self) -> Sequence[str]:
-        """Names of the tensors that this rank waits for in a training step; empty where nothing is known.
+        """Names of the tensors whose all-reduce this rank may be waiting for in a training step.
 
-        Where the strategy does not know which, the collective in words. Another thread than that of the training loop
-        calls it, in a step alone; whether the rank waits or computes, the answer may be the same.
+        The collective in words where the strategy does not know its tensors; empty where nothing is known. The thread
+        that watches calls it, during steps alone.
         """
         ...
 

@@ -39,8 +39,8 @@ class GradientChanges:
 
     def _clip(self, parameters: list[torch.nn.Parameter], most: float) -> None:
         gradients = local_gradients(parameters)
-        [of_each] = norms(parameters, gradients)
-        square = of_each.square().sum()
+        [tensor_norms] = norms(parameters, gradients)
+        square = tensor_norms.square().sum()
         if self.strategy.cuts_network:
             dist.all_reduce(square)
         scale(gradients, (most / (square.sqrt() + _TINY)).clamp(max=1.0))

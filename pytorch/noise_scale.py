@@ -20,39 +20,39 @@ class GradientSquares:
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._norms: list[torch.Tensor] | None = None
-        self._of_parts: list[torch.Tensor] = []
-        self._of_average: torch.Tensor | None = None
+        self._parts: list[torch.Tensor] = []
+        self._average: torch.Tensor | None = None
         self._measures = False
         for parameter in self._parameters:
             parameter.register_hook(self._see)
 
     def begin_step(self, *, measures: bool) -> None:
         """Forget the step before; look at this one where it is to be measured."""
-        self._measures, self._of_parts, self._of_average = measures, [], None
+        self._measures, self._parts, self._average = measures, [], None
 
     @contextlib.contextmanager
-    def of_part(self, factor: float) -> Iterator[None]:
-        """Within it, a backward pass gives the gradient of the mean loss of a part times `factor`; 0 has no samples."""
+    def see_part(self, factor: float) -> Iterator[None]:
+        """Within it, backward gives the gradient of a part's mean loss times `factor`, which is 0 without samples."""
         self._norms = [] if self._measures and factor else None
         yield
         if self._norms:
-            self._of_parts.append(_square(self._norms) / factor**2)
+            self._parts.append(_square(self._norms) / factor**2)
         self._norms = None
 
     def see_average(self) -> None:
         """Look at the averaged gradients, before they are changed."""
         if self._measures:
-            self._of_average = _square([torch.linalg.vector_norm(one) for one in local_gradients(self._parameters)])
+            self._average = _square([torch.linalg.vector_norm(one) for one in local_gradients(self._parameters)])
 
     @property
-    def of_parts(self) -> torch.Tensor | float:
-        """The sum over the parts of this step."""
-        return torch.stack(self._of_parts).sum() if self._of_parts else 0.0
+    def sum_over_parts(self) -> torch.Tensor | float:
+        """Squares of the norms of the parts' gradients of this step, added up."""
+        return torch.stack(self._parts).sum() if self._parts else 0.0
 
     @property
-    def of_average(self) -> torch.Tensor | float:
-        """Of the averaged gradient."""
-        return 0.0 if self._of_average is None else self._of_average
+    def average(self) -> torch.Tensor | float:
+        """The square of the norm of the averaged gradient."""
+        return 0.0 if self._average is None else self._average
 
     def _see(self, gradient: torch.Tensor) -> None:
         if self._norms is not None:

@@ -45,10 +45,10 @@ class SlicedStep:
         sums: TreeSum[torch.Tensor] = TreeSum(self._sum.num_slices)
         digests: dict[int, int] = {}
         for number, vector in self._slices(batch, one_pass):
-            if batch.of_rank:
+            if batch.read_slice_of:
                 digests[number] = _digest(vector)  # before another one is added to it
             sums.add((number, number + 1), vector)
-        if batch.of_rank:
+        if batch.read_slice_of:
 
             def compute(other: Batch) -> dict[int, int]:
                 return {number: _digest(vector) for number, vector in self._slices(other, one_pass)}

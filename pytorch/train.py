@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 def session(
     config: TrainConfig, place: Placement, hooks: Sequence[Hook] = (), parts: Parts = NOTHING
 ) -> Session | None:
-    """All that trains, built as configured or handed over; None for a process that has served others."""
+    """Build the session of this rank; None for a process that only served others, which have finished.
+
+    Args:
+        parts: what a user's program brings in place of what flags name.
+    """
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
     from allstep.common.noise_scale import why_not_measured
     from allstep.common.session import Session, open_dataset
@@ -59,20 +63,8 @@ def session(
     # 4. All ranks start from rank 0's values.
     strategy.broadcast(model, optimizer)
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
-    worker = Worker(
-        network,
-        model,
-        optimizer,
-        strategy=strategy,
-        device=device,
-        dataset=dataset,
-        flags=config.optimizer,
-        loss=config.loss,
-        seed=config.data.seed,
-        accumulate_steps=config.parallel.accumulate_steps,
-        precision=config.precision,
-        measures_noise=why_not_measured(config, "pytorch") is None,
-    )
+    measures_noise = why_not_measured(config, "pytorch") is None
+    worker = Worker(network, model, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
     return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, network)])
 
 

@@ -12,7 +12,7 @@ from typing import SupportsFloat
 import numpy as np
 import torch
 
-from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
+from allstep.common.config.train_config import LAYER_SLOTS, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
@@ -47,32 +47,24 @@ class Worker:
         network: torch.nn.Module,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        *,
+        config: TrainConfig,
         strategy: Strategy,
         device: torch.device,
         dataset: Dataset,
-        flags: OptimizerConfig,
-        loss: str | None = None,
-        seed: int = 0,
-        accumulate_steps: int = 1,
-        precision: str = "float32",
+        *,
         measures_noise: bool = False,
     ) -> None:
-        """What is trained and what the strategy made of it.
+        """Prepare the steps.
 
         Args:
             network: has the weights, by their canonical names; those that another rank keeps are on the device meta.
             model: what a training step calls: `network` as the strategy wrapped it.
-            flags: of the optimizer, and of what is done to gradients and weights around its step.
-            loss: as --loss names it; that of the data set's task where none is named.
-            seed: of gradient noise, and with --slices of dropout.
-            accumulate_steps: passes into which a step's samples are cut.
-            precision: in bf16 and fp16, what torch.autocast computes in it; weights are float32 in any case.
             measures_noise: whether to look at the gradients of parts of a batch for the noise scale.
         """
+        flags, seed, accumulate_steps = config.optimizer, config.data.seed, config.parallel.accumulate_steps
         self.collectives, self._strategy = strategy.collectives, strategy
         self._network, self._model, self._optimizer = network, model, optimizer
-        loss = loss or default_loss(dataset.task)
+        loss = config.loss or default_loss(dataset.task)
         self._train_step = strategy.compile_train_step(TrainStep(model, build_loss(loss, flags.label_smoothing)))
         metric = build_metric(metric_of(dataset.task, loss), loss)
         self._eval_step = strategy.compile_eval_step(EvalStep(model, build_loss(loss), metric))
@@ -85,22 +77,22 @@ class Worker:
         self._num_steps, self._seed = 0, seed
         self._trace: StepTrace | None = None
         self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._decode = None
         if dataset.encoded:
             self._decode = JpegDecoder(dataset.input_shape[0], device, tells=self.collectives.rank == 0)
-        autocast_type = _AUTOCAST_TYPES.get(precision)
+        autocast_type = _AUTOCAST_TYPES.get(config.precision)
         self._autocast = partial(torch.autocast, device.type, autocast_type, enabled=autocast_type is not None)
-        self._scales_loss = precision == "fp16"
-        # Validation is not compiled: its few passes would not make up for it.
+        self._scales_loss = config.precision == "fp16"
+        # Validation is not compiled: it has too few passes to make up for the time.
         self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext
         self._input_type, self._has_images = dataset.input_type, len(dataset.input_shape) == 3
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=device).view(-1, *((1, 1) if self._has_images else ()))
             for values in (dataset.mean, dataset.std)
         )
-        most = 255 if dataset.input_type == "uint8" else 1
-        self._scale, self._shift = 1 / (most * std), -mean / std
+        largest = 255 if dataset.input_type == "uint8" else 1
+        self._scale, self._shift = 1 / (largest * std), -mean / std
 
     def trace(self, open_recorder: OpenRecorder) -> StepTrace:
         self._trace = StepTrace(self._network, open_recorder)
@@ -108,7 +100,7 @@ class Worker:
 
     def compile(self, batch: Batch) -> None:
         weights = [(tensor, tensor.clone()) for _, tensor in self._own_weights()]
-        slots = {parameter: copy.deepcopy(of_one) for parameter, of_one in self._optimizer.state.items()}
+        slots = {parameter: copy.deepcopy(own) for parameter, own in self._optimizer.state.items()}
         num_steps = self._num_steps
         averages = copy.deepcopy(self._average.averages) if self._average else {}
         float(self.train_step(batch, 0.0))
@@ -130,7 +122,7 @@ class Worker:
             self._squares.begin_step(measures=is_measured(self._num_steps + 1))
         if self._sliced_step:
             loss_sum = self._sliced_step(batch, partial(self._slice, loss_scale=loss_scale))
-            # It is the same on all ranks, and to be counted once.
+            # All ranks have the same sum, which counts once.
             loss_sums = [loss_sum] if self.collectives.rank == 0 else []
         else:
             loss_sums = self._passes(batch, loss_scale)
@@ -142,19 +134,22 @@ class Worker:
         if self._trace:
             self._trace.end_step()
         loss_sum = sum(loss_sums[1:], loss_sums[0]) if loss_sums else torch.zeros(())
-        numbers = (self._squares.of_parts, self._squares.of_average) if self._squares else ()
+        numbers = (self._squares.sum_over_parts, self._squares.average) if self._squares else ()
         return StepResult(_read_later(loss_sum), overflowed, *map(_read_later, numbers))
 
     def _passes(self, batch: Batch, loss_scale: float) -> list[torch.Tensor]:
-        """Leave the averaged gradients in the parameters; the sums of the losses of the passes that have samples."""
+        """Accumulate gradients over the passes of a step, which leaves the averaged ones in the parameters.
+
+        Returns: the sums of the losses of the passes that have samples.
+        """
         loss_sums = []
         for number in range(self._num_passes):
             begin, end = rank_slice(0, len(batch.inputs), rank=number, world_size=self._num_passes)
-            # A pass without samples, too, runs on one that weighs nothing: all ranks have the same number of passes.
+            # All ranks need the same number of passes, so one without samples runs on a sample of weight 0.
             inputs, targets = self._to_device(batch, begin, max(end, begin + 1))
             loss_weight = batch.loss_weight * loss_scale if end > begin else 0.0
             statistics = nullcontext() if loss_weight else uncounted(self._network)
-            seen = self._squares.of_part(loss_weight * (end - begin)) if self._squares else nullcontext()
+            seen = self._squares.see_part(loss_weight * (end - begin)) if self._squares else nullcontext()
             with self._autocast(), statistics, seen:
                 loss_sum = self._train_step(inputs, targets, loss_weight, is_last=number == self._num_passes - 1)
             if loss_weight:
@@ -162,8 +157,8 @@ class Worker:
         return loss_sums
 
     def _slice(self, part: Batch, number: int, *, loss_scale: float) -> torch.Tensor:
-        """Add the gradients of a slice to those of the parameters; the sum of its losses."""
-        # What dropout draws is a slice's own, whichever rank has it.
+        """Add the gradients of a slice to those of the parameters; returns the sum of its losses."""
+        # Dropout draws the same numbers for a slice on whichever rank.
         torch.manual_seed(step_seed(self._seed, self._num_steps, number))
         inputs, targets = self._to_device(part)
         if self._trace:
@@ -226,10 +221,9 @@ class Worker:
         for name, parameter in self._own_parameters():
             slots = self._optimizer.state[parameter]
             for slot in self._slots:
-                # There are none while all steps so far have been skipped.
-                none = torch.zeros(()) if slot in LAYER_SLOTS else torch.zeros_like(parameter.detach())
-                value = slots[_SLOT_NAMES.get(slot, slot)] if slots else none
-                state[f"optimizer/{name}/{slot}"] = value
+                # PyTorch makes them in the first step, which fp16 may skip.
+                zeros = torch.zeros(()) if slot in LAYER_SLOTS else torch.zeros_like(parameter.detach())
+                state[f"optimizer/{name}/{slot}"] = slots[_SLOT_NAMES.get(slot, slot)] if slots else zeros
         if self._average:
             state |= {f"ema/{name}": average for name, average in self._average.averages.items()}
         return self._strategy.gather(state)
@@ -239,15 +233,15 @@ class Worker:
         with torch.no_grad():
             for name, tensor in self._own_weights():
                 tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
-        # Other optimizers would wait in each step for every number of steps that lies on a GPU.
+        # PyTorch's other optimizers read it on the host, and would wait for the GPU in each step.
         group = self._optimizer.param_groups[0]
         step_device = self.device if group.get("fused") or group.get("capturable") else None
         for name, parameter in self._own_parameters():
-            # One number is held by every rank that has a part of its weight.
-            whole = torch.empty((), device=parameter.device)
+            # A slot of one number is whole on every rank that has a part of its weight.
+            scalar = torch.empty((), device=parameter.device)
             slots = {
                 _SLOT_NAMES.get(slot, slot): self._strategy.shard(
-                    arrays[f"optimizer/{name}/{slot}"], whole if slot in LAYER_SLOTS else parameter.detach()
+                    arrays[f"optimizer/{name}/{slot}"], scalar if slot in LAYER_SLOTS else parameter.detach()
                 )
                 for slot in self._slots
                 if f"optimizer/{name}/{slot}" in arrays
@@ -288,29 +282,29 @@ class Worker:
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor on this rank's device; a GPU copies it while it still computes the step before."""
-        if self._copies is None or tensor.is_cuda:  # a benchmark's samples may be there already
+        if self._copy_stream is None or tensor.is_cuda:  # a benchmark's samples may be there already
             return tensor.to(self.device)
-        with torch.cuda.stream(self._copies):
+        with torch.cuda.stream(self._copy_stream):
             copy = tensor.pin_memory().to(self.device, non_blocking=True)
         computing = torch.cuda.current_stream(self.device)
-        computing.wait_stream(self._copies)
+        computing.wait_stream(self._copy_stream)
         copy.record_stream(computing)
         return copy
 
 
 def _read_later(number: torch.Tensor | float) -> SupportsFloat:
-    """A number that may not be there yet."""
-    return _OnItsWay(number) if isinstance(number, torch.Tensor) and number.is_cuda else number
+    """`number`, which is read once a GPU has computed it."""
+    return _PendingNumber(number) if isinstance(number, torch.Tensor) and number.is_cuda else number
 
 
-class _OnItsWay:
-    """A number that a GPU computes; `float()` waits for that alone, and for no step that was started since."""
+class _PendingNumber:
+    """A number that a GPU is computing; `float()` waits for it alone, not for steps that were started since."""
 
     def __init__(self, number: torch.Tensor) -> None:
         self._number = number.to("cpu", non_blocking=True)
-        self._is_there = torch.cuda.Event()
-        self._is_there.record()
+        self._copied = torch.cuda.Event()
+        self._copied.record()
 
     def __float__(self) -> float:
-        self._is_there.synchronize()
+        self._copied.synchronize()
         return float(self._number)

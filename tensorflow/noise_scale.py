@@ -20,20 +20,20 @@ class GradientSquares:
         self._optimizer, self._num_local_devices = optimizer, num_local_devices
         self._changes, optimizer.changes = optimizer.changes, self._see_average
 
-    def of_part(self, gradients: Sequence[tf.Tensor], factor: tf.Tensor) -> tf.Tensor:
-        """For the gradient of the mean loss of a part times `factor`; 0 where that is 0, for a part without samples."""
+    def see_part(self, gradients: Sequence[tf.Tensor], factor: tf.Tensor) -> tf.Tensor:
+        """Of the gradient of a part's mean loss, given times `factor`; 0 where that is 0: a part without samples."""
         return self._square(gradients, tf.math.square(factor))
 
     @property
-    def of_average(self) -> tf.Tensor:
+    def average(self) -> tf.Tensor:
         """Of the averaged gradient, before it is changed; over the devices of this process, which add it up.
 
         There once the optimizer was traced.
         """
-        return tf.identity(self._of_average)  # one tensor of several devices would count once
+        return tf.identity(self._average)  # one tensor of several devices would count once
 
     def _see_average(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> Sequence[tf.Tensor]:
-        self._of_average = self._square(gradients, tf.constant(float(self._num_local_devices)))
+        self._average = self._square(gradients, tf.constant(float(self._num_local_devices)))
         return self._changes(gradients, step) if self._changes else gradients
 
     def _square(self, gradients: Sequence[tf.Tensor], divisor: tf.Tensor) -> tf.Tensor:

@@ -85,10 +85,10 @@ class SlicedStep:
         for number, vector in self._slices(batch, loss_scale):
             if self.trace:
                 self.trace.see_slice(number, vector.numpy())
-            if batch.of_rank:
+            if batch.read_slice_of:
                 digests[number] = digest(vector.numpy())
             sums.add((number, number + 1), vector)
-        if batch.of_rank:
+        if batch.read_slice_of:
 
             def compute(other: Batch) -> dict[int, int]:
                 return {number: digest(vector.numpy()) for number, vector in self._slices(other, loss_scale)}

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.config.train_config import LAYER_SLOTS, OptimizerConfig
+from allstep.common.config.train_config import LAYER_SLOTS, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.losses import default_loss, metric_of
@@ -40,46 +40,38 @@ class Worker:
         self,
         model: keras.Model,
         optimizer: keras.Optimizer,
-        *,
+        config: TrainConfig,
         strategy: Strategy,
         device: str,
         dataset: Dataset,
-        flags: OptimizerConfig,
-        loss: str | None = None,
-        seed: int = 0,
-        accumulate_steps: int = 1,
-        precision: str = "float32",
+        *,
         measures_noise: bool = False,
     ) -> None:
-        """What is trained, on which device.
+        """Prepare the steps.
 
         Args:
-            flags: of the optimizer, and of what is done to gradients and weights around its step.
-            loss: as --loss names it; that of the data set's task where none is named.
-            seed: of gradient noise.
-            accumulate_steps: passes into which a step's samples are cut.
-            precision: in which the model was built to compute.
             measures_noise: whether to look at the gradients of parts of a batch for the noise scale.
         """
+        flags, accumulate_steps = config.optimizer, config.parallel.accumulate_steps
         self.collectives, self._strategy = strategy.collectives, strategy
         self._model, self._optimizer, self.device, self._slots = model, optimizer, device, flags.slots
         if flags.clip_norm is not None or flags.gradient_noise:
-            optimizer.changes = GradientChanges(flags, seed, _in_order(model))
+            optimizer.changes = GradientChanges(flags, config.data.seed, _in_order(model))
         num_devices = strategy.num_local_devices
         self.num_parts = parts_of(self.collectives.world_size, num_devices, accumulate_steps, measures=measures_noise)
         self._squares = GradientSquares(optimizer, num_devices) if self.num_parts else None
         self._average = None
         if flags.ema is not None:
             self._average = WeightAverage(model.trainable_variables, optimizer.averages, strategy)
-        # Those of Keras' batch norms, which change them for samples that only fill an empty slice up, too.
+        # Of Keras' batch norms, which would count the sample of weight 0 that stands in an empty slice.
         self._moving_averages = [v for v in model.non_trainable_variables if "moving_" in v.path]
-        loss = loss or default_loss(dataset.task)
+        loss = config.loss or default_loss(dataset.task)
         self._train_loss, self._loss = build_loss(loss, flags.label_smoothing), build_loss(loss)
         self._metric = build_metric(metric_of(dataset.task, loss), loss)
-        self._num_passes, self._scales_loss = accumulate_steps, precision == "fp16"
+        self._num_passes, self._scales_loss = accumulate_steps, config.precision == "fp16"
         mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
-        most = 255 if dataset.input_type == "uint8" else 1
-        self._scale, self._shift = 1 / (most * std), -mean / std
+        largest = 255 if dataset.input_type == "uint8" else 1
+        self._scale, self._shift = 1 / (largest * std), -mean / std
         inputs = tf.TensorSpec((None, *dataset.input_shape), dataset.input_type)
         targets = tf.TensorSpec((None, *dataset.target_shape), dataset.target_type)
         shares = tf.TensorSpec((None, dataset.num_classes), "float32")
@@ -190,7 +182,7 @@ class Worker:
         compute = self._pass if self._num_passes == 1 else self._accumulated_gradients
         loss_sum, gradients, *squares = compute(inputs, targets, loss_weight * loss_scale)
         overflow = self._apply(gradients, loss_scale)
-        return loss_sum, overflow, *squares, *([self._squares.of_average] if self._squares else [])
+        return loss_sum, overflow, *squares, *([self._squares.average] if self._squares else [])
 
     def _apply(self, gradients: list[tf.Tensor], loss_scale: tf.Tensor) -> tf.Tensor:
         """Take the optimizer's step; returns a number above 0 where gradients overflowed and nothing was changed."""
@@ -220,17 +212,17 @@ class Worker:
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
         weights = [variable.value for variable in self._model.trainable_variables]
         gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        # An embedding's is a list of rows, which are few in a batch and many over all ranks.
+        # The gradient of an embedding is sparse (IndexedSlices): few rows on each rank, many over all.
         return loss_sum, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def _pass(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
-        """The same and, where it is to be measured, the square of the norm of the gradient of the mean loss."""
+        """Like `_gradients`; with a third result, the square for the noise scale, where that is measured."""
         loss_sum, gradients = self._one_pass(inputs, targets, loss_weight)
         factor = loss_weight * tf.cast(tf.shape(targets)[0], tf.float32)
-        return loss_sum, gradients, *([self._squares.of_part(gradients, factor)] if self._squares else [])
+        return loss_sum, gradients, *([self._squares.see_part(gradients, factor)] if self._squares else [])
 
     def _accumulated_gradients(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
-        """The same in passes over parts of the samples, one after the other: memory for one part is enough."""
+        """Like `_pass`, over parts of the samples one after the other, so that memory for one part is enough."""
 
         def add_pass(number: tf.Tensor, sums: tuple) -> tuple:
             results = self._pass(*cut(inputs, targets, loss_weight, number, self._num_passes))
@@ -258,7 +250,7 @@ class Worker:
                     yield f"ema/{weight.name}", weight, self._average.averages[index]
 
     def _scaled(self, inputs: tf.Tensor) -> tf.Tensor:
-        """As the data set says; tokens are as they are."""
+        """Inputs normalised by the data set's mean and deviation; tokens stay as they are."""
         return inputs if inputs.dtype == tf.int64 else tf.cast(inputs, tf.float32) * self._scale + self._shift
 
 

@@ -17,7 +17,7 @@ PYTORCH = f"{sys.executable} {REPOSITORY}/pytorch/train.py"
 TENSORFLOW = f"{sys.executable} {REPOSITORY}/tensorflow/train.py"
 ALLSTEP = f"{sys.executable} -m allstep.common.cli"
 LAUNCHERS = ("horovodrun", "mpirun", "torchrun")
-LIMIT_SECONDS = 10
+LIMIT_SECONDS = 60
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,23 +16,28 @@ def launcher_of(script: str) -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of a right script that makes it wrong."""
+    """A change of a right script that makes it wrong, or leaves it right in another way."""
 
     finding: str
-    """Its name."""
+    """Its name; empty where nothing may be found."""
     script: str
     """The right one, by the name of its file."""
     old: str
     """What stands there once."""
     new: str
-    is_full: bool = False
-    """Whether it is tried where pytest is told `-m full` alone."""
+    is_quick: bool = False
+    """Whether it is tried alone where pytest is not told `-m full`, too."""
+    is_combined: bool = False
+    """Whether it is also tried beside the other ones of its script of which this is said."""
 
-    def planted(self) -> str:
-        """The wrong script."""
-        text = (SCRIPTS / f"{self.script}.py").read_text()
-        assert text.count(self.old) == 1, f"{self.script}: {self.old}"
-        return text.replace(self.old, self.new)
+
+def planted(faults: Sequence[Fault]) -> str:
+    """A script with faults."""
+    text = (SCRIPTS / f"{faults[0].script}.py").read_text()
+    for fault in faults:
+        assert text.count(fault.old) == 1, f"{fault.script}: {fault.old}"
+        text = text.replace(fault.old, fault.new)
+    return text
 
 
 _H, _O, _T, _I = "horovod_images", "horovod_own_loop", "ddp_tutorial", "ddp_imagenet"
@@ -55,54 +61,59 @@ _AGAIN = """        optimizer.synchronize()
 FAULTS = (
     # 1. Weights and states.
     Fault("weights-differ", _H, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", ""),
-    Fault("weights-differ", _O, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", _LATER, is_full=True),
+    Fault("weights-differ", _O, "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n", _LATER),
     Fault("optimizer-state-differs", _H, "hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n", _STATE),
     # 2. Samples.
-    Fault("same-samples", _H, _SAMPLER, "DataLoader(train, batch_size=args.batch_size)", is_full=True),
-    Fault("same-samples", _O, "slice(rank, None, size)", "slice(0, None, size)", is_full=True),
+    Fault("same-samples", _H, _SAMPLER, "DataLoader(train, batch_size=args.batch_size)", is_combined=True),
+    Fault("same-samples", _O, "slice(rank, None, size)", "slice(0, None, size)"),
     Fault("same-samples", _I, "sampler = DistributedSampler(train)", "sampler = DistributedSampler(train, 1, 0)"),
     Fault("samples-overlap", _H, _SAMPLER, "DataLoader(train, batch_size=args.batch_size, shuffle=True)"),
-    Fault("samples-overlap", _T, "DistributedSampler(data)", "DistributedSampler(data, seed=rank)", is_full=True),
-    Fault("same-order", _H, "    train_sampler.set_epoch(epoch)\n", "", is_full=True),
-    Fault("same-order", _T, "        self.loader.sampler.set_epoch(epoch)\n", "        pass\n"),
+    Fault("samples-overlap", _T, "DistributedSampler(data)", "DistributedSampler(data, seed=rank)"),
+    Fault("same-order", _H, "    train_sampler.set_epoch(epoch)\n", ""),
+    Fault("same-order", _T, "        self.loader.sampler.set_epoch(epoch)\n", "        pass\n", is_combined=True),
     Fault("uneven-batches", _H, _SAMPLER,
-          "DataLoader(train, args.batch_size, sampler=list(train_sampler)[: 512 - 64 * hvd.rank()])", is_full=True),
+          "DataLoader(train, args.batch_size, sampler=list(train_sampler)[: 512 - 64 * hvd.rank()])"),
     # 3. Gradients.
-    Fault("gradients-not-averaged", _H, _WRAPPED, "optimizer = plain_optimizer\n", is_full=True),
-    Fault("gradients-not-averaged", _H, "        optimizer.step()\n", "        plain_optimizer.step()\n"),
-    Fault("gradients-not-averaged", _O, "hvd.allreduce(parameter.grad)", "parameter.grad", is_full=True),
+    Fault("gradients-not-averaged", _H, _WRAPPED, "optimizer = plain_optimizer\n"),
+    Fault("gradients-not-averaged", _H, "        optimizer.step()\n", "        plain_optimizer.step()\n",
+          is_quick=True),
+    Fault("gradients-not-averaged", _O, "hvd.allreduce(parameter.grad)", "parameter.grad"),
     Fault("gradients-not-averaged", _T, "self.model(points)", "self.model.module(points)"),
     Fault("gradients-partly-averaged", _T, "    model = DistributedDataParallel(model)\n",
-          "    model = torch.nn.Sequential(DistributedDataParallel(body), torch.nn.ReLU(), head)\n"),
-    Fault("gradients-summed", _H, "model.named_parameters())\n", "model.named_parameters(), op=hvd.Sum)\n"),
-    Fault("gradients-summed", _O, "allreduce(parameter.grad)", "allreduce(parameter.grad, op=hvd.Sum)", is_full=True),
-    Fault("gradients-averaged-twice", _H, "        optimizer.step()\n", _AGAIN, is_full=True),
+          "    model = torch.nn.Sequential(DistributedDataParallel(body), torch.nn.ReLU(), head)\n", is_combined=True),
+    Fault("gradients-summed", _H, "model.named_parameters())\n", "model.named_parameters(), op=hvd.Sum)\n",
+          is_combined=True),
+    Fault("gradients-summed", _O, "allreduce(parameter.grad)", "allreduce(parameter.grad, op=hvd.Sum)"),
+    Fault("gradients-averaged-twice", _H, "        optimizer.step()\n", _AGAIN),
     Fault("gradients-averaged-twice", _O, "allreduce(parameter.grad)", "allreduce(parameter.grad) / size"),
+    Fault("clipped-before-average", _H, "        optimizer.step()\n",
+          "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()\n"),
+    Fault("", _H, "        optimizer.step()\n",
+          "        optimizer.synchronize()\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+          "        with optimizer.skip_synchronize():\n            optimizer.step()\n"),
     # 4. Rates and losses.
-    Fault("learning-rate-not-scaled", _H, "args.lr * hvd.size()", "args.lr", is_full=True),
-    Fault("learning-rate-not-scaled", _T, "1e-2 * size", "1e-2", is_full=True),
-    Fault("learning-rate-scaled-twice", _H, "args.lr * hvd.size()", "args.lr * hvd.size() ** 2", is_full=True),
-    Fault("learning-rate-scaled-twice", _I, "parameters(), args.lr", "parameters(), args.lr * size"),
+    Fault("learning-rate-not-scaled", _H, "args.lr * hvd.size()", "args.lr", is_combined=True),
+    Fault("learning-rate-not-scaled", _T, "1e-2 * size", "1e-2", is_combined=True),
+    Fault("learning-rate-scaled-twice", _H, "args.lr * hvd.size()", "args.lr * hvd.size() ** 2"),
+    Fault("learning-rate-scaled-twice", _I, "parameters(), args.lr", "parameters(), args.lr * size", is_combined=True),
     Fault("loss-scaled", _H, "(model(data), target)\n", "(model(data), target) / hvd.size()\n"),
-    Fault("loss-scaled", _I, "        loss.backward()", "        (loss * dist.get_world_size()).backward()",
-          is_full=True),
+    Fault("loss-scaled", _I, "        loss.backward()", "        (loss * dist.get_world_size()).backward()"),
     # 5. Random numbers and running statistics.
-    Fault("dropout-same", _H, "\n\ndef train_epoch", "\ntorch.manual_seed(42)\n\ndef train_epoch"),
+    Fault("dropout-same", _H, "\n\ndef train_epoch", "\ntorch.manual_seed(42)\n\ndef train_epoch", is_combined=True),
     Fault("batch-norm-parts", _I, "DistributedDataParallel(model)",
-          "DistributedDataParallel(model, broadcast_buffers=False)"),
+          "DistributedDataParallel(model, broadcast_buffers=False)", is_combined=True),
     # 6. Validation, files, collectives.
     Fault("validation-repeated", _H, "DataLoader(test, batch_size=64, sampler=test_sampler)",
-          "DataLoader(test, batch_size=64)"),
-    Fault("validation-repeated", _I, "DistributedSampler(validation, shuffle=False, drop_last=True)", "None",
-          is_full=True),
-    Fault("validation-of-one-rank", _I, "    dist.all_reduce(counts)\n", ""),
+          "DataLoader(test, batch_size=64)", is_combined=True),
+    Fault("validation-repeated", _I, "DistributedSampler(validation, shuffle=False, drop_last=True)", "None"),
+    Fault("validation-of-one-rank", _I, "    dist.all_reduce(counts)\n", "", is_combined=True),
     Fault("validation-of-one-rank", _H,
           'hvd.allreduce(correct / len(test_loader.dataset), op=hvd.Sum, name="accuracy")',
-          "(correct / len(test_sampler))", is_full=True),
-    Fault("every-rank-writes", _H, "if hvd.rank() == 0:\n    torch.save", "if True:\n    torch.save", is_full=True),
-    Fault("every-rank-writes", _T, "            if self.rank == 0:\n", "            if True:\n"),
+          "(correct / len(test_sampler))"),
+    Fault("every-rank-writes", _H, "if hvd.rank() == 0:\n    torch.save", "if True:\n    torch.save", is_combined=True),
+    Fault("every-rank-writes", _T, "            if self.rank == 0:\n", "            if True:\n", is_combined=True),
     Fault("collective-left-out", _H, "    accuracy = evaluate()\n    if hvd.rank() == 0:\n",
-          "    if hvd.rank() == 0:\n        accuracy = evaluate()\n"),
+          "    if hvd.rank() == 0:\n        accuracy = evaluate()\n", is_quick=True),
     Fault("collective-left-out", _T, "self.save()\n        dist.barrier()",
           "self.save()\n                dist.barrier()"),
     Fault("ranks-alone", _T,
@@ -111,15 +122,16 @@ FAULTS = (
     # Keras.
     # Horovod's own module fails on Keras 3 at its first broadcast, and the drop-in refuses a plain optimizer by itself.
     Fault("gradients-summed", _K, "DistributedOptimizer(optimizer)", "DistributedOptimizer(optimizer, op=hvd.Sum)",
-          is_full=True),
-    Fault("weights-differ", _K, "hvd.callbacks.BroadcastGlobalVariablesCallback(0), ", "", is_full=True),
-    Fault("samples-overlap", _K, "train, test = slice(rank, 512, size)", "train, test = slice(0, 512)", is_full=True),
-    Fault("dropout-same", _K, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_full=True),
-    Fault("learning-rate-not-scaled", _K, "SGD(0.05 * size", "SGD(0.05", is_full=True),
-    Fault("learning-rate-scaled-twice", _K, "SGD(0.05 * size", "SGD(0.05 * size**2", is_full=True),
-    Fault("validation-of-one-rank", _K, ", hvd.callbacks.MetricAverageCallback()", "", is_full=True),
-    Fault("every-rank-writes", _K, "if rank == 0:\n", "if True:\n", is_full=True),
+          is_combined=True),
+    Fault("weights-differ", _K, "hvd.callbacks.BroadcastGlobalVariablesCallback(0), ", ""),
+    Fault("samples-overlap", _K, "train, test = slice(rank, 512, size)", "train, test = slice(0, 512)",
+          is_combined=True),
+    Fault("dropout-same", _K, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras"),
+    Fault("learning-rate-not-scaled", _K, "SGD(0.05 * size", "SGD(0.05", is_combined=True),
+    Fault("learning-rate-scaled-twice", _K, "SGD(0.05 * size", "SGD(0.05 * size**2"),
+    Fault("validation-of-one-rank", _K, ", hvd.callbacks.MetricAverageCallback()", "", is_combined=True),
+    Fault("every-rank-writes", _K, "if rank == 0:\n", "if True:\n", is_combined=True),
     # 7. What costs time alone.
     Fault("unused-parameters-searched", _T, "DistributedDataParallel(model)",
-          "DistributedDataParallel(model, find_unused_parameters=True)", is_full=True),
+          "DistributedDataParallel(model, find_unused_parameters=True)"),
 )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,7 +53,7 @@ def environment(**extra: str) -> dict[str, str]:
     }
 
 
-def run(*command: str | Path, timeout: float = 120, **extra: str) -> Result:
+def run(*command: str | Path, timeout: float = 300, **extra: str) -> Result:
     """Run a command in the repository; everything it started is gone when it exceeds `timeout` seconds."""
     return run_in(REPOSITORY, [str(part) for part in command], environment(**extra), timeout=timeout)
 
@@ -105,6 +108,17 @@ def events(output_dir: Path) -> list[dict]:
 
 def last(events: list[dict], name: str) -> dict:
     return [event for event in events if event["event"] == name][-1]
+
+
+def free_port() -> int:
+    """A port where nobody listens, for a command that is told of one.
+
+    It is below those that the kernel gives to whoever asks for any port, so that it stays free until it is used.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def alive(pid: int) -> bool:

@@ -37,7 +37,7 @@ int main() { return total(std::vector<int>{1, -1}); }
 
 
 def check(needed_gb: Mapping[Path, float]) -> None:
-    """Check everything, cheapest first.
+    """Check everything: what is installed, and then how much room there is.
 
     Args:
         needed_gb: what is still to be written, in 1e9 bytes, by folder.
@@ -47,9 +47,9 @@ def check(needed_gb: Mapping[Path, float]) -> None:
     """
     check_platform()
     check_python()
+    check_compiler()
     for folder, gigabytes in needed_gb.items():
         check_disk(folder, gigabytes)
-    check_compiler()
 
 
 def check_platform() -> None:

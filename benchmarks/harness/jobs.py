@@ -100,7 +100,7 @@ class Job:
         deadline = time.monotonic() + seconds
         while (status := self.status) is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"took over {seconds:g} s:\n{self.printed()}")
+                raise TimeoutError(f"took over {seconds:g} s")
             time.sleep(process_tree.POLL_SECONDS)
         return status
 

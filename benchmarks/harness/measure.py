@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TextIO
 
 from allstep.benchmarks.harness.jobs import Job, running
 from allstep.benchmarks.harness.launchers import start
@@ -28,6 +29,10 @@ JOB_SECONDS = 600
 
 class BenchmarkFailed(Exception):
     """A job of the benchmark did not end well; the message has its output."""
+
+
+class TookTooLong(BenchmarkFailed):
+    """It was ended for that."""
 
 
 def interleaved(measurements: Mapping[str, Callable[[], float]], num_rounds: int) -> dict[str, list[float]]:
@@ -71,7 +76,8 @@ def run(*commands: Sequence[str]) -> list[str]:
     """Run jobs at the same time, to their ends; what each printed.
 
     Raises:
-        BenchmarkFailed: one failed, or took longer than JOB_SECONDS.
+        BenchmarkFailed: one failed.
+        TookTooLong: one took longer than JOB_SECONDS.
     """
     with ExitStack() as stack:
         jobs = [stack.enter_context(running(command)) for command in commands]
@@ -102,21 +108,27 @@ def seconds_until(command: Sequence[str], happened: Callable[[], bool]) -> float
 def _wait(job: Job, command: Sequence[str]) -> None:
     try:
         status = job.wait(JOB_SECONDS)
-    except TimeoutError as error:
-        raise BenchmarkFailed(f"{' '.join(command)} {error}") from None
+    except (TimeoutError, TookTooLong) as error:  # the job's, or that of a caller who ends what takes too long
+        raise TookTooLong(f"{' '.join(command)} {error}:\n{job.printed()}") from None
     if status:
         raise BenchmarkFailed(f"{' '.join(command)} ended with status {status}:\n{job.printed()}")
 
 
 def print_table(figures: Sequence[Figure]) -> None:
-    """One line a figure."""
+    """One line a figure, under the columns' names."""
     width = max(len(figure.what) for figure in figures)
     print(f"{'':{width}} {'ours':>10} {'reference':>10} {'ratio':>10} {'target':>9}  reached")
+    print_rows(figures, width, sys.stdout)
+
+
+def print_rows(figures: Sequence[Figure], width: int, file: TextIO) -> None:
+    """The lines of a table whose first column is so wide."""
     for figure in figures:
         verdict = ("yes" if figure.reached else "NO") if figure.target else ""
         print(
             f"{figure.what:{width}} {figure.ours:>10.5g} {figure.reference:>10.5g} {figure.ratio:>10.4g} "
             f"{figure.target:>9}  {verdict}",
+            file=file,
             flush=True,
         )
 

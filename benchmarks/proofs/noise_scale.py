@@ -70,8 +70,8 @@ def measure(framework: str, network: str, num_steps: int, path: Path) -> None:
         started = time.perf_counter()
         result = worker.train_step(batch, 1e-3)
         # What the engine asks for, and until the last update is done.
-        for number_on_its_way in (result, result.squares_of_parts, result.square_of_average):
-            float(number_on_its_way)
+        for pending in (result, result.squares_of_parts, result.square_of_average):
+            float(pending)
         next(iter(worker.parameters()))
         if number > WARM_UP:
             seconds[0 if is_measured(number) else 1].append(time.perf_counter() - started)

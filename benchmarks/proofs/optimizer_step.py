@@ -5,7 +5,7 @@
 In milliseconds, on the GPU where there is one, else on one core; both with weight decay, without gradients being
 computed. Medians over interleaved rounds. The exit status is 0 where all targets are reached, 1 where one is missed.
 
-TensorFlow's LAMB and LARS miss their target on a CPU: docs/batches.md says why, and what was tried. Adam is shown
+LAMB misses its target on a CPU: docs/batches.md says what was tried. Adam is shown
 beside them. A GPU was not at hand.
 """
 

@@ -91,7 +91,8 @@ SETTINGS = {
     "lamb": Setting(("--optimizer", "lamb", "--base-lr", 0.01, "--weight-decay", 0.01), ADAMW_BOUNDS),
     "novograd": Setting(("--optimizer", "novograd", "--base-lr", 0.01, "--weight-decay", 0.001)),
     "adagrad": Setting(("--optimizer", "adagrad", "--base-lr", 0.01), ADAMW_BOUNDS),
-    "rmsprop": Setting(("--optimizer", "rmsprop", "--base-lr", 0.001), ADAMW_BOUNDS),
+    # Its first step is ten times the rate in every weight, since the mean of squares begins at 0.
+    "rmsprop": Setting(("--optimizer", "rmsprop", "--base-lr", 0.0001), ADAM_BOUNDS),
 }
 
 

@@ -5,6 +5,7 @@
     ranks       Horovod with as many slices as ranks, beside the same without --slices (cnn, images/s)
     one         one rank with 4 slices, beside --accumulate-steps 4
     audit       Horovod with --slices and --audit 0.25, beside --slices alone: a quarter of the steps twice is 0.8
+    trace       Horovod with --slices and --trace, beside --slices alone, both with --output-dir (images/s)
     sum         the sum in fixed order of 1 to 64 MiB, beside Horovod's all-reduce (calls/s)
     wider       sums that need no order, by `wider_sums.py`, beside the all-reduce of float32 (calls/s, of 4 MiB), and
                 how many different sums each has on these numbers of ranks
@@ -32,7 +33,7 @@ from allstep.common.config.flags import MOST_ROUNDS, Parser, listed, local_ranks
 from allstep.common.process.exit import run_rank
 from allstep.common.registry import FRAMEWORKS
 
-PARTS = ("ranks", "one", "audit", "sum", "wider")
+PARTS = ("ranks", "one", "audit", "trace", "sum", "wider")
 MEBIBYTES = ("1", "4", "16", "64")
 _BATCH_SIZE = 64
 _STEPS_PER_EPOCH, _NUM_EPOCHS = 25, 4
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-_TARGETS = {"horovod": ">= 0.95", "one": ">= 0.9", "audit": ">= 0.75"}
+_TARGETS = {"horovod": ">= 0.95", "one": ">= 0.9", "audit": ">= 0.75", "trace": ">= 0.98"}
 """By the first word of what is measured."""
 
 
@@ -92,6 +93,10 @@ def _sides(framework: str, ranks: Sequence[int], parts: Sequence[str]) -> dict[s
         if "audit" in parts:
             audited = functools.partial(rate, "--slices", num_ranks, "--audit", 0.25)
             sides[f"audit of 0.25, {num_ranks} ranks"] = {f"{framework}: audit, {num_ranks} ranks": audited, **sliced}
+        if "trace" in parts:
+            saved = functools.partial(_rate_of_saved, framework, num_ranks)
+            names = f"{framework}: trace, {num_ranks} ranks", f"{framework}: no trace, {num_ranks} ranks"
+            sides[f"trace, {num_ranks} ranks"] = {names[0]: functools.partial(saved, "--trace"), names[1]: saved}
     if "one" in parts:
         rate = functools.partial(_rate, framework, "single", 1)
         name = "one rank with 4 slices"
@@ -108,6 +113,13 @@ def _rate(framework: str, strategy: str, num_ranks: int, *own_flags: object, bat
     flags = (*trainer_flags(num_samples, _NUM_EPOCHS), "--batch-size", batch_size, *own_flags)
     [printed] = run(train_command(framework, strategy, num_ranks, flags))
     return statistics.median(printed_rates(printed))
+
+
+def _rate_of_saved(framework: str, num_ranks: int, *own_flags: object) -> float:
+    """Images per second of a run with slices and an output directory."""
+    with tempfile.TemporaryDirectory(prefix="allstep-slices-") as directory:
+        flags = ("--slices", num_ranks, "--output-dir", Path(directory) / "run", *own_flags)
+        return _rate(framework, "horovod", num_ranks, *flags)
 
 
 def _seconds_of_sums(framework: str, num_ranks: int, num_rounds: int) -> dict[str, list[list[float]]]:

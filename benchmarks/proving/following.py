@@ -1,7 +1,8 @@
 """Follows what the ranks of a launch write down, until they have ended or wait for each other for ever.
 
-The latter are recognised by what they have written: all of them wait, for seconds nothing has happened and none has
-computed, and they do not stand at the same place.
+The latter are recognised by what they have written: all of them wait, in many looks nothing has happened and none has
+computed, and they do not stand at the same place. Looks are counted and not seconds, since a busy host slows us as it
+slows the ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from allstep.common.files import strict_json
 from allstep.common.files.records import from_json
 
 _POLL_SECONDS = 0.1
-_STILL_SECONDS = 5.0
+_STILL_LOOKS = 50
 _END_SECONDS = 10.0
 """For a script that was seen enough to end by itself."""
 
@@ -66,17 +67,20 @@ class _Stillness:
         self._start()
 
     def _start(self) -> None:
-        self._since = time.monotonic()
         self._num_looks = self._num_busy = 0
 
     def lasts(self, has_news: bool, ranks: Sequence[Rank]) -> bool:
-        """Look once more; returns whether they have been still for long. Libraries' threads wake now and then."""
+        """Look once more; returns whether they have been still for long.
+
+        Threads of libraries wake now and then; those of MPI never sleep, so that of a rank that waits for others alone
+        nothing is looked at.
+        """
         if has_news:
             self._start()
             return False
         self._num_looks += 1
-        self._num_busy += any(_computes(rank.pid) for rank in ranks)
-        if time.monotonic() - self._since < _STILL_SECONDS:
+        self._num_busy += any(_computes(rank.pid) for rank in ranks if rank.wait and rank.wait.computes)
+        if self._num_looks < _STILL_LOOKS:
             return False
         is_still = 2 * self._num_busy < self._num_looks
         self._start()

@@ -31,10 +31,10 @@ class Script:
     time_limit: float
 
     def observe(self, num_ranks: int) -> Run:
-        """Run it on so many ranks.
+        """Run it on so many ranks. Where it fails after all of several have stepped, their steps may show why.
 
         Raises:
-            UserError: it fails by itself, takes longer than the limit, or never steps.
+            UserError: it fails before, takes longer than the limit, or never steps.
         """
         with tempfile.TemporaryDirectory(prefix="allstep-prove-") as name:
             folder = Path(name).resolve()
@@ -50,24 +50,36 @@ class Script:
                         f"expected {shown(self.path)} to end, or to come through {self.num_steps} steps of two epochs, "
                         f"within {self.time_limit:g} s, received {error}; raise --timeout, or lower --steps"
                     ) from None
-                self._check(run, status, job.printed())
-                return replace(run, num_ranks=len(run.ranks)) if self.launcher == ITSELF else run
+                failure = _failure(run, status, job.printed())
+                self._check(run, failure)
+                num_ranks = len(run.ranks) if self.launcher == ITSELF else num_ranks
+                return replace(run, num_ranks=num_ranks, failure=failure)
 
-    def _check(self, run: Run, status: int | None, printed: str) -> None:
+    def refusal(self, run: Run, failure: str) -> UserError:
+        """Of a script that fails by itself."""
+        return UserError(
+            f"expected {shown(self.path)} to run on {run.num_ranks} rank(s), received its failure: {failure}; "
+            "mend that first"
+        )
+
+    def _check(self, run: Run, failure: str) -> None:
         """Refuse a run that shows nothing."""
-        was_seen = bool(run.ranks) and all(rank.ended and rank.ended.reason == "steps" for rank in run.ranks)
-        errors = [rank.error for rank in run.ranks if rank.error]
-        if status and not was_seen and not run.stacks and not run.is_deserted:
-            cause = errors[0] if errors else _cause(printed) or f"status {status}"
-            raise UserError(
-                f"expected {shown(self.path)} to run on {run.num_ranks} rank(s), received its failure: {cause}; "
-                "mend that first"
-            )
+        if failure and (run.num_ranks == 1 or not next(run.steps(), None)):
+            raise self.refusal(run, failure)
         if not run.stacks and not any(rank.steps() for rank in run.ranks):
             raise UserError(
                 f"expected {shown(self.path)} to train, received a script that ended without a step of an optimizer "
                 "of PyTorch or Keras; name one that steps, with arguments upon which it does"
             )
+
+
+def _failure(run: Run, status: int | None, printed: str) -> str:
+    """Why it has failed by itself, in a line; empty where it has not."""
+    was_seen = bool(run.ranks) and all(rank.ended and rank.ended.reason == "steps" for rank in run.ranks)
+    if not status or was_seen or run.stacks or run.is_deserted:
+        return ""
+    errors = [rank.error for rank in run.ranks if rank.error]
+    return errors[0] if errors else _cause(printed) or f"status {status}"
 
 
 def _cause(printed: str) -> str | None:

@@ -145,11 +145,21 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class EarlyClip:
+    """Gradients were clipped while Horovod still averaged them."""
+
+    step: int
+    line: str
+
+
+@dataclass(frozen=True)
 class Waiting:
     """The rank may wait for others from now on."""
 
     what: str
     line: str
+    computes: bool = False
+    """Whether it computes meanwhile as well."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +201,7 @@ Record = (
     | Forward
     | Step
     | Collective
+    | EarlyClip
     | Waiting
     | Resumed
     | Write

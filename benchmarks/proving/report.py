@@ -17,6 +17,8 @@ def report(script: Script, runs: Runs, found: Sequence[Finding]) -> str:
     lines = [f"{script.path}: {num_steps} steps on {len(run.ranks)} ranks ({script.launcher})"]
     if runs.alone:
         lines[0] += f", {len(runs.alone.ranks[0].steps())} on 1"
+    if run.failure:
+        lines.append(f"then it failed: {run.failure}")
     lines += [f"{number}. {finding}" for number, finding in enumerate(found, 1)]
     if not found:
         lines.append(f"in step, as far as {num_steps} steps show")

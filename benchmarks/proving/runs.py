@@ -78,6 +78,8 @@ class Run:
     """In their order."""
     stacks: dict[int, str]
     """By rank, where they wait for each other for ever."""
+    failure: str = ""
+    """In a line, of a script that failed after all ranks had stepped."""
 
     @property
     def is_deserted(self) -> bool:

@@ -19,9 +19,9 @@ from allstep.benchmarks.records.runs import FILE, read_points
 from allstep.benchmarks.records.studies import SUMMARY, StudyResult, StudyRun
 from allstep.benchmarks.studying.commands import LANDSCAPE, Variant
 from allstep.benchmarks.studying.description import Description
-from allstep.common.engine import DIVERGED
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.process.terminal import print_line
+from allstep.common.steps_in_flight import DIVERGED
 
 
 def begin(

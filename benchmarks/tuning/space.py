@@ -3,7 +3,7 @@
 base-lr: {low: 1.0e-4, high: 1.0, log: true}
 momentum: {low: 0.0, high: 0.99}
 global-batch-size: {low: 32, high: 256, step: 32}
-optimizer: [sgd, nesterov, adam]
+optimizer: [sgd, nesterov]
 """
 
 from __future__ import annotations

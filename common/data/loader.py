@@ -44,8 +44,8 @@ class Batch:
     """Where the run stands after this batch."""
     slices: Sequence[Slice] = ()
     """With --slices: those of this rank; `loss_weight` is 1 / num_global then, since gradients are added up."""
-    of_rank: Callable[[int], Batch] | None = None
-    """In a step of --audit: reads another rank's part of the same global batch."""
+    read_slice_of: Callable[[int], Batch] | None = None
+    """In a step of --audit: reads the slice of another rank of the same global batch."""
 
     def part(self, one: Slice) -> Batch:
         """A slice as a batch of its own, with a sample that weighs nothing where it has none."""
@@ -90,7 +90,7 @@ def train_batches(
     Args:
         global_batch_size: samples in the global batch that starts at the given offset of the epoch.
         num_slices: see `Batch.slices`.
-        audited: whether the global batch that starts there has `Batch.of_rank`.
+        audited: whether the global batch that starts there has `Batch.read_slice_of`.
         drop_last: leave out samples at the end of the order that do not fill a global batch.
     """
     plans = _plan(len(split), position, global_batch_size, rank, world_size, num_slices, drop_last=drop_last)
@@ -104,11 +104,11 @@ def train_batches(
         stop = batch.position.offset
         start = stop - batch.num_global
 
-        def of_rank(other: int) -> Batch:
+        def read_slice_of(other: int) -> Batch:
             plan = _rank_plan(start, stop, position.epoch, other, world_size, num_slices)
             return _read(split, plan, order(plan.positions(len(split))))
 
-        return replace(batch, of_rank=of_rank) if audited(start) else batch
+        return replace(batch, read_slice_of=read_slice_of) if audited(start) else batch
 
     return map(with_others, batches)
 

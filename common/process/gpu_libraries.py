@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# By what their files' names begin with; what follows is .so and a version, or _name of a part (cuDNN's, NVRTC's).
+# By what their files' names begin with; what follows is .so and a version, _name of a part (cuDNN's), or .HASH.so
+# where another wheel brings its own, as torchvision does nvJPEG.
 LIBRARIES = {
     "libcuda": "driver",
     "libnvidia-ml": "NVML",
@@ -45,7 +46,7 @@ def libraries_in(maps: str) -> dict[str, list[str]]:
     paths = {row[5].removesuffix(" (deleted)") for row in rows if len(row) == 6 and row[5].startswith("/")}
     found: dict[str, list[str]] = {}
     for path in sorted(paths):
-        name = LIBRARIES.get(Path(path).name.partition(".so")[0])
+        name = LIBRARIES.get(Path(path).name.partition(".")[0])
         if name is not None:
             found.setdefault(name, []).append(path)
     return {name: found[name] for name in LIBRARIES.values() if name in found}

@@ -80,8 +80,8 @@ class BatchNorm(layers.Layer):
         values, mean, variance, counts = self.normalise(inputs, _COUNTS.get())
         if _TRACKED.get():
             momentum = self.MOMENTUM * counts
-            for running, of_batch in ((self.running_mean, mean), (self.running_variance, variance)):
-                value = running.value * (1 - momentum) + of_batch * momentum
+            for running, current in ((self.running_mean, mean), (self.running_variance, variance)):
+                value = running.value * (1 - momentum) + current * momentum
                 if (set_aside := _SET_ASIDE.get()) is None:
                     running.assign(value)
                 else:

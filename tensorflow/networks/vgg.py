@@ -24,7 +24,10 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ker
             number += 2
         values = layers.MaxPooling2D(2)(values)
         number += 1
-    if {pixels // 2 ** len(_STAGES) for pixels in image_shape[:2]} != {_POOLED}:
+    sides = [pixels // 2 ** len(_STAGES) for pixels in image_shape[:2]]
+    if 1 in sides:  # repeated, which leaves all means as they are: Keras' adaptive pooling needs two pixels
+        values = layers.UpSampling2D([2 if side == 1 else 1 for side in sides])(values)
+    if set(sides) != {_POOLED}:
         values = layers.AdaptiveAveragePooling2D(_POOLED)(values)
     values = layers.Flatten()(values)
     values = layers.Dense(4096, activation="relu", name="classifier.0")(values)

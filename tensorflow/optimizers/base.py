@@ -35,7 +35,7 @@ class Optimizer(keras.Optimizer):
         if not self.built:
             super().build(variables)
             made = self.add_optimizer_variables(variables, list(self.slot_names))
-            self.slots = {name: list(of_name) for name, of_name in zip(self.slot_names, made, strict=True)}
+            self.slots = {name: list(slots) for name, slots in zip(self.slot_names, made, strict=True)}
 
     @property
     def num_steps(self) -> tf.Tensor:

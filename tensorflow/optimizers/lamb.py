@@ -40,9 +40,9 @@ class LAMB(Optimizer):
             grad=gradient,
         )
         correction_1, correction_2 = self.correction(self.BETA_1), self.correction(self.BETA_2)
-        # The paper's quotient, with the corrections multiplied into numbers: fewer passes over the weights.
-        of_root = tf.cast(correction_1 / tf.sqrt(correction_2), dtype)
-        update = mean / (of_root * tf.sqrt(mean_of_squares) + tf.cast(correction_1 * self.EPSILON, dtype))
+        # The paper's quotient, with the corrections multiplied into scalars: fewer passes over the weights.
+        root_factor = tf.cast(correction_1 / tf.sqrt(correction_2), dtype)
+        update = mean / (root_factor * tf.sqrt(mean_of_squares) + tf.cast(correction_1 * self.EPSILON, dtype))
         if decay := self.decay_of(variable):
             update += decay * variable
         if is_layer(variable):

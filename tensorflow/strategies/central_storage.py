@@ -27,7 +27,7 @@ class CentralStorage(LocalDevices):
 
 def _aggregated(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
     if options["trainable"] is False and options["aggregation"] == tf.VariableAggregation.NONE:
-        of_numbers = tf.as_dtype(options["dtype"]).is_floating
+        is_averaged = tf.as_dtype(options["dtype"]).is_floating
         aggregation = tf.VariableAggregation
-        options["aggregation"] = aggregation.MEAN if of_numbers else aggregation.ONLY_FIRST_REPLICA
+        options["aggregation"] = aggregation.MEAN if is_averaged else aggregation.ONLY_FIRST_REPLICA
     return create(**options)

@@ -7,6 +7,7 @@ bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -64,7 +65,7 @@ class OrderedSum:
         if len(own) > 1:
             sent = tf.reshape(tf.stack([tf.reshape(one, (self._world_size, -1)) for one in own], 1), [-1])
         received = self._exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes])
-        nodes = [node for of_rank in self._nodes for node in of_rank]
+        nodes = list(itertools.chain.from_iterable(self._nodes))
         return self._exchange.all_gather(_add_up(nodes, tf.split(received, len(nodes)), self.num_slices))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -161,7 +163,7 @@ class Strategy(ABC):
             inputs: np.ndarray, targets: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
         ) -> StepResult:
             numbers = loss_weight * self.rank_weight, learning_rate, loss_scale
-            return StepResult(*compiled(inputs, targets, *map(np.float32, numbers)))
+            return StepResult(*map(read_later, compiled(inputs, targets, *map(cached_constant, numbers))))
 
         return start
 
@@ -251,6 +253,32 @@ def compile_step(function: Callable, samples: Samples, *, num_numbers: int = 0) 
     """
     numbers = [tf.TensorSpec((), tf.float32)] * num_numbers
     return tf.function(function, input_signature=(*samples, *numbers), autograph=False)
+
+
+# Few change from step to step, and to copy one to a GPU waits for all that was started there.
+cached_constant = functools.lru_cache(maxsize=8)(lambda number: tf.constant(number, tf.float32))
+_COPIES = ThreadPoolExecutor(1)
+
+
+def read_later(number: tf.Tensor) -> Any:
+    """A number of a step that was started."""
+    return PendingNumber(number) if "GPU" in number.device else number
+
+
+class PendingNumber:
+    """A number that a GPU computes, copied by a thread of its own: `float()` waits for no step that was started since.
+
+    TensorFlow would copy it when it is looked at, behind all that was started by then.
+    """
+
+    def __init__(self, number: tf.Tensor) -> None:
+        self._copy = _COPIES.submit(number.numpy)
+
+    def __float__(self) -> float:
+        return float(self._copy.result())
+
+    def __int__(self) -> int:
+        return int(self._copy.result())
 
 
 def count_overflows(gradients: Sequence[tf.Tensor]) -> tf.Tensor:

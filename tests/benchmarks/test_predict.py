@@ -283,11 +283,11 @@ def test_ranks_wait_for_the_slowest_in_each_step_and_not_in_each_block_of_steps(
 
     Two processes at once take 1.2 times as long as one, and the slower one of them counts.
     """
-    crowded, of_block, of_step = 1.2, 1 + 0.1 / math.sqrt(math.pi), 1 + 0.2 / math.sqrt(math.pi)
-    rates = {("independent", 1): 1000.0, ("independent", 2): 2000.0 / crowded / of_block, ("horovod", 2): 1500.0}
+    crowded, block_delay, step_delay = 1.2, 1 + 0.1 / math.sqrt(math.pi), 1 + 0.2 / math.sqrt(math.pi)
+    rates = {("independent", 1): 1000.0, ("independent", 2): 2000.0 / crowded / block_delay, ("horovod", 2): 1500.0}
     own_results(tmp_path, rates, block_seconds=(0.9, 1.0, 1.1))
     [row] = own_runs.check_compare(tmp_path, [tmp_path / "collectives-2.json"])
-    assert row.forecast == pytest.approx(64 / (64 * crowded * of_step + 4.8), abs=0.002)
+    assert row.forecast == pytest.approx(64 / (64 * crowded * step_delay + 4.8), abs=0.002)
 
 
 def test_times_between_measured_sizes():

@@ -50,7 +50,7 @@ for i in $(seq "$num_hosts"); do
     mount -t cgroup -o none,name=systemd none /sys/fs/cgroup/systemd
     SLURM_CONF=$SLURM_CONF slurmd -N server$i"
 done
-for _ in $(seq 100); do
+for _ in $(seq 600); do
   [ "$(sinfo -h -t idle -o %D 2>/dev/null)" = "$num_hosts" ] && break
   sleep 0.2
 done

@@ -33,7 +33,10 @@ examine() {{
   (cd {repository} && allstep doctor --json "$@") >$name.json
   echo $? >$name.status
 }}
-sshd_anew() {{ kill -HUP "$(pgrep -P "$(cat /run/bed/$1.pid)")"; sleep 0.3; }}
+sshd_anew() {{
+  kill -HUP "$(pgrep -P "$(cat /run/bed/$1.pid)")"
+  until [ "$(grep -c 'Server listening on 0' /run/bed/$1.log)" = 2 ]; do sleep 0.05; done
+}}
 
 examine well -H server1:2,server2:1
 
@@ -46,6 +49,8 @@ echo 'SetEnv LD_PRELOAD={faketime} FAKETIME=+90s' >>/etc/ssh/sshd_config
 sshd_anew server2
 sed 's|^AuthorizedKeysFile .*|AuthorizedKeysFile none|' sshd_config >/etc/ssh/sshd_config
 sshd_anew server4
+{{ cat sshd_config; echo 'SetEnv TMPDIR=/run/full'; }} >/etc/ssh/sshd_config
+sshd_anew server7
 cat sshd_config >/etc/ssh/sshd_config
 sed -i '1iHost server3\\n  StrictHostKeyChecking yes' /etc/ssh/ssh_config
 
@@ -66,7 +71,7 @@ ssh server5 mount -t tmpfs tmpfs {prefix}
 ip link set v6 down
 ip -n server7 rule add to 10.77.0.1 ipproto tcp dport 1024-65534 prohibit
 ip -n server7 link set eth0 mtu 1400
-ssh server7 mount -t tmpfs -o size=64k tmpfs /tmp
+ssh server7 "mkdir /run/full; mount -t tmpfs -o size=64k tmpfs /run/full"
 examine faults -H server1:1,server2:1,server3:1,server4:1,server5:1,server6:1,server7:1 --skip frameworks
 examine libraries -H server2:1 --skip data,ports,all-reduce
 """
@@ -83,7 +88,7 @@ FAULTS = {
     "a port that is closed": ("faults", "", "ports", "^server7 does not reach server1: Permission denied"),
     "the answer that does not come": ("faults", "", "ports", "^server1 does not reach server7: timed out"),
     "another MTU": ("faults", "", "network mtu", r"^unlike MTUs on 10\.77\.0\.0/24: .*server7 1400"),
-    "a full disk": ("faults", "server7", "disk", "^65.5 kB free in /tmp: it is full"),
+    "a full disk": ("faults", "server7", "disk", "^65.5 kB free in /run/full: it is full"),
     "a library that is missing": ("libraries", "server2", "pytorch", "cannot be imported: .*libtorch.*"),
     "a Horovod for others": ("libraries", "server2", "tensorflow", r"but Horovod was built for 2\.20\.0"),
 }

@@ -62,7 +62,7 @@ def test_eight_ranks(framework, start, tmp_path):
             host: [words for words in job.commands_on(host) if words.startswith(f"python {framework}/train.py")]
             for host in SERVERS
         }
-        assert job.process.wait(60) == 0, job.output.read_text()
+        assert job.process.wait(300) == 0, job.output.read_text()
     assert {host: len(found) for host, found in ranks.items()} == dict.fromkeys(SERVERS, 4)
     assert world(tmp_path / "run") == ("horovod", 8)
     assert job.output.read_text().count("Epoch =  1") == 1
@@ -121,12 +121,13 @@ def test_data_is_downloaded_once_a_host(tmp_path):
         (served / f"{split}-images-idx3-ubyte.gz").write_bytes(idx(np.zeros((number, 28, 28), np.uint8)))
         (served / f"{split}-labels-idx1-ubyte.gz").write_bytes(idx(np.arange(number, dtype=np.uint8) % 10))
     script.write_text(DOWNLOAD.format(served=served))
-    serve = f"python -m http.server 8000 --directory {served} 2>{log} & sleep 1"
+    serve = f"python -m http.server 8000 --directory {served} 2>{log} &"
+    answers = "until (: </dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done"
     train_there = (
         f"horovodrun -np 4 -H server1:2,server2:2 python {script} --dataset mnist --mirror http://launcher:8000 "
         f"--epochs 1 --output-dir {tmp_path}/run"
     )
-    result = bed.run("bash", "-c", f"{serve}; {train_there}")
+    result = bed.run("bash", "-c", f"{serve} {answers}; {train_there}")
     assert result.returncode == 0, result.output
     assert world(tmp_path / "run") == ("horovod", 4)
     requests = [line.split()[0] + line.split('"')[1] for line in log.read_text().splitlines() if '"GET' in line]

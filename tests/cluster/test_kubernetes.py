@@ -1,13 +1,19 @@
-"""The launcher of cluster/mpijob.yaml in the bed, with the host file and the variables that the MPI operator gives it.
+"""The launchers of cluster/mpijob.yaml and mpijob-elastic.yaml in the bed, with what the MPI operator gives them.
 
-Oracle: the operator's controller, version 0.8, which writes them; the training run's own metrics.
+Oracle: the operator's controller, version 0.8, which writes host file, variables and discover_hosts.sh; the training
+run's own metrics.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import yaml
 from cluster import bed
 from ranks import REPOSITORY, events, last
+
+from allstep.benchmarks.proofs.elastic_job import Follower
 
 # newConfigMap and ompiEnvVars of the controller; server1 and server2 stand for the names of pods.
 HOSTFILE = "server1 slots=1\nserver2 slots=1\n"
@@ -33,3 +39,46 @@ def test_launcher_of_an_mpijob(tmp_path):
     assert (start["strategy"], start["world_size"]) == ("horovod", 2)
     assert bed.run(*launcher["command"], short.replace("--epochs 1", "--epochs 2"), **variables).returncode == 0
     assert [event["epoch"] for event in events(tmp_path / "digits") if event["event"] == "epoch"] == [1, 2]
+
+
+@pytest.mark.full
+def test_launcher_of_an_elastic_mpijob_that_is_scaled(tmp_path):
+    """To one worker, and to two again."""
+    job = yaml.safe_load((REPOSITORY / "cluster/mpijob-elastic.yaml").read_text())
+    [launcher] = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    [script] = launcher["args"]
+    ranks = "-np 8 --min-np 4 --max-np 16 --slots-per-host 4"
+    assert ranks in script and "--checkpoint-every 100" in script
+    short = (
+        script.replace(ranks, "-np 2 --min-np 1 --max-np 2 --slots-per-host 1")
+        .replace("--checkpoint-every 100", "--epochs 100000 --log-every 1 --slices 2")
+        .replace("/etc/mpi", f"{tmp_path}")
+        .replace("/runs", f"{tmp_path}")
+    )
+    discovery, output = tmp_path / "discover_hosts.sh", tmp_path / "digits"
+    _list(discovery, "server1", "server2")
+
+    follower = Follower(output / "metrics.jsonl")
+
+    def formed(num_starts: int, num_ranks: int) -> bool:
+        """Whether so many ranks have trained since they were formed for the n-th time."""
+        stand = follower.stand()
+        return (stand.num_starts, stand.num_ranks) == (num_starts, num_ranks) and stand.steps_since > 0
+
+    with bed.running(*launcher["command"], short, output=tmp_path / "log") as running:
+        running.wait_until(lambda: formed(1, 2))
+        _list(discovery, "server1")
+        running.wait_until(lambda: formed(2, 1))
+        _list(discovery, "server1", "server2")
+        running.wait_until(lambda: formed(3, 2))
+    follower.close()
+    steps = [one["step"] for one in events(output) if one["event"] == "step"]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def _list(discovery: Path, *hosts: str) -> None:
+    """Write what updateDiscoverHostsInConfigMap of the controller does for these running workers."""
+    new = discovery.with_suffix(".new")
+    new.write_text("#!/bin/sh\n" + "".join(f"echo {host}\n" for host in hosts))
+    new.chmod(0o555)
+    new.rename(discovery)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from cluster import bed
 from ranks import REPOSITORY, events, last, train
 from requirements import need
@@ -15,6 +16,7 @@ from requirements import need
 need("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
 
 FLAGS = ("--deterministic", "--epochs", "6", "--log-every", "1", "--stall-timeout", "0", "--fault-timeout", "200")
+WAIT_FOR = 'wait_for() { until eval "$1" 2>/dev/null; do sleep 0.05; done; }\n'
 # Rank 1 is stopped until the notice is there, or the run could be through before: fast machines need a second for it.
 SCRIPT = """
 signal_rank_1() {{
@@ -22,7 +24,6 @@ signal_rank_1() {{
     grep -qz '^OMPI_COMM_WORLD_RANK=1$' /proc/$process/environ && kill -$1 $process
   done
 }}
-wait_for() {{ until eval "$1" 2>/dev/null; do sleep 0.05; done; }}
 allstep launch --slurm --nodes 2 --submit -- pytorch/train.py --output-dir {output} {flags}
 wait_for 'grep -q "\\"step\\": 3" {output}/metrics.jsonl'
 signal_rank_1 STOP
@@ -38,7 +39,7 @@ rm slurm-1.out
 
 def test_a_pre_empted_job_ends_in_the_bits_of_an_undisturbed_one(tmp_path):
     output = tmp_path / "run"
-    script = SCRIPT.format(output=output, flags=" ".join(FLAGS))
+    script = WAIT_FOR + SCRIPT.format(output=output, flags=" ".join(FLAGS))
     result = bed.run(Path(__file__).with_name("slurm.sh"), "2", "bash", "-c", script, timeout=400)
     assert result.returncode == 0, result.output
     assert re.search(r"Restarts=1 .*ExitCode=0:0", result.stdout), result.output
@@ -50,3 +51,22 @@ def test_a_pre_empted_job_ends_in_the_bits_of_an_undisturbed_one(tmp_path):
     steps, expected = ([one["step"] for one in run if one["event"] == "step"] for run in (found, undisturbed))
     assert steps == expected
     assert last(found, "end")["weights_checksum"] == last(undisturbed, "end")["weights_checksum"]
+
+
+SRUN = """
+allstep launch --slurm --nodes 2 --launcher srun --submit -- \\
+  pytorch/train.py --strategy ddp --model mlp --epochs 1 --output-dir {output}
+wait_for '! squeue -h | grep -q .'
+scontrol show job 1
+cat slurm-1.out
+rm slurm-1.out
+"""
+
+
+@pytest.mark.full
+def test_srun_starts_the_ranks_of_ddp_on_both_hosts(tmp_path):
+    script = WAIT_FOR + SRUN.format(output=tmp_path / "run")
+    result = bed.run(Path(__file__).with_name("slurm.sh"), "2", "bash", "-c", script, timeout=200)
+    assert result.returncode == 0 and "ExitCode=0:0" in result.stdout, result.output
+    start = last(events(tmp_path / "run"), "start")
+    assert (start["strategy"], start["launcher"], start["world_size"]) == ("ddp", "srun", 2)

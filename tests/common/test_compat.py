@@ -43,7 +43,16 @@ BUSY = {
     "tensorflow": "import tensorflow as tf; work = lambda: tf.constant([1.0]) + tf.constant([2.0])",
     "keras": "import keras; layer = keras.layers.Dense(2); work = lambda: layer(keras.ops.ones((1, 2)))",
     "horovod": "import horovod.torch as hvd, torch; hvd.init(); work = lambda: hvd.allreduce(torch.ones(9))",
+    "a GPU's number": """
+import types
+from allstep.tensorflow.strategies.strategy import PendingNumber
+slow = types.SimpleNamespace(numpy=lambda: time.sleep(0.01) or 1.0)
+work = lambda: float(PendingNumber(slow))""",
     "nobody": "work = lambda: sum(range(9))",
+    "nobody's thread": """
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+work = lambda: pool.submit(time.sleep, 0.01).result()""",
 }
 LOOK = """
 import os, threading, time
@@ -69,7 +78,7 @@ print(True in seen)
 def test_the_main_thread_is_found_in_a_framework(library):
     work = "work(retain_graph=True)" if library == "torch" else "work()"
     result = run(sys.executable, "-c", LOOK.format(prepare=BUSY[library], work=work))
-    assert result.stdout.strip() == str(library != "nobody"), result.stderr
+    assert result.stdout.strip() == str(not library.startswith("nobody")), result.stderr
 
 
 def test_open_mpi_s_daemon_is_known_by_its_name(tmp_path):
@@ -102,3 +111,23 @@ def test_argparse_knows_its_flags():
     parser.add_argument("--rate", "-r")
     parser.add_argument("word")
     assert set(compat.flag_names(parser)) == {"-h", "--help", "--rate", "-r"}
+
+
+def test_a_service_of_horovod_that_does_not_poll_answers():
+    from horovod.runner.common.util import secret
+    from horovod.runner.elastic.worker import (
+        WorkerNotificationClient,
+        WorkerNotificationManager,
+        WorkerNotificationService,
+    )
+
+    class Listener:
+        def on_hosts_updated(self, *change: int) -> None:
+            heard.append(change)
+
+    heard, manager, key = [], WorkerNotificationManager(), secret.make_secret_key()
+    manager.register_listener(Listener())
+    service = WorkerNotificationService(key, None, manager)
+    compat.wait_without_polling(service)
+    WorkerNotificationClient(service.addresses(), key, 0).notify_hosts_updated(7, 1)
+    assert heard == [(7, 1)]

@@ -93,7 +93,7 @@ run_rank(main)
 def test_one_rank_fails_before_the_others_reach_init(launcher, tmp_path):
     script = tmp_path / "early.py"
     script.write_text(EARLY)
-    result = launch(launcher, 3, script, "--epochs", "1", timeout=30)
+    result = launch(launcher, 3, script, "--epochs", "1")
     assert result.returncode == 1, result.output
     assert result.output.count("rank 1 of 3") == 1 and result.output.count("stopped: RuntimeError: no licence") == 1
 
@@ -101,7 +101,7 @@ def test_one_rank_fails_before_the_others_reach_init(launcher, tmp_path):
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_one_rank_raises_in_a_step(framework, tmp_path):
     script = broken(framework, RAISES, tmp_path)
-    result = launch("horovodrun-gloo", 2, script, timeout=60)
+    result = launch("horovodrun-gloo", 2, script)
     assert result.returncode == 1, result.output
     assert result.output.count(" stopped: ") == 1, result.output
     assert "rank 1 of 2" in result.output and "stopped: step 7 failed: OSError: lost the disk" in result.output

@@ -12,9 +12,9 @@ FLAGS = (
 )
 
 
-def train(output_dir, *flags, num_ranks=2, **environ):
+def train(output_dir, *flags, num_ranks=2, program=("pytorch/train.py",), **environ):
     launcher = "mpirun" if num_ranks > 1 else "alone"
-    words = ("pytorch/train.py", "--output-dir", output_dir, *FLAGS, *flags)
+    words = (*program, "--output-dir", output_dir, *FLAGS, *flags)
     result = launch(launcher, num_ranks, *words, **environ)
     assert result.returncode == 0, result.output
     return output_dir
@@ -51,6 +51,13 @@ def test_another_rate_and_another_order_are_named(sound, tmp_path):
         assert result.returncode == 1, result.output
         assert result.stdout.splitlines()[0] == f"the runs part at {expected}"
         assert f"  {flags[0][2:]}: " in result.stdout
+
+
+def test_a_missed_broadcast_is_named(sound, tmp_path):
+    program = "tests/launch/ranks/missed_broadcast.py", "pytorch"
+    result = bisect(sound, train(tmp_path / "faulty", program=program), "--no-replay")
+    assert result.returncode == 1, result.output
+    assert result.stdout.splitlines()[0] == "the runs part at step 1, rank 1, the weight 1.weight before the step"
 
 
 def test_slices_are_equal_on_any_number_of_ranks(sound, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import losses
-from ranks import BIN, REPOSITORY, Result, events, full, last, run
+from ranks import BIN, REPOSITORY, Result, events, free_port, full, last, run
 
 FLAGS = ("--epochs", "1", "--global-batch-size", "32")
 PYTORCH = (REPOSITORY / "pytorch" / "train.py", *FLAGS)
@@ -19,9 +18,7 @@ TENSORFLOW = (REPOSITORY / "tensorflow" / "train.py", *FLAGS)
 
 def by_hand(*flags: str | Path, prefixes: Sequence[Sequence[str]] = ((), ()), **extra: str) -> list[Result]:
     """Start two ranks, the second one first, each behind its prefix; how they ended, in their order."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), **extra}
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), **extra}
     with ThreadPoolExecutor(2) as pool:
         ranks = [pool.submit(run, *prefixes[rank], sys.executable, *flags, RANK=str(rank), **world) for rank in (1, 0)]
         return [rank.result() for rank in reversed(ranks)]

@@ -21,7 +21,6 @@ from allstep.common.checkpoint import load
 STEP = 6
 FAULT_TIMEOUT = 9
 QUICK = [
-    ("a killed rank", "horovodrun-gloo", "pytorch"),
     ("a killed rank", "horovodrun-mpi", "tensorflow"),
     ("a rank that raises", "mpirun", "pytorch"),
     ("a rank that leaves a collective out", "horovodrun-mpi", "pytorch"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from allstep.benchmarks.proving.checks import findings
+from allstep.benchmarks.proving.observer.observer import headline
 from allstep.benchmarks.proving.observer.values import projections, stride
 from allstep.benchmarks.proving.records import (
     Collective,
@@ -27,6 +28,13 @@ from allstep.benchmarks.proving.runs import Rank, Run, Runs
 
 _GRADIENTS = np.random.default_rng(0).normal(size=(2, 3, 50))  # rank, step, value
 _STEP = Step(1, 1, 1, "SGD", True, (0.1,), (), {"w": "00"}, {}, 1.0, "cpu", "train.py:9")
+
+_GRAPH = """Graph execution error:
+
+Detected at node PyFunc defined at (most recent call last):
+  File "script.py", line 14, in <module>
+{}
+\t [[{{{{node PyFunc}}}}]] [Op:__inference_g_23]"""
 
 
 def run(factor: float = 1.0, *, size: int = 2, rate: float = 0.2, device: str = "cpu") -> Run:
@@ -97,6 +105,28 @@ def test_a_copy_from_the_gpu_in_every_step():
     copies = [HostCopy(step, "train.py:8") for step in range(3)]
     assert names(with_more(*copies)) == ["host-copy-each-step"]
     assert names(with_more(*copies[:2])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no data here\nin any folder", "no data here"),
+        ("", ""),
+        (_GRAPH.format("\nThe input might not be valid.\n"), "The input might not be valid."),
+        (
+            _GRAPH.format("\nValueError: no data\nTraceback:\n  File 'a'\n\nValueError: no data\n\n"),
+            "ValueError: no data",
+        ),
+        (
+            "in user code:\n\n    File 'a', line 5, in f  *\n        y()\n\n    TypeError: not callable\n",
+            "TypeError: not callable",
+        ),
+        ("in user code:\n\n    File 'a', line 5, in f  *\n        y()\n\n    Missing: no data\n", "Missing: no data"),
+    ],
+)
+def test_the_cause_of_an_error(text, expected):
+    """Oracle: TensorFlow's own texts, of a Cholesky decomposition and of functions that fail in a graph, or traced."""
+    assert headline(text) == expected
 
 
 def test_a_file_that_all_ranks_write():

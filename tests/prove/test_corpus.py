@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import pytest
-from prove_corpus import FAULTS, SCRIPTS
+from prove_corpus import FAULTS, SCRIPTS, Fault, planted
+from ranks import full
 
 from allstep.benchmarks.proving.checks import findings
 from allstep.benchmarks.proving.runs import Runs
 
 RIGHT = sorted(path.stem for path in SCRIPTS.glob("*.py"))
+COMBINED = dict.fromkeys(fault.script for fault in FAULTS if fault.is_combined)
+
+QUICK = ("ddp_imagenet", "horovod_images", "keras_fit")
 
 
-@pytest.mark.parametrize("family", RIGHT)
+def name(fault: Fault) -> str:
+    return f"{fault.finding or 'right'}-{fault.script}-{FAULTS.index(fault)}"
+
+
+@pytest.mark.parametrize("family", [one if one in QUICK else full(one) for one in RIGHT])
 def test_nothing_is_found_in_a_right_script(family, observe, alone):
     assert findings(Runs(alone(family), observe(SCRIPTS / f"{family}.py", family, 2))) == []
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, id=f"{fault.finding}-{fault.script}-{number}", marks=[pytest.mark.full] * fault.is_full)
-        for number, fault in enumerate(FAULTS)
-    ],
-)
+@pytest.mark.parametrize("fault", [fault if fault.is_quick else full(fault) for fault in FAULTS], ids=name)
 def test_a_planted_fault_is_found(fault, observe, alone, tmp_path):
     path = tmp_path / f"{fault.script}.py"
-    path.write_text(fault.planted())
+    path.write_text(planted([fault]))
     found = findings(Runs(alone(fault.script), observe(path, fault.script, 2)))
-    assert [finding.name for finding in found] == [fault.finding]
+    assert [finding.name for finding in found] == [fault.finding] * bool(fault.finding)
     assert all(finding.evidence and finding.mend for finding in found)
+
+
+@pytest.mark.parametrize("family", [full(one) if one in ("ddp_tutorial", "keras_fit") else one for one in COMBINED])
+def test_faults_beside_each_other_are_all_found(family, observe, alone, tmp_path):
+    faults = [fault for fault in FAULTS if fault.is_combined and fault.script == family]
+    path = tmp_path / f"{family}.py"
+    path.write_text(planted(faults))
+    found = findings(Runs(alone(family), observe(path, family, 2)))
+    assert sorted(finding.name for finding in found) == sorted(fault.finding for fault in faults)

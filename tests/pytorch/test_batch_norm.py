@@ -10,7 +10,7 @@ import torch
 from ranks import REPOSITORY, last, launch, train
 
 from allstep.common.checkpoint import load
-from allstep.common.config.train_config import DataConfig, OptimizerConfig, StrategyConfig
+from allstep.common.config.train_config import DataConfig, StrategyConfig, TrainConfig
 from allstep.common.data import datasets
 from allstep.common.evaluation import evaluate
 from allstep.common.launch.placement import ALONE
@@ -52,9 +52,7 @@ def test_validates_with_what_is_saved(undisturbed):
     import_weights(network, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
-    worker = Worker(
-        network, network, None, strategy=strategy, device=torch.device("cpu"), dataset=dataset, flags=OptimizerConfig()
-    )
+    worker = Worker(network, network, None, TrainConfig(), strategy, torch.device("cpu"), dataset)
     expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 

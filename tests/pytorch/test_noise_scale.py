@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.config.train_config import OptimizerConfig, StrategyConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
@@ -33,17 +33,9 @@ def test_squares_are_those_of_each_pass_and_of_the_whole_batch(num_samples):
     strategy.init()
     torch.manual_seed(0)
     network = build_model("cnn", (8, 8, 1), 3)
-    worker = Worker(
-        network,
-        network,
-        torch.optim.SGD(network.parameters(), lr=0.1),
-        strategy=strategy,
-        device=torch.device("cpu"),
-        dataset=DATASET,
-        flags=OptimizerConfig(clip_norm=0.1),
-        accumulate_steps=3,
-        measures_noise=True,
-    )
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    config = TrainConfig(optimizer=OptimizerConfig(clip_norm=0.1), parallel=StrategyConfig(accumulate_steps=3))
+    worker = Worker(network, network, optimizer, config, strategy, torch.device("cpu"), DATASET, measures_noise=True)
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (num_samples, 8, 8, 1), np.uint8), np.arange(num_samples) % 3
     batch = Batch(images, labels, num_samples, num_samples, 1 / num_samples, Position(0, num_samples))

@@ -100,7 +100,7 @@ def test_slurm_s_tasks_meet():
     command = [sys.executable, "pytorch/train.py", *DDP, "--epochs", "1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     tasks = [subprocess.Popen(command, cwd=REPOSITORY, env=environment(**task), **pipes) for task in slurm_tasks(2)]
-    outputs = [task.communicate(timeout=120)[0] for task in tasks]
+    outputs = [task.communicate(timeout=300)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], outputs
     assert outputs[0].startswith("Epoch =  1:") and outputs[1] == ""
 
@@ -110,7 +110,7 @@ DIES = "if step == 7: import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
 def run_broken(what: str, tmp_path: Path, *flags: str):
-    return run(sys.executable, broken("pytorch", what, tmp_path), *flags, timeout=60)
+    return run(sys.executable, broken("pytorch", what, tmp_path), *flags)
 
 
 def test_a_drifted_rank_stops_the_job(tmp_path):
@@ -132,7 +132,7 @@ def test_a_rank_that_is_killed_ends_the_job(tmp_path):
 
 
 def test_a_mistake_of_the_ranks_is_told_once():
-    result = run(sys.executable, "pytorch/train.py", *DDP, "--num-gpus", "2", "--base-lr", "1e6", timeout=60)
+    result = run(sys.executable, "pytorch/train.py", *DDP, "--num-gpus", "2", "--base-lr", "1e6")
     assert result.returncode == 2, result.output
     assert result.output.count("allstep: error: expected a finite loss") == 1, result.output
 
@@ -146,8 +146,8 @@ def test_signals_reach_the_ranks(number, status):
         assert job.stdout.readline().startswith("Epoch")
         ranks = [int(rank) for rank in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
         job.send_signal(number)
-        assert job.wait(10) == status
-        deadline = time.monotonic() + 10
+        assert job.wait(60) == status
+        deadline = time.monotonic() + 60
         while any(alive(rank) for rank in ranks):
             assert time.monotonic() < deadline, "a rank is left"
             time.sleep(0.05)
@@ -173,7 +173,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     launcher, flags, expected = REFUSED[name]
-    result = run(*launcher, sys.executable, "pytorch/train.py", "--strategy", *flags, timeout=60)
+    result = run(*launcher, sys.executable, "pytorch/train.py", "--strategy", *flags)
     assert result.returncode == 2, result.output
     assert result.output.count("allstep: error: ") == 1 and expected in result.output, result.output
     assert "Traceback" not in result.output
@@ -181,7 +181,7 @@ def test_refused(name):
 
 def test_horovod_under_torchrun_is_refused():
     """torchrun's own status for a failed rank is 1."""
-    result = run(*TORCHRUN, 2, "pytorch/train.py", "--strategy", "horovod", timeout=60)
+    result = run(*TORCHRUN, 2, "pytorch/train.py", "--strategy", "horovod")
     assert result.returncode == 1
     assert result.output.count("allstep: error: ") == 1
     assert "received torchrun; start it by horovodrun -np 2, or give --strategy ddp" in result.output

@@ -10,7 +10,7 @@ import pytest
 from ranks import REPOSITORY, full, last, launch, train
 
 from allstep.common.checkpoint import load
-from allstep.common.config.train_config import DataConfig, OptimizerConfig, StrategyConfig
+from allstep.common.config.train_config import DataConfig, StrategyConfig, TrainConfig
 from allstep.common.data import datasets
 from allstep.common.evaluation import evaluate
 from allstep.common.launch.placement import ALONE
@@ -46,7 +46,7 @@ def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) ->
     import_weights(model, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
-    worker = Worker(model, None, strategy=strategy, device="/CPU:0", dataset=dataset, flags=OptimizerConfig())
+    worker = Worker(model, None, TrainConfig(), strategy, "/CPU:0", dataset)
     expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 

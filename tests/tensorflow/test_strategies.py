@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ from jobs import (
     losses,
     slurm_tasks,
 )
-from ranks import REPOSITORY, environment, full, last, run
+from ranks import REPOSITORY, environment, free_port, full, last, run
 from ranks import events as read_events
 
 from allstep.tensorflow.strategies import STRATEGIES
@@ -123,7 +122,7 @@ def processes(*flags: str, environments: list[dict[str, str]]) -> list[subproces
 def outcomes(started: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Exit status, standard output and standard error of each."""
     try:
-        return [(process.wait(), *texts) for process in started if (texts := process.communicate(timeout=120))]
+        return [(process.wait(), *texts) for process in started if (texts := process.communicate(timeout=300))]
     finally:
         for process in started:
             process.kill()
@@ -140,11 +139,7 @@ def test_slurm_s_tasks_meet():
 
 def tf_configs(**sizes: int) -> list[dict[str, str]]:
     """TF_CONFIG as a user would give it to each process of a cluster of so many processes a role."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(sum(sizes.values()))]
-    ports = iter([one.getsockname()[1] for one in sockets])
-    cluster = {role: [f"127.0.0.1:{next(ports)}" for _ in range(size)] for role, size in sizes.items()}
-    for one in sockets:
-        one.close()
+    cluster = {role: [f"127.0.0.1:{free_port()}" for _ in range(size)] for role, size in sizes.items()}
     tasks = [{"type": role, "index": index} for role, size in sizes.items() for index in range(size)]
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
@@ -178,7 +173,7 @@ if placement().rank == 2:
 run_rank(train.main)
 """)
     flags = ("--strategy", "parameter-server", "--epochs", "10000", "--output-dir", tmp_path / "out")
-    result = run(*MPIRUN, 3, sys.executable, script, *flags, timeout=90)
+    result = run(*MPIRUN, 3, sys.executable, script, *flags)
     assert result.returncode not in (0, 2), result.output
     assert "rank 2 (worker 1 at" in result.output or "process rank 2 with PID" in result.output, result.output
 
@@ -196,7 +191,7 @@ DRIFTS = "bias = worker._model.trainable_variables[1]; bias.assign(bias.value.nu
 )
 def test_a_broken_rank_is_told_once(what, expected, tmp_path):
     script = broken("tensorflow", what, tmp_path)
-    result = run(*HOROVODRUN_GLOO, 2, sys.executable, script, "--strategy", "multi-worker-mirrored", timeout=60)
+    result = run(*HOROVODRUN_GLOO, 2, sys.executable, script, "--strategy", "multi-worker-mirrored")
     assert result.returncode == 1, result.output
     assert result.output.count(" stopped: ") == 1 and re.search(expected, result.output), result.output
 
@@ -231,7 +226,7 @@ REPEATED = ("central storage under 2 ranks", "adasum of 3", "a flag of another s
 def test_refused(name):
     launcher, flags, tf_config, expected = REFUSED[name]
     extra = {"TF_CONFIG": tf_config} if tf_config else {}
-    result = run(*launcher, sys.executable, "tensorflow/train.py", "--strategy", *flags, timeout=60, **extra)
+    result = run(*launcher, sys.executable, "tensorflow/train.py", "--strategy", *flags, **extra)
     assert result.output.count("allstep: error: ") == 1 and expected in result.output, result.output
     assert 'Traceback (most recent call last):\n  File "/' not in result.stderr or "horovod/runner" in result.stderr
     if launcher[:1] != ("horovodrun",):  # its own status for a failed rank under Gloo is 1

@@ -109,6 +109,12 @@ def test_the_search_for_changes_finds(program):
     assert [one for tree in programs(ast.parse(program)) for one in foreign_assignments(tree)]
 
 
+def test_make_test_runs_every_test(pytestconfig):
+    paths = [REPOSITORY / path for path in pytestconfig.getini("testpaths")]
+    files = (REPOSITORY / "tests").rglob("test_*.py")
+    assert [file for file in files if not any(file.is_relative_to(path) for path in paths)] == []
+
+
 def test_setup_cfg_lists_every_package():
     config = configparser.ConfigParser()
     config.read(REPOSITORY / "setup.cfg")

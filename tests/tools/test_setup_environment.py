@@ -50,8 +50,9 @@ def recipe(tmp_path, monkeypatch):
     monkeypatch.setattr(setup_environment, "ENVIRONMENT", tmp_path / ".venv")
     monkeypatch.setattr(setup_environment, "RECORD", tmp_path / ".venv" / "allstep-setup.json")
     monkeypatch.setattr(setup_environment, "setup_steps", recipe.steps)
-    # Whether this machine has one must not matter.
+    # Whether this machine has one must not matter, nor how much room it has.
     monkeypatch.setattr(setup_environment, "find_driver", lambda: Driver(False))
+    monkeypatch.setattr(setup_environment.prerequisites, "check_disk", lambda folder, needed_gb: None)
     monkeypatch.delenv("GPU", raising=False)
     return recipe
 

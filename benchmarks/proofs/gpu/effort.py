@@ -10,11 +10,9 @@ class Effort:
     """Sizes of everything that is measured."""
 
     device: str
-    """What the trainers are told by --device."""
+    """The trainers' --device."""
     seconds: float
-    """After which no check begins any more."""
-    job_seconds: float
-    """After which one of two jobs that take turns is ended."""
+    """That all checks may take together; where one of them is given this, those after which it is ended."""
     large_shape: tuple[int, int, int]
     """Height, width and channels of ResNet-50's images."""
     large_batch: dict[str, int]
@@ -38,8 +36,7 @@ class Effort:
 
 ON_GPU = Effort(
     device="cuda",
-    seconds=420,
-    job_seconds=240,
+    seconds=470,
     large_shape=(224, 224, 3),
     large_batch={"pytorch": 256, "tensorflow": 128},
     small_batch={"cnn": 64, "resnet18": 128},
@@ -54,7 +51,6 @@ ON_GPU = Effort(
 ON_CPU = Effort(
     device="cpu",
     seconds=3600,
-    job_seconds=1200,
     large_shape=(32, 32, 3),
     large_batch={"pytorch": 4, "tensorflow": 4},
     small_batch={"cnn": 2, "resnet18": 2},

@@ -108,7 +108,7 @@ def half_precision(effort: Effort, folder: Path) -> list[Figure]:
     ]
 
 
-def first_run() -> list[Figure]:
-    """README's first command, two ranks on however many GPUs there are, without a flag."""
+def first_run(effort: Effort, folder: Path) -> list[Figure]:
+    """README's first command, two ranks on however many GPUs there are, without a flag: whatever `effort` says."""
     run(*(job(f"allstep.{framework}.train", "--epochs", 1) for framework in FRAMEWORKS))
     return [Figure("make train's runs that fail", 0, 0, 0, "<= 0")]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
-from allstep.benchmarks.harness.measure import BenchmarkFailed, Figure, epoch_rates, job, median_ratio, run
+from allstep.benchmarks.harness.measure import BenchmarkFailed, Figure, TookTooLong, epoch_rates, job, median_ratio, run
 from allstep.benchmarks.proofs.gpu import decode
 from allstep.benchmarks.proofs.gpu.effort import Effort
 from allstep.benchmarks.proofs.gpu.images import write_images
@@ -37,10 +37,13 @@ def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder:
         words = [*command, "--turns", socket, "--output", outputs[name]]
         # Horovod polls, but a machine with a GPU has cores to spare for one rank.
         launches.append(Launch([list(map(str, words))], socket, polls=False))
-    outcomes = run_in_turn(launches, time_limit=effort.job_seconds, num_threads=NUM_THREADS, alone=False)
+    # Before the whole check is ended, so that what a job printed that does not end is seen.
+    time_limit = 0.9 * effort.seconds
+    outcomes = run_in_turn(launches, time_limit=time_limit, num_threads=NUM_THREADS, alone=False)
     for name, outcome in zip(commands, outcomes, strict=True):
         if outcome.status != "ok":
-            raise BenchmarkFailed(f"{name}: {outcome.reason}\n{outcome.log}")
+            kind = TookTooLong if outcome.status == "timeout" else BenchmarkFailed
+            raise kind(f"{name}: {outcome.reason}\n{outcome.log}")
     return {name: _rates(json.loads(output.read_text())) for name, output in outputs.items()}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from allstep.benchmarks.proving.findings import Finding, listed, ranks
-from allstep.benchmarks.proving.records import Collective, Forward, Gradient, Projections, Step, Wrapped
+from allstep.benchmarks.proving.records import Collective, EarlyClip, Forward, Gradient, Projections, Step, Wrapped
 from allstep.benchmarks.proving.runs import Rank, Run, Runs
 
 _SAME = 1e-3
@@ -27,12 +27,25 @@ _NEAR_LOSS = {True: 0.25, False: 0.1}
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare gradients before and after the reduction."""
     run = runs.together
+    if early := next((clip for rank in run.ranks for clip in rank.all(EarlyClip)), None):
+        yield _clipped_early(early)
+        return
     for optimizer in range(1, run.num_optimizers + 1):
         unequal = _unequal(run, optimizer)
         if unequal:
             yield _not_averaged(run, *unequal)
         elif run.num_ranks > 1:
             yield from _wrong_factor(runs, optimizer)
+
+
+def _clipped_early(clip: EarlyClip) -> Finding:
+    return Finding(
+        "clipped-before-average",
+        "gradients are clipped while Horovod still averages them: what is applied depends on who comes first",
+        f"in step {clip.step}, averages that backward had begun were on their way when gradients were clipped",
+        "optimizer.synchronize() before clipping, and after it: with optimizer.skip_synchronize(): optimizer.step()",
+        clip.line,
+    )
 
 
 def _unequal(run: Run, optimizer: int) -> tuple[tuple[Step, ...], list[str]] | None:

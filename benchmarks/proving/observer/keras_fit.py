@@ -26,7 +26,7 @@ class Watch(keras.callbacks.Callback):
         self._observer.begin_loop((self.params or {}).get("steps"))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._observer.write(Waiting("a step of fit", self._observer.line()))
+        self._observer.write(Waiting("a step of fit", self._observer.line(), computes=True))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._observer.write(Resumed())

@@ -6,8 +6,10 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from allstep.common.launch.placement import apparent_rank
 
 _NUM_EPOCHS = 2
 _MORE_STEPS = 10
+_FAILURE_SECONDS = 2.0
+"""From a rank's failure to its end, upon which the launcher ends the others: for them to write down the same step."""
 
 
 class Observer:
@@ -61,12 +65,12 @@ class Observer:
         return ""
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, what: str, *, computes: bool = False) -> Iterator[None]:
         """A block in which the rank may wait for others; what waits inside of it is a part of it."""
         depth = getattr(self._depth, "value", 0)
         self._depth.value = depth + 1
         if not depth:
-            self.write(Waiting(what, self.line()))
+            self.write(Waiting(what, self.line(), computes))
         try:
             yield
         finally:
@@ -126,12 +130,27 @@ class Observer:
 
     def _note_error(self, hook: Callable[..., None]) -> Callable[..., None]:
         def excepthook(kind: type[BaseException], error: BaseException, stack: Any) -> None:
-            text = str(error).strip().splitlines()
-            self._error = f"{kind.__name__}: {text[0] if text else ''}"
+            self._error = f"{kind.__name__}: {headline(str(error))}"
             self.end(self._error)
             hook(kind, error, stack)
+            if self.num_steps_seen:
+                time.sleep(_FAILURE_SECONDS)
 
         return excepthook
+
+
+def headline(text: str) -> str:
+    """The line of an error's text that names the cause.
+
+    Of a function that TensorFlow traces it is below the places in the script, of a graph of it below those of the node.
+    """
+    lines = text.strip().splitlines() or [""]
+    if lines[0] == "in user code:":
+        causes = [line.strip() for line in lines if re.match(r"    \w*(Error|Exception)\b", line)]
+        return causes[-1] if causes else lines[-1].strip()
+    if not lines[0].startswith("Graph execution error"):
+        return lines[0]
+    return [line for line in lines if line and not line[0].isspace()][-1]
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:

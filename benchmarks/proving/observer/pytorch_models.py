@@ -52,7 +52,7 @@ class Models:
             self._called.append(module)
         is_training = module.training and torch.is_grad_enabled()
         before = _random_state()
-        with observer.waiting("the model"):
+        with observer.waiting("the model", computes=True):
             outputs = call(module, *args, **kwargs)
         inputs = next((one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.dim()), None)
         observer.write(

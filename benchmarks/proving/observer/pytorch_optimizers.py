@@ -6,12 +6,13 @@ import functools
 from typing import Any
 
 import torch
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from allstep.benchmarks.proving.observer.observer import Observer, replace
+from allstep.benchmarks.proving.observer.observer import Observer, replace, replace_everywhere
 from allstep.benchmarks.proving.observer.pytorch_models import Models, bytes_of
 from allstep.benchmarks.proving.observer.values import digest, projections, stride
-from allstep.benchmarks.proving.records import Gradient, Projections, Step
+from allstep.benchmarks.proving.records import EarlyClip, Gradient, Projections, Step
 
 
 class Optimizers:
@@ -22,6 +23,7 @@ class Optimizers:
         self._models = models
         self._names: dict[int, str] = {}
         self._hooked: dict[int, torch.Tensor] = {}
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._local: dict[int, Projections | None] = {}
         self._num_steps: dict[int, int] = {}  # by optimizer
         self._pending: Step | None = None
@@ -29,6 +31,7 @@ class Optimizers:
 
     def hook_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Have backward show the gradients of an optimizer's parameters, before they are reduced."""
+        self._optimizers.append(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad and id(parameter) not in self._hooked:
@@ -39,6 +42,15 @@ class Optimizers:
         new = _projections(gradient)
         old = self._local.get(key, (0.0,) * len(new or ()))
         self._local[key] = tuple(a + b for a, b in zip(old, new, strict=True)) if old and new else None
+
+    def before_clip(self) -> None:
+        """Write down a clipping of gradients that Horovod still averages: its wrapper keeps a handle of each.
+
+        It is None in a pass that only accumulates.
+        """
+        kept = [pair for optimizer in self._optimizers for pair in getattr(optimizer, "_handles", {}).values()]
+        if any(handle is not None for handle, _ in kept):
+            self._observer.write(EarlyClip(self._observer.num_steps_seen + 1, self._observer.line()))
 
     def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Look at what is about to be applied. Where a wrapper's step calls its optimizer's, the last look counts."""
@@ -109,11 +121,21 @@ def install(observer: Observer, models: Models) -> None:
         def observed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if tensor.numel() == 1:
                 optimizers.loss = float(tensor.detach().to("cpu"))
-            with observer.waiting("the backward pass"):
+            with observer.waiting("the backward pass", computes=True):
                 return backward(tensor, *args, **kwargs)
 
         return observed
 
+    def wrap_clip(clip: Any) -> Any:
+        @functools.wraps(clip)
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            optimizers.before_clip()
+            return clip(*args, **kwargs)
+
+        return observed
+
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        replace_everywhere("torch.nn.utils", clip_grad, name, wrap_clip)
     replace(torch.optim.Optimizer, "add_param_group", wrap_group)
     replace(torch.Tensor, "backward", wrap_backward)
     register_optimizer_step_pre_hook(optimizers.before_step)

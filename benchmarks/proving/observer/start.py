@@ -21,7 +21,7 @@ STACKS = signal.SIGUSR1
 
 @dataclass(frozen=True)
 class Settings:
-    """What a rank is told."""
+    """What a rank needs to know of its observation."""
 
     folder: str
     """Where it writes."""

@@ -19,7 +19,7 @@ RATES = {
 def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple(RATES)) -> list[CellResult]:
     cells = [cell(strategy=name) for name in ("independent", *names)]
     elsewhere = cell(strategy="fsdp", ranks=1)
-    of_all = {
+    outcomes = {
         of.id: [made(of, number, output([100 / rate])) for number, rate in enumerate(RATES[of.strategy][:num_rounds])]
         for of in (*cells, elsewhere)
     }
@@ -27,8 +27,8 @@ def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple
     return [
         result(
             of,
-            efficiency=samples.efficiency(of, of_all, ids, first_framework="pytorch"),
-            against=ranking.against(of, [*cells, elsewhere], of_all, ids),
+            efficiency=samples.efficiency(of, outcomes, ids, first_framework="pytorch"),
+            against=ranking.against(of, [*cells, elsewhere], outcomes, ids),
         )
         for of in cells
     ]

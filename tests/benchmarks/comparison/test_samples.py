@@ -78,31 +78,31 @@ def test_efficiency_is_the_ratio_within_a_round():
         cell(): [120, None],
         cell(framework="tensorflow"): [60, 90],
     }
-    of_all = {
+    outcomes = {
         of.id: [rate and made(of, number, output([100 / rate])) for number, rate in enumerate(of_cell)]
         for of, of_cell in rates.items()
     }
-    found = efficiency(cell(), of_all, set(of_all))
+    found = efficiency(cell(), outcomes, set(outcomes))
     medians = {name: ratio.median for name, ratio in found.items()}
     expected = {"same_strategy_one_rank": 0.75, "single_process": 0.6, "independent": 0.75, "first_framework": 1}
     assert medians == pytest.approx(expected)
-    assert efficiency(cell(framework="tensorflow"), of_all, set(of_all))["first_framework"].num == 1
+    assert efficiency(cell(framework="tensorflow"), outcomes, set(outcomes))["first_framework"].num == 1
     # What is not to be compared has no ratios, and nobody has one to it.
-    assert efficiency(cell(), of_all, set(of_all) - {cell().id}) == {}
-    assert "single_process" not in efficiency(cell(), of_all, {cell().id, cell(ranks=1).id})
+    assert efficiency(cell(), outcomes, set(outcomes) - {cell().id}) == {}
+    assert "single_process" not in efficiency(cell(), outcomes, {cell().id, cell(ranks=1).id})
 
 
 def test_a_ratio_pairs_blocks_and_drops_what_disturbed_some():
     """The machine halves its speed from block to block, which both cells see; one of five was disturbed, once each."""
     moods = [1.0, 2.0, 1.0, 2.0, 1.0]
     blocks = {cell(): [1.0, 1.0, 1.0, 9.0, 1.0], cell(strategy="independent"): [0.5, 0.5, 5.0, 0.5, 0.5]}
-    of_all = {
+    outcomes = {
         of.id: [made(of, 0, output(*([mood * own] for mood, own in zip(moods, seconds, strict=True))))]
         for of, seconds in blocks.items()
     }
-    assert efficiency(cell(), of_all, set(of_all))["independent"].median == pytest.approx(0.5)
+    assert efficiency(cell(), outcomes, set(outcomes))["independent"].median == pytest.approx(0.5)
     # The medians of both, a ratio of which would be 1, were taken at different speeds of the machine.
-    assert [sample.images_per_second for [sample] in of_all.values()] == [100, 100]
+    assert [sample.images_per_second for [sample] in outcomes.values()] == [100, 100]
 
 
 def test_how_well_shares_of_the_limit_are_known():

@@ -38,9 +38,9 @@ def poll():
         longest_gap, last = max(longest_gap, now - last), now
 
 def leave_slowly(*_):
-    told = time.monotonic()
+    asked_at = time.monotonic()
     time.sleep({BLOCK_SECONDS})
-    Path(log).with_name(f"{{name}} leaves").write_text(f"{{told}} {{time.monotonic()}}")
+    Path(log).with_name(f"{{name}} leaves").write_text(f"{{asked_at}} {{time.monotonic()}}")
     sys.exit(1)
 
 signal.signal(signal.SIGTERM, leave_slowly)

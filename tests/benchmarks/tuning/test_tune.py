@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,10 +14,13 @@ import pytest
 import yaml
 from ranks import full, run
 
-from allstep.benchmarks import report
+from allstep.benchmarks import report, tune
 from allstep.benchmarks.harness.jobs import environment
+from allstep.benchmarks.tuning.space import corners, read_space, words_of
 from allstep.benchmarks.tuning.study import open_study
+from allstep.common.config.command_line import parse
 from allstep.common.files.strict_yaml import load
+from allstep.common.launch.placement import ALONE
 
 BEST = 0.05
 SPACE = {"base-lr": [1e-6, BEST, 1e-5, 3e-6], "momentum": {"low": 0.0, "high": 0.1}}
@@ -101,6 +105,12 @@ def test_mistakes(content, flags, expected, tmp_path):
     assert (result.returncode, result.stdout) == (2, ""), result.output
     [line] = result.stderr.splitlines()
     assert line.startswith("allstep: error: ") and expected in line
+
+
+def test_the_space_that_the_description_shows_can_be_searched(tmp_path):
+    shown = "\n".join(re.findall(r"^    ([a-z-]+: .+)$", str(tune.__doc__), re.MULTILINE))
+    for values in corners(read_space(space(tmp_path, shown))):
+        parse(("single",), ALONE, words_of(values))
 
 
 def test_a_file_that_is_no_study(tmp_path):

@@ -59,10 +59,10 @@ def test_an_agent_here_answers():
     agent = Agent("localhost", [], is_here=True)
     clock, port = agent.clock()
     assert abs(clock.seconds_ahead) <= clock.uncertainty + 0.1
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        closed = listener.getsockname()[1]
-    question = Question("connect", (Address("127.0.0.1", port), Address("localhost", closed)))
-    assert agent.ask(question, Connected) == Connected((Unreached("localhost", "Connection refused"),))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen, so a connection is refused
+        question = Question("connect", (Address("127.0.0.1", port), Address("localhost", closed.getsockname()[1])))
+        assert agent.ask(question, Connected) == Connected((Unreached("localhost", "Connection refused"),))
     agent.end()
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from ranks import free_port
 
 from allstep.common.launch.meeting import meet
 from allstep.common.launch.placement import BY_HAND, Placement
@@ -15,9 +16,7 @@ from allstep.common.process.errors import Fault, UserError
 
 @pytest.fixture
 def address():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = free.getsockname()
-    return address
+    return "127.0.0.1", free_port()
 
 
 def place(rank: int, world_size: int) -> Placement:
@@ -63,11 +62,13 @@ def test_who_says_another_number_of_ranks_is_refused(address):
 
 
 def test_a_rank_twice_is_refused(address):
-    others = [Rank(0, 3, address), Rank(1, 3, address)]
-    time.sleep(0.5)  # rank 1 comes first
-    assert "expected every rank once, received rank 1 of 3 twice" in str(Rank(1, 3, address).joined().error)
-    others.append(Rank(2, 3, address))
-    assert [other.joined().error for other in others] == [None] * 3
+    ranks = [Rank(rank, 3, address) for rank in (0, 1, 1)]
+    while all(rank.is_alive() for rank in ranks):
+        time.sleep(0.01)
+    ranks.append(Rank(2, 3, address))
+    refused, *others = sorted((rank.joined().error for rank in ranks), key=lambda error: error is None)
+    assert "expected every rank once, received rank 1 of 3 twice" in str(refused)
+    assert others == [None] * 3
 
 
 def test_a_port_that_is_taken(address):

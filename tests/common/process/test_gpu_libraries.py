@@ -17,6 +17,7 @@ MAPS = """\
 7f0000003000-7f0000004000 r-xp 00000000 fe:00 1314  /a place/nvidia/cublas/lib/libcublas.so.12
 7f0000004000-7f0000005000 r-xp 00000000 fe:00 1315  /venv/nvidia/cublas/lib/libcublasLt.so.12 (deleted)
 7f0000005000-7f0000006000 r-xp 00000000 fe:00 1316  /venv/nvidia/cu13/lib/libcublas.so.13
+7f0000005000-7f0000006000 r-xp 00000000 fe:00 1317  /venv/torchvision.libs/libnvjpeg.36e11081.so.13
 7f0000006000-7f0000007000 rw-p 00000000 00:00 0
 7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0     [vdso]
 """
@@ -27,6 +28,7 @@ def test_each_library_has_its_files_once():
         "cuDNN": ["/venv/nvidia/cudnn/lib/libcudnn.so.9"],
         "cuBLAS": ["/a place/nvidia/cublas/lib/libcublas.so.12", "/venv/nvidia/cu13/lib/libcublas.so.13"],
         "cuBLASLt": ["/venv/nvidia/cublas/lib/libcublasLt.so.12"],
+        "nvJPEG": ["/venv/torchvision.libs/libnvjpeg.36e11081.so.13"],
     }
 
 

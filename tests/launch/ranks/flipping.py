@@ -28,7 +28,7 @@ def main() -> None:
 
         def flipped(batch, *arguments):
             for number, vector in compute(batch, *arguments):
-                if session.progress.step + 1 == PLANTED and (which == "all" or batch.of_rank):
+                if session.progress.step + 1 == PLANTED and (which == "all" or batch.read_slice_of):
                     vector = flip(vector)
                 yield number, vector
 

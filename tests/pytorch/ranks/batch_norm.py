@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.config.train_config import StrategyConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
@@ -50,8 +50,8 @@ def trained(
     optimizer = without_compiler(torch.optim.SGD)(network.parameters(), lr=0.1, momentum=0.9)
     model, optimizer = strategy.wrap(network, optimizer)
     strategy.broadcast(model, optimizer)
-    worker = Worker(network, model, optimizer, strategy=strategy, device=torch.device("cpu"), dataset=DATASET,
-                    flags=OptimizerConfig(), accumulate_steps=num_passes)  # fmt: skip
+    config = TrainConfig(parallel=StrategyConfig(accumulate_steps=num_passes))
+    worker = Worker(network, model, optimizer, config, strategy, torch.device("cpu"), DATASET)
     statistics = []
     for bounds in GLOBAL_BATCHES:
         worker.train_step(batch(*bounds, place.rank, place.world_size), 0.1)

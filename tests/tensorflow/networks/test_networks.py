@@ -20,7 +20,7 @@ CASES = [
     *((name, (8, 8, 1)) for name in ("resnet32", "resnet110", "wide-resnet", "vit-small-images")),
     *((name, (9, 7, 3)) for name in ("resnet32", "wide-resnet")),
     *(
-        full("vgg16", (32, 40, 3)),
+        full("vgg16", (32, 64, 3)),
         full("vgg16", (224, 224, 1)),
         ("vit-tiny", (32, 48, 3)),
         ("vit-small-images", (28, 28, 3)),
@@ -62,6 +62,13 @@ def test_logits_and_gradients_are_pytorchs(name, image_shape):
     for weight, gradient in zip(trainable, gradients, strict=True):
         received, wanted = weight.to_canonical(gradient.numpy()), reference[weight.name]
         assert np.abs(received - wanted).max() <= 2e-3 * np.abs(wanted).max() + 1e-6, weight.name
+
+
+@pytest.mark.full
+def test_vgg16_is_traced_where_a_pixel_is_left():
+    model = build_model("vgg16", (32, 64, 3), 7)
+    traced = tf.function(model).get_concrete_function(tf.TensorSpec((None, 32, 64, 3)))
+    assert traced.structured_outputs.shape[1] == 7
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

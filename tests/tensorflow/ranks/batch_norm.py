@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.config.train_config import OptimizerConfig, StrategyConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
@@ -44,8 +44,8 @@ def make_worker(strategy: Strategy, num_passes: int) -> Worker:
     optimizer.build(model.trainable_variables)
     model, optimizer = strategy.wrap(model, optimizer)
     strategy.broadcast(model, optimizer)
-    return Worker(model, optimizer, strategy=strategy, device="/CPU:0", dataset=DATASET, flags=OptimizerConfig(),
-                  accumulate_steps=num_passes)  # fmt: skip
+    config = TrainConfig(parallel=StrategyConfig(accumulate_steps=num_passes))
+    return Worker(model, optimizer, config, strategy, "/CPU:0", DATASET)
 
 
 def check_of_each_rank(strategy: Horovod, num_passes: int) -> None:

@@ -12,7 +12,7 @@ os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
 import numpy as np
 
 from allstep.benchmarks.proofs.curves import weights_apart
-from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.config.train_config import OptimizerConfig, StrategyConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position
@@ -37,17 +37,17 @@ OPTIMIZERS = {
 }
 
 
-def make_worker(kind: type[Strategy], config: OptimizerConfig, accumulate_steps: int = 1) -> Worker:
+def make_worker(kind: type[Strategy], flags: OptimizerConfig, accumulate_steps: int = 1) -> Worker:
     strategy = kind(ALONE, StrategyConfig(num_devices=3))
     strategy.init()
     device = strategy.pin_device()
     with strategy.scope():
         model = build_model("mlp", DATASET.input_shape, 10)
-        optimizer = build_optimizer(config)
+        optimizer = build_optimizer(flags)
         optimizer.build(model.trainable_variables)
     import_weights(model, initial_weights({name: one.shape for name, one in export_weights(model).items()}, seed=3))
-    return Worker(model, optimizer, strategy=strategy, device=device, dataset=DATASET, flags=config,
-                  accumulate_steps=accumulate_steps)  # fmt: skip
+    config = TrainConfig(optimizer=flags, parallel=StrategyConfig(accumulate_steps=accumulate_steps))
+    return Worker(model, optimizer, config, strategy, device, DATASET)
 
 
 def batches() -> list[Batch]:

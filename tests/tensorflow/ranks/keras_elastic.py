@@ -65,8 +65,8 @@ def train(state):
         hvd.callbacks.MetricAverageCallback(),
         hvd.elastic.UpdateBatchStateCallback(state),
         hvd.elastic.UpdateEpochStateCallback(state),
+        KillsOnce(),  # says the epoch before its commit, at which training may be interrupted
         hvd.elastic.CommitStateCallback(state),
-        KillsOnce(),
     ]
     state.model.fit(dataset, steps_per_epoch=20, epochs=1000 - state.epoch, callbacks=callbacks, verbose=0)
 

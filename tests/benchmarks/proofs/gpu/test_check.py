@@ -8,14 +8,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from allstep.benchmarks.harness.measure import BenchmarkFailed, Figure
-from allstep.benchmarks.proofs.gpu import check
+from allstep.benchmarks.harness.measure import BenchmarkFailed, Figure, run
+from allstep.benchmarks.proofs.gpu import check, speed
 from allstep.benchmarks.proofs.gpu.effort import ON_CPU
 from allstep.benchmarks.proofs.gpu.images import HEIGHT, WIDTH, write_images
 from allstep.common.data import datasets
@@ -25,7 +27,7 @@ SCRIPT = Path(__file__).resolve().parents[4] / "tools" / "gpu_check.sh"
 
 
 def one(what: str, ratio: float) -> check.Check:
-    return check.Check(what, lambda effort, folder: [Figure(what, ratio, 1, ratio, ">= 1.0")])
+    return check.Check(what, lambda effort, folder: [Figure(what, ratio, 1, ratio, ">= 1.0")], 1)
 
 
 def failing(effort, folder):
@@ -34,7 +36,7 @@ def failing(effort, folder):
 
 @pytest.fixture
 def checks(monkeypatch):
-    checks = {"good": one("good", 1.0), "bad": one("bad", 0.9), "broken": check.Check("broken", failing)}
+    checks = {"good": one("good", 1.0), "bad": one("bad", 0.9), "broken": check.Check("broken", failing, 1)}
     monkeypatch.setattr(check, "CHECKS", checks)
     return checks
 
@@ -53,9 +55,25 @@ def test_a_check_that_fails_is_a_row_and_ends_no_other(checks, tmp_path, capsys)
     assert "its log" in capsys.readouterr().err
 
 
-def test_what_has_no_time_left_is_missed(checks, tmp_path):
-    figures = check.measure(["good"], dataclasses.replace(ON_CPU, seconds=0), tmp_path)
-    assert [(figure.what, figure.reached) for figure in figures] == [("good: no time was left", False)]
+# What never ends, by each of the ways in which a check waits for something.
+HANG = ["sh", "-c", "echo it hangs here; exec sleep 600"]
+HANGS = {
+    "of a job": lambda effort, folder: run(HANG),
+    "of one of two that take turns": lambda effort, folder: speed.rates_in_turn({"hang": HANG}, effort, folder / "it"),
+    "of the check itself": lambda effort, folder: time.sleep(600),
+}
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_check_that_hangs_is_ended_and_the_others_keep_their_time(checks, tmp_path, capsys, hang):
+    checks["hangs"] = check.Check("hangs", HANGS[hang], 0.05)
+    figures = check.measure(["hangs", "bad", "good"], dataclasses.replace(ON_CPU, seconds=60), tmp_path)
+    assert [figure.reached for figure in figures] == [False, False, True]
+    assert re.fullmatch(r"hangs: ended after \d+ s", figures[0].what)
+    assert math.isnan(figures[0].ratio)
+    printed = capsys.readouterr().err
+    assert "good " in printed
+    assert hang != "of a job" or "it hangs here" in printed
 
 
 def test_the_script_lists_every_check():

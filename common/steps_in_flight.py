@@ -1,0 +1,105 @@
+"""Steps that have been started and whose losses nobody has looked at yet.
+
+Looking at the result of a step waits for the device that computes it. So the engine starts the next step first, and a
+GPU never waits for the host.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from allstep.common.data.loader import Batch
+from allstep.common.noise_scale import is_measured
+from allstep.common.process.errors import UserError
+from allstep.common.progress import Progress
+from allstep.common.worker import StepResult
+
+DIVERGED = "expected a finite"
+"""How the error of a run begins whose learning rate was too high."""
+
+
+@dataclass(frozen=True)
+class StartedStep:
+    """A training step, from its start to the moment at which its result is looked at."""
+
+    number: int
+    """From 1, over all epochs."""
+    batch: Batch
+    learning_rate: float
+    loss_scale: float | None
+    """None but with --precision fp16."""
+    result: StepResult
+
+    def loss_sum(self) -> float:
+        """The sum of the losses of this rank's samples, once the device has computed it.
+
+        Raises:
+            UserError: it is not finite.
+        """
+        # With --slices rank 0 has the losses of all.
+        loss_sum = float(self.result) if self.batch.num_samples or self.batch.slices else 0.0
+        if not math.isfinite(loss_sum):
+            raise UserError(
+                f"{DIVERGED} loss, received {loss_sum} at step {self.number} with learning rate "
+                f"{self.learning_rate:g}; lower --base-lr or lengthen --warmup-epochs"
+            )
+        return loss_sum
+
+
+class StepsInFlight:
+    """The started steps of an epoch, oldest first; what they come to goes into the progress of the run."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        most: int,
+        num_parts: Sequence[int],
+        on_result: Callable[[StartedStep, float], None],
+    ) -> None:
+        """Start the clock of the epoch.
+
+        Args:
+            most: how many may be under way while the next one is prepared.
+            num_parts: see `Worker`.
+            on_result: called with each step and the sum of its losses, in order.
+        """
+        self._progress, self._most, self._num_parts, self._on_result = progress, most, num_parts, on_result
+        self._steps: deque[StartedStep] = deque()
+        self._clock_started = time.perf_counter()
+
+    def add(self, step: StartedStep) -> None:
+        """Add a step, and look at the results of those that are more than may be under way."""
+        self._steps.append(step)
+        self._finish(self._most)
+
+    def finish(self) -> None:
+        """Look at the results of all."""
+        self._finish(0)
+
+    def restart_clock(self) -> float:
+        """Seconds since the clock was started; unless the caller counts them, they are none of training."""
+        before, self._clock_started = self._clock_started, time.perf_counter()
+        return self._clock_started - before
+
+    def _finish(self, num_left: int) -> None:
+        while len(self._steps) > num_left:
+            step = self._steps.popleft()
+            loss_sum = step.loss_sum()
+            self._count(step, loss_sum)
+            self._on_result(step, loss_sum)
+        self._progress.epoch_seconds += self.restart_clock()
+
+    def _count(self, step: StartedStep, loss_sum: float) -> None:
+        progress, result = self._progress, step.result
+        progress.loss_sum += loss_sum
+        if step.loss_scale is not None:
+            overflowed = int(result.overflow) > 0
+            progress.loss_scale = progress.loss_scale.after(step.loss_scale, overflowed=overflowed)
+        if self._num_parts and is_measured(step.number):
+            squares = float(result.squares_of_parts), float(result.square_of_average)
+            progress.noise = progress.noise.after(*squares, step.batch.num_global, num_parts=self._num_parts)
