@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
-import math
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,27 +14,22 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 
 from allstep.common import arithmetic, engine, reporting, trace
-from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, resuming, saving
+from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, earlier_run, resuming, saving
 from allstep.common.collectives import Collectives
-from allstep.common.config.train_config import OutputConfig, TrainConfig
-from allstep.common.config.validation import validate_for_data
-from allstep.common.data import datasets
-from allstep.common.data.augmented import augmentation_of
-from allstep.common.data.curriculum import curriculum_of
+from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
-from allstep.common.data.decode import check_decoding_device
+from allstep.common.data.opening import check_batch_memory
 from allstep.common.elastic import CONNECTIONS, HOSTS
 from allstep.common.hooks import Hook
-from allstep.common.launch.placement import Placement, cores_per_rank
-from allstep.common.losses import check_loss, metric_of
+from allstep.common.launch.placement import Placement
+from allstep.common.losses import metric_of
 from allstep.common.process.errors import Fault, UserError
 from allstep.common.process.exit import note_failure, who
-from allstep.common.process.memory import available_memory
 from allstep.common.process.terminal import print_line, warn
 from allstep.common.progress import Progress
 from allstep.common.replica_check import check_replicas_equal
 from allstep.common.reporting import Reporter
-from allstep.common.reporting.base import output_dir_errors, write_whole
+from allstep.common.reporting.base import write_whole
 from allstep.common.schedule import Schedule, make_schedule
 from allstep.common.watch import HOSTS_CHANGED, Limits, ProgressState, watching
 from allstep.common.worker import StepTrace, Worker
@@ -63,32 +55,6 @@ class Strategy(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """What the strategy adds to the events `epoch` and `end`."""
         ...
-
-
-def open_dataset(config: TrainConfig, strategy: Strategy, own: Dataset | None = None) -> Dataset:
-    """Put the data set in place, by one rank of each host while the others wait, and open it on all.
-
-    Args:
-        own: a user's program's data set, in place of the one that a flag names.
-
-    Raises:
-        UserError: the data set cannot be had or decoded as asked for, or has fewer samples than there are ranks.
-    """
-    if own is None:
-        check_decoding_device(config.data.decode, strategy.gpu)
-        if strategy.place.local_rank == 0:
-            datasets.prepare(config.data)
-        strategy.collectives.barrier()
-        decode_threads = config.data.decode_threads or cores_per_rank(strategy.place)
-        own = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
-    dataset = own
-    validate_for_data(config, len(dataset.train), strategy.collectives.world_size)
-    check_loss(config, dataset.task)
-    return dataclasses.replace(
-        dataset,
-        curriculum=curriculum_of(config.data, len(dataset.train)),
-        augmentation=augmentation_of(config.data, dataset),
-    )
 
 
 @dataclass
@@ -181,15 +147,15 @@ class Session:
             schedule = make_schedule(
                 config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
             )
-            _check_batch_memory(schedule, dataset, place)
+            check_batch_memory(schedule, dataset, place)
             if state:
                 self.progress = saving.resume(worker, state)
             if config.schedule.follows_noise:
                 _follow_noise(self.progress, worker, state)
             checkpoints = None
             if output:
-                if not committed and not _goes_on(config.output, output.path):
-                    _set_aside(output.path)
+                if not committed and not earlier_run.goes_on(config.output, output.path):
+                    earlier_run.set_aside(output.path)
                 _write_config(output.path, config, worker)
                 checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints)
                 cleanup.callback(checkpoints.close)
@@ -270,20 +236,6 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
         progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
 
 
-def _check_batch_memory(schedule: Schedule, dataset: Dataset, place: Placement) -> None:
-    """Refuse batches whose inputs alone do not fit into this host's memory: reading them would fail."""
-    largest = schedule.global_batch_size * max([1, *(factor for _, factor in schedule.batch_ramp)])
-    num_samples = -(-min(largest, len(dataset.train)) // place.world_size)
-    sample_bytes = math.prod(dataset.input_shape) * np.dtype(dataset.input_type).itemsize
-    num_bytes = num_samples * sample_bytes * place.local_size
-    if num_bytes > (left := available_memory()):
-        raise UserError(
-            f"expected batches that fit into this host's memory, of which {left} bytes are left, received "
-            f"{num_samples} samples of {sample_bytes} bytes for each of {place.local_size} ranks; "
-            "lower --global-batch-size or --batch-size"
-        )
-
-
 def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:
     """The state to resume, on every rank, or None; weights of --init-from go straight into the worker."""
     output = config.output
@@ -300,27 +252,6 @@ def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Pl
         return state
     worker.import_state(state.arrays, step=0)
     return None
-
-
-def _goes_on(flags: OutputConfig, directory: Path) -> bool:
-    """Whether a run resumes the one whose files `directory` holds; any other run's files would mix with them."""
-    if flags.resume in (None, "latest", "best"):
-        return flags.resume is not None
-    return Path(flags.resume).resolve().is_relative_to(directory.resolve())
-
-
-def _set_aside(directory: Path) -> None:
-    """Move what an earlier run left into a folder of its own: a fresh run neither loses it nor goes on from it."""
-    left = [directory / name for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard", trace.FOLDER)]
-    left = [path for path in left if path.exists()]
-    if left:
-        number = next(number for number in itertools.count(1) if not (directory / f"previous-{number}").exists())
-        aside = directory / f"previous-{number}"
-        with output_dir_errors(aside):
-            aside.mkdir()
-            for path in left:
-                path.rename(aside / path.name)
-        warn(f"the run that {directory} held is kept in {aside}; --resume latest would have gone on with it")
 
 
 def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:

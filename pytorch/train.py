@@ -36,8 +36,9 @@ def session(
         parts: what a user's program brings in place of what flags name.
     """
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
+    from allstep.common.data.opening import open_dataset
     from allstep.common.noise_scale import why_not_measured
-    from allstep.common.session import Session, open_dataset
+    from allstep.common.session import Session
     from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
     from allstep.pytorch.numerics import prepare
     from allstep.pytorch.optimizers import build_optimizer
@@ -52,7 +53,7 @@ def session(
     if strategy.serve():
         return None
 
-    dataset = open_dataset(config, strategy, parts.dataset)
+    dataset = open_dataset(config, strategy.place, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     with strategy.scope():
         network = build_network(config, dataset, parts.model)
         optimizer = parts.optimizer or build_optimizer(config.optimizer, network.parameters(), fused=strategy.fused)

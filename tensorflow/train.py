@@ -39,8 +39,9 @@ def session(
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
+        from allstep.common.data.opening import open_dataset
         from allstep.common.noise_scale import why_not_measured
-        from allstep.common.session import Session, open_dataset
+        from allstep.common.session import Session
         from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
         from allstep.tensorflow.optimizers import build_optimizer
@@ -55,7 +56,7 @@ def session(
     if strategy.serve():
         return None
 
-    dataset = open_dataset(config, strategy, parts.dataset)
+    dataset = open_dataset(config, strategy.place, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     with strategy.scope():
         model = build_network(config, dataset, parts.model)
         optimizer = parts.optimizer or build_optimizer(config.optimizer)
