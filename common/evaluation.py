@@ -41,17 +41,19 @@ def evaluate(
     # A row a slice, to which one rank alone adds: so no sum over ranks depends on their number.
     sums = np.zeros((num_slices or 1, 3))
     progress_state.enter("validation")
-    for batch in validation_batches(
+    batches = validation_batches(
         split, global_batch, rank=collectives.rank, world_size=collectives.world_size, num_slices=num_slices
-    ):
-        if not progress_state.begin_tick():
-            raise Stopped
-        for row, part in [(one.number, batch.part(one)) for one in batch.slices] or [(0, batch)]:
-            # A rank without samples takes part: it may hold weights that the others need.
-            loss_sum, metric_sum = worker.eval_step(part)
-            if part.num_samples:
-                sums[row] += (loss_sum, metric_sum, part.num_samples)
-        progress_state.enter("validation")
+    )
+    with worker.evaluating():
+        for batch in batches:
+            if not progress_state.begin_tick():
+                raise Stopped
+            for row, part in [(one.number, batch.part(one)) for one in batch.slices] or [(0, batch)]:
+                # A rank without samples takes part: it may hold weights that the others need.
+                loss_sum, metric_sum = worker.eval_step(part)
+                if part.num_samples:
+                    sums[row] += (loss_sum, metric_sum, part.num_samples)
+            progress_state.enter("validation")
     progress_state.enter("sums")
     loss_sum, metric_sum, num_samples = collectives.all_reduce_sum(sums.ravel()).reshape(sums.shape).sum(axis=0)
     return Evaluation(loss_sum / num_samples, metric_sum / num_samples, int(num_samples))

@@ -60,7 +60,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
-            ("compile", "accumulate_steps", "sync_batch_norm", "num_gpus", "elastic"),
+            ("compile", "accumulate_steps", "slices", "audit", "sync_batch_norm", "num_gpus", "elastic"),
             "torchrun",
             "--num-gpus",
             spawns=True,

@@ -75,6 +75,13 @@ class Worker(Protocol):
         """Sums over this rank's samples of the loss and of the metric (`common.losses.metric_of`)."""
         ...
 
+    def evaluating(self) -> AbstractContextManager:
+        """Within it `eval_step` may be called, with --slices by each rank as often as it has slices.
+
+        All ranks call it.
+        """
+        ...
+
     def averaged_weights(self) -> AbstractContextManager:
         """Within it, evaluation and export see the moving averages of the weights, where --ema keeps them.
 

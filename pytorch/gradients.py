@@ -39,7 +39,7 @@ class GradientChanges:
 
     def _clip(self, parameters: list[torch.nn.Parameter], most: float) -> None:
         gradients = local_gradients(parameters)
-        [tensor_norms] = norms(parameters, gradients)
+        [tensor_norms] = norms(parameters, gradients, sliced=self.strategy.flags.slices is not None)
         square = tensor_norms.square().sum()
         if self.strategy.cuts_network:
             dist.all_reduce(square)

@@ -56,7 +56,9 @@ def session(
     dataset = open_dataset(config, strategy.place, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
     with strategy.scope():
         network = build_network(config, dataset, parts.model)
-        optimizer = parts.optimizer or build_optimizer(config.optimizer, network.parameters(), fused=strategy.fused)
+        optimizer = parts.optimizer or build_optimizer(
+            config.optimizer, network.parameters(), fused=strategy.fused, sliced=config.parallel.slices is not None
+        )
     set_initial_weights(network, config)
 
     # 3. Average gradients over all ranks where they are applied.

@@ -187,6 +187,9 @@ class Worker:
         self._model.train()
         return score
 
+    def evaluating(self) -> AbstractContextManager:
+        return self._strategy.whole_weights()
+
     def averaged_weights(self) -> AbstractContextManager:
         return self._average.in_use() if self._average else nullcontext()
 

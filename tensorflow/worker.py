@@ -124,6 +124,9 @@ class Worker:
         loss_sum, metric_sum = self._eval_step(batch.inputs, batch.targets)
         return float(loss_sum), float(metric_sum)
 
+    def evaluating(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
     def averaged_weights(self) -> contextlib.AbstractContextManager:
         return self._average.in_use() if self._average else contextlib.nullcontext()
 

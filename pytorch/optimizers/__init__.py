@@ -17,7 +17,7 @@ from allstep.pytorch.compat import without_compiler
 
 
 def build_optimizer(
-    config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter], *, fused: bool = False
+    config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter], *, fused: bool = False, sliced: bool = False
 ) -> torch.optim.Optimizer:
     """The configured optimizer; the engine sets its learning rate before every step.
 
@@ -27,6 +27,8 @@ def build_optimizer(
     Args:
         fused: whether one kernel updates many parameters; else it is as PyTorch chooses for their device. LARS, LAMB
             and NovoGrad choose themselves; Adagrad and RMSprop have no such kernel on every device.
+        sliced: with --slices: no bit of a step may depend on how weights are cut into shards. Kernels that are fused
+            for CPUs round the last elements of a tensor otherwise than those before.
     """
     parameters, decay, name = list(parameters), config.weight_decay, config.optimizer
     groups = [
@@ -38,6 +40,9 @@ def build_optimizer(
         return without_compiler(torch.optim.SGD)(groups, lr=0.0, **options)
     if name in ("lars", "lamb"):
         groups[0]["layerwise"], groups[1]["layerwise"] = True, False
+    if name in ("lars", "lamb", "novograd"):
+        for group in groups:
+            group["sliced"] = sliced
     if name == "lars":
         from allstep.pytorch.optimizers.lars import Lars
 

@@ -24,32 +24,33 @@ class Lamb(torch.optim.Optimizer):
     BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-6
 
     def __init__(self, groups: Iterable[dict], lr: float = 0.0, weight_decay: float = 0.0) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "layerwise": True})
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "layerwise": True, "sliced": False})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for parameters in batches(group["params"]):
                 weights = local(parameters)
-                updates = self._updates(parameters, weights, group["weight_decay"])
+                updates = self._updates(parameters, weights, group["weight_decay"], fused=not group["sliced"])
                 if group["layerwise"]:
-                    weight_norms, update_norms = norms(parameters, weights, updates)
+                    weight_norms, update_norms = norms(parameters, weights, updates, sliced=group["sliced"])
                     ratios = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
                     add_products(weights, updates, list(ratios), factor=-group["lr"])
                 else:
                     add(weights, updates, factor=-group["lr"])
 
     def _updates(
-        self, parameters: Sequence[torch.Tensor], weights: list[torch.Tensor], decay: float
+        self, parameters: Sequence[torch.Tensor], weights: list[torch.Tensor], decay: float, *, fused: bool
     ) -> list[torch.Tensor]:
         states = [self.state[parameter] for parameter in parameters]
         for state, parameter in zip(states, parameters, strict=True):
             if not state:
                 state["step"] = torch.zeros(())
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            state["step"] = state["step"].to(parameter.device)
+            if fused:
+                state["step"] = state["step"].to(parameter.device)
         updates = scaled(weights, decay)
-        # Adam in one kernel, of which the learning rate -1 makes a sum with what is there.
+        # Adam, where it may in one kernel, of which the learning rate -1 makes a sum with what is there.
         adam(
             updates,
             local_gradients(parameters),
@@ -57,7 +58,7 @@ class Lamb(torch.optim.Optimizer):
             local([state["exp_avg_sq"] for state in states]),
             [],
             [state["step"] for state in states],
-            fused=True,
+            fused=fused or None,
             amsgrad=False,
             beta1=self.BETA_1,
             beta2=self.BETA_2,

@@ -29,7 +29,8 @@ class Lars(torch.optim.SGD):
         # It means that gradients come scaled by a GradScaler; their norms must not.
         self._step_supports_amp_scaling = False
         for group in self.param_groups:
-            group["fused"] = not any(map(is_sharded, group["params"]))
+            group.setdefault("sliced", False)
+            group["fused"] = not (group["sliced"] or any(map(is_sharded, group["params"])))
             group.setdefault("layerwise", True)
             # SGD would add the decay after the ratio.
             group["layer_decay"] = group.pop("layer_decay", group["weight_decay"])
@@ -45,7 +46,7 @@ class Lars(torch.optim.SGD):
     def _scale(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
         weights, decay = local(parameters), group["layer_decay"]
         if group["layerwise"]:
-            weight_norms, gradient_norms = norms(parameters, weights, gradients)
+            weight_norms, gradient_norms = norms(parameters, weights, gradients, sliced=group["sliced"])
             ratios = self.TRUST * weight_norms / (gradient_norms + decay * weight_norms + self.EPSILON)
             ratios = torch.where((weight_norms > 0) & (gradient_norms > 0), ratios, 1.0)
         if decay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,18 +38,42 @@ def local_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return local([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
-def norms(parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def norms(
+    parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor], sliced: bool = False
+) -> list[torch.Tensor]:
     """Of each list of tensors, which this rank holds as it holds `parameters`, the norms of the whole tensors.
 
     They are one tensor a list. All ranks that have shards call it.
+
+    Args:
+        sliced: with --slices: no bit may depend on how the tensors are cut, so that shards are gathered before.
     """
+    in_parts = is_sharded(parameters[0])
+    if in_parts and sliced:
+        lists, in_parts = tuple(_whole(parameters, tensors) for tensors in lists), False
     own = torch.stack([norms_of(tensors) for tensors in lists])
-    if is_sharded(parameters[0]):
+    if in_parts:
         own = own.square()
         mesh: DeviceMesh = parameters[0].device_mesh  # pyright: ignore[reportAttributeAccessIssue]
         torch.distributed.all_reduce(own, group=mesh.get_group())
         own = own.sqrt()
     return list(own)
+
+
+def _whole(parameters: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The whole tensors, of which this rank holds a part of the first axis, as it holds one of each parameter."""
+    mesh: DeviceMesh = parameters[0].device_mesh  # pyright: ignore[reportAttributeAccessIssue]
+    # The first ranks have as many rows, the last ones fewer or none.
+    sizes = [-(-len(one) // mesh.size()) * math.prod(one.shape[1:]) for one in parameters]
+    pad = torch.nn.functional.pad
+    own = torch.cat([pad(one.flatten(), (0, size - one.numel())) for one, size in zip(shards, sizes, strict=True)])
+    gathered = own.new_empty(mesh.size() * len(own))
+    torch.distributed.all_gather_into_tensor(gathered, own, group=mesh.get_group())
+    # Each in memory of its own: on a GPU sums depend on where a tensor begins.
+    return [
+        torch.cat([*rows])[: parameter.numel()].view(parameter.shape)
+        for parameter, rows in zip(parameters, gathered.view(mesh.size(), -1).split(sizes, 1), strict=True)
+    ]
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

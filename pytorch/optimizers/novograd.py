@@ -28,7 +28,8 @@ class NovoGrad(torch.optim.SGD):
         # It means that gradients come scaled by a GradScaler; their norms must not.
         self._step_supports_amp_scaling = False
         for group in self.param_groups:
-            group["fused"] = not any(map(is_sharded, group["params"]))
+            group.setdefault("sliced", False)
+            group["fused"] = not (group["sliced"] or any(map(is_sharded, group["params"])))
             # SGD would add the decay after the division.
             group["layer_decay"] = group.pop("layer_decay", group["weight_decay"])
             group["weight_decay"] = 0.0
@@ -42,7 +43,7 @@ class NovoGrad(torch.optim.SGD):
         sgd_step(self)
 
     def _normalise(self, parameters: Sequence[torch.Tensor], gradients: list[torch.Tensor], group: dict) -> None:
-        [gradient_norms] = norms(parameters, gradients)
+        [gradient_norms] = norms(parameters, gradients, sliced=group["sliced"])
         squares, states = gradient_norms.square(), [self.state[parameter] for parameter in parameters]
         before = torch.stack([state.get("layer_exp_avg_sq", torch.zeros_like(squares[0])) for state in states])
         running = torch.where(before == 0, squares, self.BETA_2 * before + (1 - self.BETA_2) * squares)

@@ -39,6 +39,9 @@ class Exchange(Protocol):
 class OrderedSum:
     """A sum over all slices of all ranks; every rank gets the same bits, on any number of them."""
 
+    num_parts = 1
+    """Of how many parts the vectors are made, of whose sums a rank gets its own."""
+
     def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
         """`exchange` is for more than one rank."""
         self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
@@ -56,15 +59,32 @@ class OrderedSum:
         """
         if self._exchange is None:
             return partial[0, self.num_slices]
-        own = [partial[node] for node in self._nodes[self._rank]]
         if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
-            return self._exchange.add_two(own[0])
+            return self._exchange.add_two(partial[self._nodes[self._rank][0]])
+        return self._exchange.all_gather(self._own_part(self._exchange, partial))
+
+    def _own_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
+        own = [partial[node] for node in self._nodes[self._rank]]
         part_size = own[0].numel() // self._world_size
         # To each rank its part of all of this one's sums.
         sent = own[0] if len(own) == 1 else torch.stack([one.view(self._world_size, -1) for one in own], 1).flatten()
-        received = self._exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes])
+        received = exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes])
         nodes = list(itertools.chain.from_iterable(self._nodes))
-        return self._exchange.all_gather(_add_up(nodes, received.split(part_size), self.num_slices))
+        return _add_up(nodes, received.split(part_size), self.num_slices)
+
+
+class OrderedScatter(OrderedSum):
+    """The same for ranks of which each needs a part of the sum alone: the all-gather falls away."""
+
+    def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
+        super().__init__(num_slices, rank, world_size, exchange)
+        self.num_parts = world_size
+
+    def __call__(self, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
+        """This rank's part of the sum, whose parts are of one size and in the order of ranks."""
+        if self._exchange is None:
+            return partial[0, self.num_slices]
+        return self._own_part(self._exchange, partial)
 
 
 def _add_up(nodes: Sequence[Node], parts: Sequence[torch.Tensor], num_slices: int) -> torch.Tensor:

@@ -56,7 +56,8 @@ class Strategy(ABC):
         if self.gpu is not None:
             torch.cuda.set_device(self.gpu)
             self.device = torch.device("cuda", self.gpu)
-            self.fused = True
+            # A fused kernel rounds otherwise than the operations that it is made of, and shards have none for SGD.
+            self.fused = self.flags.slices is None
         return self.device
 
     def choose_device(self) -> None:
@@ -123,6 +124,17 @@ class Strategy(ABC):
     def _exchange(self) -> Exchange | None:
         """How tensors travel between ranks, where there are several."""
         return None
+
+    def whole_weights(self) -> contextlib.AbstractContextManager:
+        """With --slices: within it the network has whole weights on every rank; all ranks call it.
+
+        Ranks may have different numbers of slices, so that they cannot gather weights in each pass.
+        """
+        return contextlib.nullcontext()
+
+    def as_gradient(self, own: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """`own`, what this rank has of a gradient in one axis, as the gradient of its `parameter`."""
+        return own.view_as(parameter)
 
     def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]) -> bool:
         """Divide the averaged gradients by `loss_scale`, and `apply` them unless one is not finite.

@@ -37,9 +37,9 @@ def main() -> None:
 
 
 def flip(vector):
-    """The lowest bit of its tenth number."""
+    """The lowest bit of one of its gradients."""
     array = np.array(vector.numpy())
-    array.view(np.int32)[9] ^= 1
+    array.view(np.int32)[99] ^= 1
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
