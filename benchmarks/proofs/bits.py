@@ -25,6 +25,7 @@ from allstep.common.registry import STRATEGIES
 _LAUNCHERS: dict[str, tuple[str | None, ...]] = {
     "horovod": ("horovodrun-mpi", "horovodrun-gloo", "mpirun"),
     "ddp": ("torchrun", "mpirun", None),
+    "fsdp": ("torchrun", None),
     "multi-worker-mirrored": ("horovodrun-gloo", "mpirun"),
 }
 """What starts a strategy's ranks, where it is not the trainer itself alone; None for its own flag."""

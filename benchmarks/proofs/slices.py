@@ -2,7 +2,8 @@
 
     python -m allstep.benchmarks.proofs.slices [--frameworks NAME,...] [--ranks 2,4] [--rounds N] [--parts NAME,...]
 
-    ranks       Horovod with as many slices as ranks, beside the same without --slices (cnn, images/s)
+    ranks       Horovod, and FSDP in PyTorch, with as many slices as ranks, beside the same without --slices (cnn,
+                images/s)
     one         one rank with 4 slices, beside --accumulate-steps 4
     audit       Horovod with --slices and --audit 0.25, beside --slices alone: a quarter of the steps twice is 0.8
     trace       Horovod with --slices and --trace, beside --slices alone, both with --output-dir (images/s)
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
-_TARGETS = {"horovod": ">= 0.95", "one": ">= 0.9", "audit": ">= 0.75", "trace": ">= 0.98"}
+_TARGETS = {"horovod": ">= 0.95", "fsdp": ">= 0.95", "one": ">= 0.9", "audit": ">= 0.75", "trace": ">= 0.98"}
 """By the first word of what is measured."""
 
 
@@ -90,6 +91,10 @@ def _sides(framework: str, ranks: Sequence[int], parts: Sequence[str]) -> dict[s
         sliced = {f"{framework}: {name}": functools.partial(rate, "--slices", num_ranks)}
         if "ranks" in parts:
             sides[name] = {**sliced, f"{framework}: horovod, {num_ranks} ranks": rate}
+            if framework == "pytorch":
+                fsdp = functools.partial(_rate, framework, "fsdp", num_ranks)
+                name = f"fsdp --slices {num_ranks}, {num_ranks} ranks"
+                sides[name] = {name: functools.partial(fsdp, "--slices", num_ranks), f"fsdp, {num_ranks} ranks": fsdp}
         if "audit" in parts:
             audited = functools.partial(rate, "--slices", num_ranks, "--audit", 0.25)
             sides[f"audit of 0.25, {num_ranks} ranks"] = {f"{framework}: audit, {num_ranks} ranks": audited, **sliced}

@@ -10,17 +10,17 @@ FLAGS = ("--model", "mlp", "--global-batch-size", 100, "--slices", 4, "--audit",
     ("framework", "launcher", "num_ranks", "rank", "which", "expected"),
     [
         ("pytorch", "horovodrun-gloo", 3, 1, "all", "rank 1 computes slice 0 with other bits than ranks 0 and 2; look"),
-        ("pytorch", "ddp", 2, 1, "own", "ranks 1 and 0 compute slice 2 with different bits, and no other rank says"),
+        ("pytorch", "fsdp", 2, 1, "own", "ranks 1 and 0 compute slice 2 with different bits, and no other rank says"),
         ("pytorch", "alone", 1, 0, "own", "rank 0 computed slice 0 twice, with different bits"),
         ("tensorflow", "mpirun", 3, 0, "own", "rank 0 computes slice 0 with other bits than ranks 1 and 2; look"),
         full("tensorflow", "multi-worker-mirrored", 2, 1, "all", "ranks 0 and 1 compute slice 0 with different bits"),
     ],
 )
 def test_a_flipped_bit_ends_the_job_with_its_rank_and_step(framework, launcher, num_ranks, rank, which, expected):
-    own = {"ddp": ("--strategy", "ddp", "--num-gpus", num_ranks)}.get(launcher, ())
+    own = {"fsdp": ("--strategy", "fsdp", "--num-gpus", num_ranks)}.get(launcher, ())
     if launcher == "multi-worker-mirrored":
         own = ("--strategy", launcher)
-    starts_ranks = {"ddp": "alone", "multi-worker-mirrored": "mpirun"}.get(launcher, launcher)
+    starts_ranks = {"fsdp": "alone", "multi-worker-mirrored": "mpirun"}.get(launcher, launcher)
     words = ("tests/launch/ranks/flipping.py", framework, rank, which, *FLAGS, *own)
     result = launch(starts_ranks, num_ranks, *map(str, words))
     assert result.returncode == 1, result.output

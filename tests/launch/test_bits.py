@@ -16,15 +16,16 @@ CASES = {
     "pytorch": [("horovod", "horovodrun-gloo", 3), ("ddp", "alone", 2)],
     "tensorflow": [("horovod", "horovodrun-gloo", 3), ("mirrored", "alone", 2)],
 }
-ELSEWHERE = {"pytorch": ("ddp", "alone", 4), "tensorflow": ("multi-worker-mirrored", "mpirun", 2)}
+ELSEWHERE = {"pytorch": ("fsdp", "alone", 4), "tensorflow": ("multi-worker-mirrored", "mpirun", 2)}
 MORE_CASES = {
-    "pytorch": [("horovod", "mpirun", 2), ELSEWHERE["pytorch"]],
+    "pytorch": [("horovod", "mpirun", 2), ("ddp", "alone", 4), ("fsdp", "alone", 1), ("fsdp", "torchrun", 3)],
     "tensorflow": [("horovod", "mpirun", 2), ELSEWHERE["tensorflow"]],
 }
 
 
 def start(framework, strategy, launcher, num_ranks, output_dir, *flags):
-    own = {"ddp": ("--num-gpus", num_ranks), "mirrored": ("--num-devices", num_ranks)}.get(strategy, ())
+    flag = {"ddp": "--num-gpus", "fsdp": "--num-gpus", "mirrored": "--num-devices"}.get(strategy)
+    own = (flag, num_ranks) if flag and launcher == "alone" else ()
     words = (f"{framework}/train.py", "--output-dir", output_dir, *FLAGS, "--strategy", strategy, *own, *flags)
     return launch(launcher, num_ranks, *map(str, words))
 
@@ -106,13 +107,15 @@ def build(shape, classes):
 """
 
 
-def test_a_slice_draws_the_same_on_any_rank(tmp_path):
-    """Dropout, accumulation, half precision, an optimizer with two slots."""
+@pytest.mark.parametrize("optimizer", ["lamb", *map(full, ("lars", "novograd", "adamw"))])
+def test_what_needs_whole_weights_or_draws_is_the_same_on_any_rank(optimizer, tmp_path):
+    """Norms of weights of which each rank has a shard; dropout, noise, accumulation, half precision."""
     (tmp_path / "network.py").write_text(NETWORK)
     words = ("--model", f"{tmp_path / 'network.py'}:build", "--dataset", "digits", "--global-batch-size", 200)
-    words += ("--slices", 3, "--accumulate-steps", 2, "--precision", "fp16", "--optimizer", "adamw", "--epochs", 1)
+    words += ("--slices", 3, "--accumulate-steps", 2, "--precision", "fp16", "--optimizer", optimizer, "--epochs", 1)
+    words += ("--weight-decay", 0.01, "--clip-norm", 0.5, "--gradient-noise", 0.001, "--ema", 0.9, "--log-every", 1)
     left = []
-    for strategy, num_ranks in (("single", 1), ("ddp", 2)):
+    for strategy, num_ranks in (("single", 1), ("fsdp", 3)):
         output_dir = tmp_path / strategy
         own = ("--strategy", strategy, *(("--num-gpus", num_ranks) if num_ranks > 1 else ()))
         result = run("python", "pytorch/train.py", "--output-dir", output_dir, *map(str, (*words, *own)))
@@ -130,6 +133,7 @@ def test_a_slice_draws_the_same_on_any_rank(tmp_path):
         (("--slices", 2, "--strategy", "model-parallel"), "expected --slices with --strategy horovod"),
         (("--slices", 2, "--strategy", "ddp", "--sync-batch-norm"), "--slices or --sync-batch-norm, received both"),
         (("--slices", 2, "--strategy", "ddp", "--comm-hook", "fp16"), "--slices or --comm-hook, received both"),
+        (("--slices", 2, "--strategy", "fsdp", "--trace"), "expected --trace with --strategy horovod or ddp or single"),
         (("--slices", 0), "expected --slices to be at least 1, received 0"),
         (("--audit", 0.1), "expected --slices with --audit, which has them computed by two ranks, received none"),
         (("--audit", 0, "--slices", 2), "expected --audit to be above 0"),

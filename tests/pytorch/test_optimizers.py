@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import paper_optimizers
 import pytest
@@ -82,6 +84,26 @@ def test_fused_updates_are_the_same(name, weight_decay):
             optimizer.step()
     torch.testing.assert_close(weights[1], weights[0], rtol=2e-6, atol=1e-6)
     assert [optimizer.param_groups[0]["fused"] for optimizer in optimizers] == [None, True]
+
+
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "lars", "lamb"])
+def test_with_slices_no_bit_depends_on_where_a_weight_is_cut(name):
+    """As FSDP cuts it. Oracle: the whole weight, of one axis, so that LARS and LAMB take no norm of it."""
+    config, random = OptimizerConfig(optimizer=name, weight_decay=0.1), torch.Generator().manual_seed(0)
+    weight, cuts = torch.randn(1001, generator=random), (0, 3, 500, 1000, 1001)
+    whole = [torch.nn.Parameter(weight.clone())]
+    parts = [torch.nn.Parameter(weight[begin:end].clone()) for begin, end in itertools.pairwise(cuts)]
+    optimizers = [build_optimizer(config, weights, sliced=True) for weights in (whole, parts)]
+    for _ in range(NUM_STEPS):
+        gradient = torch.randn(1001, generator=random)
+        whole[0].grad = gradient.clone()
+        for part, (begin, end) in zip(parts, itertools.pairwise(cuts), strict=True):
+            part.grad = gradient[begin:end].clone()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = 0.037
+            optimizer.step()
+    assert torch.equal(torch.cat(parts), whole[0])
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "rmsprop", "lamb"])
