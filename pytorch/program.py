@@ -85,6 +85,11 @@ class Session:
         check(elastic=flags.get("elastic", False))  # before `start` says how an elastic job is started
         config, place = start(strategies, as_words(flags))
         check(elastic=config.parallel.elastic)  # of a file of flags
+        if own and own.defaults.get("fused") and config.parallel.slices and config.strategy == "fsdp":
+            raise UserError(
+                "expected an optimizer without fused=True for --slices with --strategy fsdp, received one with it: on "
+                "a CPU its bits depend on where a weight is cut; leave it out"
+            )
         parts = Parts(self._dataset(config), self._model, own)
         training = session(config, place, self._hooks, parts)
         return train(training) if training else []

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from allstep.common.process.errors import UserError
 from allstep.common.strategies import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.ordered_sum import OrderedScatter
@@ -58,7 +57,7 @@ class FSDP(ProcessGroup):
         whole = list(network.parameters())
         mesh = init_device_mesh(self.device.type, (self.place.world_size,))
         if self.flags.slices:
-            self._shard_for_slices(network, mesh, optimizer)
+            self._shard_for_slices(network, mesh)
         else:
             for layer in _layers(network):
                 if any(True for _ in layer.parameters()):
@@ -68,12 +67,7 @@ class FSDP(ProcessGroup):
         # The shards are new parameters.
         return network, optimizer_of(optimizer, dict(zip(whole, network.parameters(), strict=True)))
 
-    def _shard_for_slices(self, network: torch.nn.Module, mesh: DeviceMesh, optimizer: torch.optim.Optimizer) -> None:
-        if any(group.get("fused") for group in optimizer.param_groups):
-            raise UserError(
-                "expected an optimizer without fused=True for --slices with --strategy fsdp, received one with it: on "
-                "a CPU its bits depend on where a weight is cut; leave it out"
-            )
+    def _shard_for_slices(self, network: torch.nn.Module, mesh: DeviceMesh) -> None:
         self.compiled(network)
         self._sliced = fully_shard(network, mesh=mesh, reshard_after_forward=False)
         self._sliced.set_reshard_after_backward(False)
