@@ -133,7 +133,7 @@ def test_what_needs_whole_weights_or_draws_is_the_same_on_any_rank(optimizer, tm
         (("--slices", 2, "--strategy", "model-parallel"), "expected --slices with --strategy horovod"),
         (("--slices", 2, "--strategy", "ddp", "--sync-batch-norm"), "--slices or --sync-batch-norm, received both"),
         (("--slices", 2, "--strategy", "ddp", "--comm-hook", "fp16"), "--slices or --comm-hook, received both"),
-        (("--slices", 2, "--strategy", "fsdp", "--trace"), "expected --trace with --strategy horovod or ddp or single"),
+        (("--slices", 2, "--strategy", "fsdp", "--trace", "--output-dir", "x"), "expected --trace with --strategy"),
         (("--slices", 0), "expected --slices to be at least 1, received 0"),
         (("--audit", 0.1), "expected --slices with --audit, which has them computed by two ranks, received none"),
         (("--audit", 0, "--slices", 2), "expected --audit to be above 0"),
