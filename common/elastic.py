@@ -72,6 +72,14 @@ def check(config: TrainConfig, place: Placement, environ: Mapping[str, str] = os
             "expected --output-dir with --elastic under torchrun, received none; name a directory that all hosts "
             "share: its checkpoints are what ranks that were started anew go on from"
         )
+    elif environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # There ranks that are started anew find the addresses of earlier ones and wait for those for ever, and a host
+        # that becomes the first has a store of its own (https://github.com/pytorch/pytorch/issues/135712, torch 2.14).
+        raise UserError(
+            "expected a store of their own for ranks that torchrun starts anew with --elastic, received its agents', "
+            "where they would wait for ranks that are gone; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, "
+            "with --rdzv-backend c10d"
+        )
     if config.schedule.global_batch_size is None:
         raise UserError(
             "expected --global-batch-size with --elastic, since the number of ranks changes and the run shall not, "
@@ -96,11 +104,11 @@ def train(config: TrainConfig, build: Callable[[], Session | None]) -> None:
     Args:
         build: forms the ranks anew and builds what they train; None for a process that has served others.
     """
+    end_when_frozen(config.faults.fault_timeout)
     if config.strategy_name != "horovod":
         if session := build():
             session.train()
         return
-    end_when_frozen(config.faults.fault_timeout)
     from allstep.common.checkpoint.saving import Commits
 
     commits, is_first = Commits(config.parallel.commit_every), False

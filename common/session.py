@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from allstep.common.hooks import Hook
 from allstep.common.launch.placement import Placement
 from allstep.common.losses import metric_of
 from allstep.common.process.errors import Fault, UserError
-from allstep.common.process.exit import note_failure, who
+from allstep.common.process.exit import EXIT_FAULT, note_failure, who
 from allstep.common.process.terminal import print_line, warn
 from allstep.common.progress import Progress
 from allstep.common.replica_check import check_replicas_equal
@@ -122,6 +123,9 @@ class Session:
             if place.rank == 0:
                 stopped = f"{who(place)} stopped after step {progress_state.step} by {progress_state.notice}"
                 print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
+        if config.parallel.elastic and not self.commits and progress_state.notice == signal.SIGTERM.name:
+            # From an agent of torchrun, to which hosts come or which leaves; to the others, status 0 means that all is done.
+            sys.exit(EXIT_FAULT)
         return True
 
     def metrics(self) -> Mapping[str, float]:

@@ -62,7 +62,7 @@ class Job:
             output: a file that can be read; gets what they print.
             environ: variables beside those of `environment`; None leaves one out.
         """
-        given = {name: value for name, value in {**environment(), **(environ or {})}.items() if value is not None}
+        self._given = {name: value for name, value in {**environment(), **(environ or {})}.items() if value is not None}
         self.mark = process_tree.new_mark()
         self.launched_at = time.time()
         self.processes: list[subprocess.Popen] = []
@@ -70,19 +70,23 @@ class Job:
         self._deadline: float | None = None  # not asked to end yet
         try:
             for command in commands:
-                self.processes.append(
-                    subprocess.Popen(
-                        list(map(str, command)),
-                        env={**given, process_tree.VARIABLE: self.mark},
-                        stdin=subprocess.DEVNULL,
-                        stdout=self._output,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                )
+                self.start(command)
         except BaseException:
             self.end()
             raise
+
+    def start(self, command: Sequence[object]) -> subprocess.Popen:
+        """Start one more command; returns its process, which counts among the job's."""
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env={**self._given, process_tree.VARIABLE: self.mark},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
 
     @property
     def status(self) -> int | None:

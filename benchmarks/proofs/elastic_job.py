@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 import os
 import random
@@ -92,12 +93,16 @@ class Follower:
             self._file.close()
 
 
-class ElasticJob:
+class ElasticJob(abc.ABC):
     """Four ranks on two hosts, which go on with whoever is there."""
 
-    def __init__(self, job: Training, program: str, hosts: Hosts, listed: Path, follower: Follower) -> None:
-        """`listed` is the file that the host discovery script prints."""
-        self._job, self._program, self._hosts, self._listed, self._follower = job, program, hosts, listed, follower
+    def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower) -> None:
+        self._job, self._program, self._hosts, self._follower = job, program, hosts, follower
+        self._can_leave: Sequence[str] = hosts.names
+
+    @abc.abstractmethod
+    def leave(self, host: str) -> Callable[[], None]:
+        """Take a host out of the job; returns what lets it return."""
 
     def ranks(self) -> list[int]:
         """The process ids of all ranks."""
@@ -120,10 +125,9 @@ class ElasticJob:
 
     def suffer(self, mishap: str, chance: random.Random) -> Callable[[], None]:
         """Let a mishap happen; returns what lets a host return that has gone by it."""
-        host = chance.choice(self._hosts.names)
+        host = chance.choice(self._can_leave)
         if mishap == LEFT:
-            self._list(self._hosts.listed(without=host))
-            return lambda: self._list(self._hosts.listed())
+            return self.leave(host)
         if mishap == CUT:
             device = self._hosts.links[host]
             _set_link(device, "down")
@@ -146,6 +150,19 @@ class ElasticJob:
                 raise Violation(f"left {[' '.join(_words(pid)) for pid in left]}: {self._job.printed()}")
             time.sleep(POLL_SECONDS)
 
+
+class HorovodrunJob(ElasticJob):
+    """A job of horovodrun."""
+
+    def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower, listed: Path) -> None:
+        """`listed` is the file that the host discovery script prints."""
+        super().__init__(job, program, hosts, follower)
+        self._listed = listed
+
+    def leave(self, host: str) -> Callable[[], None]:
+        self._list(self._hosts.listed(without=host))
+        return lambda: self._list(self._hosts.listed())
+
     def _list(self, text: str) -> None:
         new = self._listed.with_suffix(".new")
         new.write_text(text)
@@ -154,7 +171,7 @@ class ElasticJob:
 
 @contextmanager
 def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> Iterator[ElasticJob]:
-    """A job of `python -m program`, whose output directory is `run` in `directory`; it is gone when the block ends."""
+    """A job of horovodrun and `python -m program`, with output directory `run` in `directory`, until the block ends."""
     listed, output_dir = directory / "hosts", directory / "run"
     listed.write_text(hosts.listed())
     command = [
@@ -166,7 +183,7 @@ def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> 
     follower = Follower(output_dir / FILE)
     with training(command, output_dir, NUM_RANKS) as job:
         try:
-            yield ElasticJob(job, program, hosts, listed, follower)
+            yield HorovodrunJob(job, program, hosts, follower, listed)
         finally:
             follower.close()
 
@@ -197,5 +214,6 @@ def _set_link(device: str, state: str) -> None:
 
 def _words(pid: int) -> Sequence[str]:
     with suppress(OSError):  # it has ended
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return [word for word in words if word != "-u"]  # torchrun gives it to Python
     return []

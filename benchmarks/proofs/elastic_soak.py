@@ -1,8 +1,8 @@
 """Whether an elastic job loses or doubles a sample, whatever befalls its ranks and hosts: `allstep soak --elastic`.
 
-Four ranks on two hosts train under `horovodrun --min-np 2`. Again and again, when all four are there, one of them is
-killed or frozen, a host leaves the list of hosts and returns, or a host is cut off for a while. When the minutes are
-over the job is asked to stop. What must hold:
+Four ranks on two hosts train under `horovodrun --min-np 2`, or under two agents of torchrun. Again and again, when all
+four are there, one of them is killed or frozen, a host leaves and returns, or a host is cut off for a while. When the
+minutes are over the job is asked to stop. What must hold:
 
     metrics.jsonl has every step of every epoch once, with the losses of an undisturbed run of one rank
     weights and optimizer state have the bits of that run
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allstep.benchmarks.proofs.elastic_job import Hosts, disturb, elastic_job
+from allstep.benchmarks.proofs.elastic_torchrun import torchrun_job
 from allstep.benchmarks.proofs.faults import Violation
 from allstep.benchmarks.proofs.training import training
 from allstep.benchmarks.records.runs import FILE
@@ -31,18 +32,25 @@ FAULT_SECONDS = 6
 FLAGS = ("--model", "mlp", "--global-batch-size", 32, "--base-lr", 0.001, "--log-every", 1, "--slices", 4)
 
 
-def soak(framework: str, minutes: float, chance: random.Random, hosts: Hosts) -> None:
+def soak(framework: str, strategy: str, minutes: float, chance: random.Random, hosts: Hosts) -> None:
     """Disturb one job for so many minutes, and print what it took.
+
+    Args:
+        hosts: of a job of horovodrun; torchrun's agents are on this one.
 
     Raises:
         Violation: something does not hold.
     """
     program = f"allstep.{framework}.train"
-    flags = (*FLAGS, "--elastic", "--commit-every", 10, "--epochs", 100_000, "--fault-timeout", FAULT_SECONDS)
+    flags = (*FLAGS, "--elastic", "--strategy", strategy, "--epochs", 100_000, "--fault-timeout", FAULT_SECONDS)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         started = time.monotonic()
-        with elastic_job(program, hosts, directory, *flags) as job:
+        if strategy == "horovod":
+            disturbed = elastic_job(program, hosts, directory, *flags, "--commit-every", 10)
+        else:
+            disturbed = torchrun_job(program, directory, *flags, "--checkpoint-every", 10)
+        with disturbed as job:
             seconds = disturb(job, hosts.mishaps, started + 60 * minutes, chance)
             job.stop()
             total = time.monotonic() - started
@@ -52,8 +60,8 @@ def soak(framework: str, minutes: float, chance: random.Random, hosts: Hosts) ->
         useful = max(event["cumulative_seconds"] for event in events if event["event"] == "epoch")
         num_mishaps = sum(len(each) for mishap, each in seconds.items() if mishap in hosts.mishaps)
         print(
-            f"{framework}: {num_mishaps} mishaps, {num_steps} steps of {num_epochs} epochs, none lost or doubled; "
-            f"equal bits; effective training time ratio {useful / total:.2f}"
+            f"{framework}, {strategy}: {num_mishaps} mishaps, {num_steps} steps of {num_epochs} epochs, none lost or "
+            f"doubled; equal bits; effective training time ratio {useful / total:.2f}"
         )
         for what, each in sorted(seconds.items()):
             median, worst = statistics.median(each), max(each)

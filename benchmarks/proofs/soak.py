@@ -2,6 +2,7 @@
 
     allstep soak [--kills 50] [--faults 40] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
     allstep soak --elastic [--minutes 2] [--bed] [--seed 0] [--frameworks pytorch,tensorflow]
+    allstep soak --elastic --strategies ddp,fsdp --frameworks pytorch [--minutes 2] [--seed 0]
     allstep soak --slices 4 --ranks 1,2,3,4 --faults 0
 
 Trains on digits, kills a random rank by SIGKILL at a random moment (starting up, stepping, validating, writing a
@@ -52,6 +53,7 @@ from allstep.benchmarks.proofs.resume_check import (
 from allstep.benchmarks.proofs.training import Training, last_step
 from allstep.common.config.flags import EVER, Parser, listed, local_ranks, number, one_of, whole
 
+OF_TORCHRUN = ("ddp", "fsdp")
 HOROVOD_LAUNCHERS = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
 MOST_A_RUN = 4
 START_UP_SHARE = 0.15
@@ -76,6 +78,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
     parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: of each job")
     parser.add_argument(
+        "--strategies",
+        type=listed(one_of("horovod", *OF_TORCHRUN)),
+        default=("horovod",),
+        metavar="NAME,...",
+        help="--elastic: of each job (horovod); torchrun starts ddp and fsdp",
+    )
+    parser.add_argument(
         "--bed", action="store_true", help="--elastic: on the hosts of tests/cluster/two_hosts.sh; cut links as well"
     )
     parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the runs that are killed")
@@ -85,10 +94,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if flags.bed and not (flags.elastic and BED_DIRECTORY.is_dir()):
         parser.error("expected --bed with --elastic under tests/cluster/two_hosts.sh 2, received it elsewhere")
+    if not set(OF_TORCHRUN).isdisjoint(flags.strategies) and (flags.bed or "tensorflow" in flags.frameworks):
+        parser.error(
+            f"expected --strategies {','.join(OF_TORCHRUN)} with --frameworks pytorch, without --bed, received "
+            f"{','.join(flags.strategies)} with {','.join(flags.frameworks)}{' and --bed' if flags.bed else ''}"
+        )
     if flags.elastic:
         try:
-            for framework in flags.frameworks:
-                elastic_soak.soak(framework, flags.minutes, random.Random(flags.seed), BED if flags.bed else LOCAL)
+            for framework, strategy in itertools.product(flags.frameworks, flags.strategies):
+                chance = random.Random(flags.seed)
+                elastic_soak.soak(framework, strategy, flags.minutes, chance, BED if flags.bed else LOCAL)
         except Violation as violation:
             print(f"VIOLATION: {violation}", flush=True)
             sys.exit(1)

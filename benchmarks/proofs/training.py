@@ -7,7 +7,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -24,13 +24,20 @@ _RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0
 class Training(Job):
     """A job that has been started."""
 
-    def __init__(self, command: Sequence[str | float | Path], output_dir: Path, num_ranks: int, log: IO[bytes]) -> None:
+    def __init__(
+        self,
+        command: Sequence[object],
+        output_dir: Path,
+        num_ranks: int,
+        log: IO[bytes],
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         """`command` has its launcher in front, where it has one; `output_dir` is the trainer's."""
         self._num_ranks = num_ranks
         self._metrics = output_dir / FILE
         self._before = _inode(self._metrics)
         # Equal runs are equal, bit by bit, only where each gradient travels alone.
-        super().__init__([command], log, {"HOROVOD_FUSION_THRESHOLD": "0"})
+        super().__init__([command], log, {"HOROVOD_FUSION_THRESHOLD": "0", **(environ or {})})
 
     @property
     def process(self) -> subprocess.Popen:
@@ -88,10 +95,12 @@ class Training(Job):
 
 
 @contextmanager
-def training(command: Sequence[str | float | Path], output_dir: Path, num_ranks: int) -> Iterator[Training]:
+def training(
+    command: Sequence[object], output_dir: Path, num_ranks: int, *, environ: Mapping[str, str] | None = None
+) -> Iterator[Training]:
     """Start a job; nothing of it is left when the block ends."""
     with tempfile.TemporaryFile() as log:
-        run = Training(command, output_dir, num_ranks, log)
+        run = Training(command, output_dir, num_ranks, log, environ)
         try:
             yield run
         finally:
