@@ -119,6 +119,8 @@ def _indices(rank: Rank, loop: Loop) -> list[int]:
 
 def _sharing(rank: Rank) -> str:
     size = "hvd.size(), rank=hvd.rank()" if "horovod" in rank.library else "dist.get_world_size(), rank=dist.get_rank()"
+    if rank.library == "tf.distribute":
+        return "loop over strategy.experimental_distribute_dataset(dataset), which gives each replica its share"
     loops = training_loops(rank)
     if loops and loops[0].sampler and loops[0].sampler.num_replicas:
         return f"DistributedSampler(data, num_replicas={size}), with this job's numbers"
