@@ -147,7 +147,7 @@ FAULTS = (
     Fault("every-rank-writes", _K, "if rank == 0:\n", "if True:\n", is_combined=True),
     # A loop of one's own with GradientTape.
     Fault("weights-differ", _G, "        if is_first:\n", "        if False:\n"),
-    Fault("gradients-not-averaged", _G, "    tape = hvd.DistributedGradientTape(tape)\n", "", is_quick=True),
+    Fault("gradients-not-averaged", _G, "    tape = hvd.DistributedGradientTape(tape)\n", ""),
     Fault("same-samples", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512, seed=1)",
           is_combined=True),
     Fault("dropout-same", _G, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_combined=True),
@@ -156,7 +156,7 @@ FAULTS = (
     # Replicas of tf.distribute.
     Fault("learning-rate-not-scaled", _M, "SGD(0.05 * size", "SGD(0.05"),
     Fault("learning-rate-scaled-twice", _M, "batch_size = 16 * size", "batch_size = 16"),
-    Fault("replicas-idle", _M, "with strategy.scope():", "if True:", is_quick=True),
+    Fault("replicas-idle", _M, "with strategy.scope():", "if True:"),
     Fault("gradients-summed", _L, "global_batch_size=batch_size", "global_batch_size=batch_size // size",
           is_combined=True),
     Fault("loss-scaled", _L, "loss = tf.nn.compute_average_loss(losses, global_batch_size=batch_size)",

@@ -87,10 +87,16 @@ class Script:
         """Refuse a run that shows nothing."""
         if failure and (run.num_ranks == 1 or not next(run.steps(), None)):
             raise self.refusal(run, failure)
-        if not run.stacks and not any(rank.steps() for rank in run.ranks):
+        if not run.stacks and not run.is_deserted and not any(rank.steps() for rank in run.ranks):
             raise UserError(
                 f"expected {shown(self.path)} to train, received a script that ended without a step of an optimizer "
                 "of PyTorch or Keras; name one that steps, with arguments upon which it does"
+            )
+        if run.num_ranks > len(run.ranks) == 1 and self.launcher in _BY_ITSELF:
+            what = "replicas of a MirroredStrategy" if self.launcher == MIRRORED else "ranks that it starts"
+            raise UserError(
+                f"expected {shown(self.path)} to train on several {what}, received one; give it several, or say by "
+                "--launcher how its ranks are started"
             )
 
 

@@ -13,6 +13,12 @@ _NEVER = "import torch\nprint(torch.ones(1))\n"
 _FAILS = "import torch\nraise RuntimeError('no data here')\n"
 
 
+_ALONE = """import torch  # and no torch.multiprocessing.spawn()
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+(weight * 2).backward()
+optimizer.step()
+"""
 _FILES = """
 from pathlib import Path
 old, new = Path({folder!r}, "old"), Path({folder!r}, "new")
@@ -47,6 +53,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
     ("text", "received"),
     [
         pytest.param(_NEVER, "a script that ended without a step", marks=pytest.mark.full),
+        pytest.param(_ALONE, "received one; give it several", marks=pytest.mark.full),
         pytest.param(_FAILS, "its failure: RuntimeError: no data here", marks=pytest.mark.full),
         ("def f(:\n", "which is none: invalid syntax"),
         ("print(1)\n", "without a word of them"),
