@@ -53,7 +53,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
     ("text", "received"),
     [
         pytest.param(_NEVER, "a script that ended without a step", marks=pytest.mark.full),
-        pytest.param(_ALONE, "received one; give it several", marks=pytest.mark.full),
+        pytest.param(_ALONE, "one; give it several", marks=pytest.mark.full),
         pytest.param(_FAILS, "its failure: RuntimeError: no data here", marks=pytest.mark.full),
         ("def f(:\n", "which is none: invalid syntax"),
         ("print(1)\n", "without a word of them"),
