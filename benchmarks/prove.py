@@ -3,10 +3,10 @@
     allstep prove train.py -- --lr 0.1
     allstep prove -np 4 --launcher torchrun train.py
 
-The script is any that trains with PyTorch under Horovod or DistributedDataParallel, or with Keras under Horovod. It
-runs as it would, observed by its libraries' own hooks. Its epochs are cut after --steps batches, and it is stopped when
-two of them were seen and it does not end soon. What it writes, it writes. The exit status is 0 where nothing is wrong,
-1 where something is, 2 where the script could not be looked at.
+The script is any that trains with PyTorch under Horovod or DistributedDataParallel, or with Keras under Horovod or a
+mirrored strategy of tf.distribute. It runs as it would, observed by its libraries' own hooks. Its epochs are cut after
+--steps batches, and it is stopped when two of them were seen and it does not end soon. What it writes, it writes. The
+exit status is 0 where nothing is wrong, 1 where something is, 2 where the script could not be looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from allstep.benchmarks.harness.launchers import LAUNCHERS
 from allstep.benchmarks.proving.checks import findings
-from allstep.benchmarks.proving.launching import ITSELF, Script
+from allstep.benchmarks.proving.launching import ITSELF, MIRRORED, TF_CONFIG, Script
 from allstep.benchmarks.proving.report import report
 from allstep.benchmarks.proving.runs import Runs
 from allstep.common.config.flags import WEEK, Parser, local_ranks, nonempty_path, number, one_of, whole
@@ -31,6 +31,8 @@ _LARGEST_SCRIPT = 16 * 2**20
 # The first that a script speaks of is how its ranks are started.
 _SIGNS = (
     (r"\b(mp|multiprocessing)\.spawn\(", ITSELF),
+    (r"\bMultiWorkerMirroredStrategy\b", TF_CONFIG),
+    (r"\bMirroredStrategy\b", MIRRORED),
     (r"\bhorovod", "horovodrun"),
     (r"\btorch\b", "torchrun"),
 )
@@ -41,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("allstep prove", __doc__)
     add = parser.add_argument
     add("-np", dest="num_ranks", type=local_ranks(2), default=2, metavar="N", help="ranks to run it on, beside one (2)")
-    add("--launcher", type=one_of(*LAUNCHERS, ITSELF), help="what starts its ranks; by default, by its text")
+    launchers = one_of(*LAUNCHERS, TF_CONFIG, MIRRORED, ITSELF)
+    add("--launcher", type=launchers, help="what starts its ranks; by default, by its text")
     add("--steps", type=whole(3, 10**6), default=10, metavar="K", help="looked at in each of two epochs (10)")
     add("--timeout", type=number(1, WEEK), default=600, metavar="S", help="seconds for each of the two runs (600)")
     add("script", type=nonempty_path, metavar="SCRIPT", help="a Python file; what follows it are its own arguments")
@@ -94,7 +97,7 @@ def _launcher(path: Path, text: str) -> str:
         if re.search(pattern, text):
             return launcher
     raise UserError(
-        f"expected a script that imports Horovod or torch, received {shown(path)} without a word of "
+        f"expected a script with Horovod, torch or a mirrored strategy, received {shown(path)} without a word of "
         "them; say by --launcher how its ranks are started"
     )
 

@@ -15,6 +15,9 @@ import numpy as np
 from allstep.common.collectives import Collectives
 from allstep.common.process.errors import Fault
 
+DROP_IN_CHECK = "check_replicas"
+"""The name of the collective by which the drop-in for Keras compares weights; it brings no results together."""
+
 
 def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:
     """Compare parameters across ranks, and across the devices of each rank, bit by bit.

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
-from allstep.common.replica_check import digest
+from allstep.common.replica_check import DROP_IN_CHECK, digest
 from allstep.tensorflow.compat import layers_of, trained_variables
 from allstep.tensorflow.horovod_collectives import native
 from allstep.tensorflow.horovod_optimizer import Distributed, is_distributed, lasting_state, parts
@@ -112,7 +112,7 @@ def check_replicas(model: keras.Model, local_variables: set, moment: str) -> Non
         is_sparse = np.array([native(v).ref() in sparse for v in variables], bool)
         codes = [(_projection if s else digest)(native(v).numpy()) for v, s in zip(variables, is_sparse, strict=True)]
         codes = tf.constant([codes], tf.int64)
-        gathered = hvd.allgather(codes, name="check_replicas", process_set=process_set).numpy()
+        gathered = hvd.allgather(codes, name=DROP_IN_CHECK, process_set=process_set).numpy()
         differs = _differs(gathered, is_sparse)
         if differs.any():
             assert process_set.ranks is not None  # Horovod knows them of the ranks inside

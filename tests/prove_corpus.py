@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.benchmarks.proving.launching import ITSELF, MIRRORED, TF_CONFIG
+
+_LAUNCHERS = {
+    "ddp_spawn": ITSELF,
+    "mirrored_fit": MIRRORED,
+    "mirrored_own_loop": MIRRORED,
+    "multi_worker_own_loop": TF_CONFIG,
+}
 SCRIPTS = Path(__file__).parent / "prove" / "scripts"
 
 
 def launcher_of(script: str) -> str:
     """What starts the ranks of a right script, by the name of its file."""
-    return "torchrun" if script.startswith("ddp") else "horovodrun-mpi"
+    return _LAUNCHERS.get(script, "torchrun" if script.startswith("ddp") else "horovodrun-mpi")
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,8 @@ def planted(faults: Sequence[Fault]) -> str:
 
 
 _H, _O, _T, _I = "horovod_images", "horovod_own_loop", "ddp_tutorial", "ddp_imagenet"
-_K = "keras_fit"
+_K, _G, _S = "keras_fit", "horovod_tape", "ddp_spawn"
+_M, _L, _W = "mirrored_fit", "mirrored_own_loop", "multi_worker_own_loop"
 _WRAPPED = "optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())\n"
 _SAMPLER = "DataLoader(train, batch_size=args.batch_size, sampler=train_sampler)"
 _STATE = """if hvd.rank() == 0:
@@ -88,9 +97,14 @@ FAULTS = (
     Fault("gradients-averaged-twice", _O, "allreduce(parameter.grad)", "allreduce(parameter.grad) / size"),
     Fault("clipped-before-average", _H, "        optimizer.step()\n",
           "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()\n"),
-    Fault("", _H, "        optimizer.step()\n",
-          "        optimizer.synchronize()\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-          "        with optimizer.skip_synchronize():\n            optimizer.step()\n"),
+    Fault("", _H, "        loss.backward()\n        optimizer.step()\n",
+          "        scaler = torch.amp.GradScaler('cpu')\n        scaler.scale(loss).backward()\n"
+          "        optimizer.synchronize()\n        scaler.unscale_(optimizer)\n"
+          "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+          "        with optimizer.skip_synchronize():\n            scaler.step(optimizer)\n"),
+    Fault("clipped-before-average", _H, "        loss.backward()\n        optimizer.step()\n",
+          "        scaler = torch.amp.GradScaler('cpu')\n        scaler.scale(loss).backward()\n"
+          "        scaler.step(optimizer)\n"),
     # 4. Rates and losses.
     Fault("learning-rate-not-scaled", _H, "args.lr * hvd.size()", "args.lr", is_combined=True),
     Fault("learning-rate-not-scaled", _T, "1e-2 * size", "1e-2", is_combined=True),
@@ -131,6 +145,37 @@ FAULTS = (
     Fault("learning-rate-scaled-twice", _K, "SGD(0.05 * size", "SGD(0.05 * size**2"),
     Fault("validation-of-one-rank", _K, ", hvd.callbacks.MetricAverageCallback()", "", is_combined=True),
     Fault("every-rank-writes", _K, "if rank == 0:\n", "if True:\n", is_combined=True),
+    # A loop of one's own with GradientTape.
+    Fault("weights-differ", _G, "        if is_first:\n", "        if False:\n"),
+    Fault("gradients-not-averaged", _G, "    tape = hvd.DistributedGradientTape(tape)\n", ""),
+    Fault("same-samples", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512, seed=1)",
+          is_combined=True),
+    Fault("dropout-same", _G, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_combined=True),
+    Fault("validation-of-one-rank", _G, 'hvd.allreduce(tf.constant(correct / 256), op=hvd.Sum, name="accuracy")',
+          "correct / 128", is_combined=True),
+    # Replicas of tf.distribute.
+    Fault("learning-rate-not-scaled", _M, "SGD(0.05 * size", "SGD(0.05"),
+    Fault("learning-rate-scaled-twice", _M, "batch_size = 16 * size", "batch_size = 16"),
+    Fault("replicas-idle", _M, "with strategy.scope():", "if True:"),
+    Fault("gradients-summed", _L, "global_batch_size=batch_size", "global_batch_size=batch_size // size",
+          is_combined=True),
+    Fault("loss-scaled", _L, "loss = tf.nn.compute_average_loss(losses, global_batch_size=batch_size)",
+          "loss = tf.reduce_mean(losses) / size**2"),
+    Fault("same-samples", _L, "train, test = strategy.experimental_distribute_dataset(train)",
+          "train, test = train.unbatch().batch(16)", is_combined=True),
+    Fault("learning-rate-not-scaled", _L, "SGD(0.05 * size", "SGD(0.05", is_combined=True),
+    Fault("same-samples", _W, "shard(context.num_input_pipelines, context.input_pipeline_id)", "shard(1, 0)",
+          is_combined=True),
+    Fault("gradients-summed", _W, "global_batch_size=batch_size", "global_batch_size=batch_size // size",
+          is_combined=True),
+    # Ranks that the script starts, and ranks that are idle.
+    Fault("gradients-not-averaged", _S, "    model = DistributedDataParallel(model)\n", "", is_combined=True),
+    Fault("same-order", _S, "        sampler.set_epoch(epoch)\n", "", is_combined=True),
+    Fault("collective-left-out", _H, "    train_epoch(epoch)\n    acc", "    if hvd.rank() == 0:\n"
+          "        train_epoch(epoch)\n    acc"),
+    Fault("collective-left-out", _T, "    Trainer(model", "    if rank == 0:\n        Trainer(model"),
+    Fault("uneven-batches", _H, _SAMPLER,
+          "DataLoader(train, args.batch_size, sampler=list(train_sampler)[: 512 * (hvd.rank() == 0)])"),
     # 7. What costs time alone.
     Fault("unused-parameters-searched", _T, "DistributedDataParallel(model)",
           "DistributedDataParallel(model, find_unused_parameters=True)"),

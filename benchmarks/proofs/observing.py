@@ -26,7 +26,8 @@ from allstep.benchmarks.harness.measure import (
     print_table,
     save,
 )
-from allstep.benchmarks.proving.observer.start import Settings, environment
+from allstep.benchmarks.proving.observer.observer import Settings
+from allstep.benchmarks.proving.observer.start import environment
 from allstep.benchmarks.records.figures import Figure
 from allstep.benchmarks.records.files import output_file
 from allstep.common.config.flags import MOST_ROUNDS, Parser, whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Sequence
@@ -12,12 +13,20 @@ from allstep.benchmarks.harness import process_tree
 from allstep.benchmarks.harness.jobs import running
 from allstep.benchmarks.harness.launchers import start
 from allstep.benchmarks.proving.following import follow
-from allstep.benchmarks.proving.observer.start import Settings, environment
+from allstep.benchmarks.proving.observer.files import put_back
+from allstep.benchmarks.proving.observer.observer import Settings
+from allstep.benchmarks.proving.observer.start import environment
 from allstep.benchmarks.proving.runs import Run
+from allstep.common.launch.rendezvous import free_ports
 from allstep.common.process.errors import UserError, shown
 
 ITSELF = "python"
 """No launcher: the script starts its ranks."""
+MIRRORED = "mirrored"
+"""No launcher: one process, in which a strategy of tf.distribute uses several devices."""
+TF_CONFIG = "tf-config"
+"""The launcher of ranks that MultiWorkerMirroredStrategy reads from the variable TF_CONFIG."""
+_BY_ITSELF = (ITSELF, MIRRORED)
 
 
 @dataclass(frozen=True)
@@ -33,15 +42,17 @@ class Script:
     def observe(self, num_ranks: int) -> Run:
         """Run it on so many ranks. Where it fails after all of several have stepped, their steps may show why.
 
+        What one rank has written in training is put back, for the run on several to begin as it began.
+
         Raises:
             UserError: it fails before, takes longer than the limit, or never steps.
         """
         with tempfile.TemporaryDirectory(prefix="allstep-prove-") as name:
             folder = Path(name).resolve()
-            environ = environment(Settings(str(folder), str(self.path), self.num_steps))
-            launcher = None if self.launcher == ITSELF else self.launcher
-            command = [*start(launcher, num_ranks), str(self.path), *self.arguments]
-            with process_tree.guardian() as guard, running(command, environ=environ) as job:
+            num_devices = num_ranks if self.launcher == MIRRORED else None
+            settings = Settings(str(folder), str(self.path), self.num_steps, num_devices, keeps_files=num_ranks == 1)
+            commands = self._commands(num_ranks)
+            with process_tree.guardian() as guard, running(*commands, environ=environment(settings)) as job:
                 guard(job.mark)
                 try:
                     run, status = follow(job, folder, num_ranks, self.time_limit)
@@ -51,9 +62,19 @@ class Script:
                         f"within {self.time_limit:g} s, received {error}; raise --timeout, or lower --steps"
                     ) from None
                 failure = _failure(run, status, job.printed())
-                self._check(run, failure)
-                num_ranks = len(run.ranks) if self.launcher == ITSELF else num_ranks
-                return replace(run, num_ranks=num_ranks, failure=failure)
+            put_back(run.writes)
+            self._check(run, failure)
+            num_ranks = len(run.ranks) if self.launcher in _BY_ITSELF else num_ranks
+            return replace(run, num_ranks=num_ranks, failure=failure)
+
+    def _commands(self, num_ranks: int) -> list[list[str]]:
+        words = list(map(str, (self.path, *self.arguments)))
+        if self.launcher != TF_CONFIG:
+            return [[*start(None if self.launcher in _BY_ITSELF else self.launcher, num_ranks), *words]]
+        with free_ports(num_ranks) as ports:
+            workers = [f"127.0.0.1:{port}" for port in ports]
+        tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(num_ranks)]
+        return [["env", f"TF_CONFIG={json.dumps(task)}", *start(None), *words] for task in tasks]
 
     def refusal(self, run: Run, failure: str) -> UserError:
         """Of a script that fails by itself."""
@@ -66,10 +87,16 @@ class Script:
         """Refuse a run that shows nothing."""
         if failure and (run.num_ranks == 1 or not next(run.steps(), None)):
             raise self.refusal(run, failure)
-        if not run.stacks and not any(rank.steps() for rank in run.ranks):
+        if not run.stacks and not run.is_deserted and not any(rank.steps() for rank in run.ranks):
             raise UserError(
                 f"expected {shown(self.path)} to train, received a script that ended without a step of an optimizer "
                 "of PyTorch or Keras; name one that steps, with arguments upon which it does"
+            )
+        if run.num_ranks > len(run.ranks) == 1 and self.launcher in _BY_ITSELF:
+            what = "replicas of a MirroredStrategy" if self.launcher == MIRRORED else "ranks that it starts"
+            raise UserError(
+                f"expected {shown(self.path)} to train on several {what}, received one; give it several, or say by "
+                "--launcher how its ranks are started"
             )
 
 

@@ -146,8 +146,10 @@ class Collective:
 
 @dataclass(frozen=True)
 class EarlyClip:
-    """Gradients were clipped while Horovod still averaged them."""
+    """Gradients were clipped, or unscaled, while Horovod still averaged them."""
 
+    what: str
+    """As which: clipped, unscaled."""
     step: int
     line: str
 
@@ -173,6 +175,10 @@ class Write:
 
     path: str
     line: str
+    is_new: bool = False
+    """Whether there was nothing of this name; looked at in training, on one rank."""
+    aside: str | None = None
+    """Where a copy of what it held is kept, if it was a file; in training, on one rank."""
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,14 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
         yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
     if len({step.loop for step in rank.steps()}) < 2 or not rank.all(Loop):
         yield "a second epoch"
+    if not rank.forwards(training=True):
+        yield "samples, for no model that the hooks know was called in training"
     if not rank.forwards(training=False):
         yield "validation"
+    elif rank.library == "tf.distribute":
+        yield "whether the results of validation are brought together: metrics of a strategy's scope are"
+    if rank.library == "tf.distribute":
+        yield "dropout, for which Keras gives all replicas the same random state"
     if rank.ended and rank.ended.reason == "steps":
         yield f"what the script does after step {len(rank.steps())}, such as files that it writes at its end"
     if all(step.device == "cpu" for step in rank.steps()):

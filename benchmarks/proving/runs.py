@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from allstep.benchmarks.proving.records import Collective, Ended, Forward, Record, Started, Step, Waiting, World
+from allstep.benchmarks.proving.records import Collective, Ended, Forward, Record, Started, Step, Waiting, World, Write
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -85,6 +85,15 @@ class Run:
     def is_deserted(self) -> bool:
         """Whether a rank has ended as if all was well, and another then failed."""
         return any(rank.error for rank in self.ranks) and any(rank.ended and not rank.error for rank in self.ranks)
+
+    @property
+    def library(self) -> str:
+        """That rank 0 has initialised last."""
+        return self.ranks[0].library if self.ranks else ""
+
+    @property
+    def writes(self) -> list[Write]:
+        return [write for rank in self.ranks for write in rank.all(Write)]
 
     @property
     def num_optimizers(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prove_corpus import SCRIPTS, launcher_of
 
-from allstep.benchmarks.proving.launching import Script
+from allstep.benchmarks.proving.launching import ITSELF, Script
 from allstep.benchmarks.proving.runs import Run
 
 NUM_STEPS = 4
@@ -32,6 +32,11 @@ def observe(tmp_path_factory) -> Callable[[Path, str, int], Run]:
 
 
 @pytest.fixture(scope="session")
-def alone(observe) -> Callable[[str], Run]:
-    """A right script on one rank."""
-    return functools.cache(lambda family: observe(SCRIPTS / f"{family}.py", family, 1))
+def alone(observe) -> Callable[[str], Run | None]:
+    """A right script on one rank; None of one that starts its ranks itself."""
+
+    @functools.cache
+    def run(family: str) -> Run | None:
+        return None if launcher_of(family) == ITSELF else observe(SCRIPTS / f"{family}.py", family, 1)
+
+    return run

@@ -133,6 +133,33 @@ def test_a_file_that_all_ranks_write():
     assert names(with_more(Write("/model.pt", "train.py:20"))) == ["every-rank-writes"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"), [("script", ["validation-of-one-rank"]), ("RuntimeError: no memory", [])]
+)
+def test_a_validation_that_is_not_reduced(reason, expected):
+    """A rank that fails before it could bring the results together says nothing of whether it would."""
+    right = run()
+    ranks = []
+    for rank in right.ranks:
+        evaluation = Forward(4, 1, False, (f"{rank.number}",), None, {}, None, "train.py:20")
+        ranks.append(Rank((*rank.records[:-1], evaluation, Ended(reason, ""))))
+    assert names(replace(right, ranks=tuple(ranks))) == expected
+
+
+def test_a_model_that_is_called_before_the_broadcast_is_not_evaluated():
+    made = Forward(1, 0, False, ("zeros",), None, {}, None, "train.py:4")
+    right = run()
+    ranks = [Rank((made, Collective("broadcast", "", (1,), "train.py:5"), *rank.records)) for rank in right.ranks]
+    assert names(replace(right, ranks=tuple(ranks))) == []
+
+
+def test_replicas_that_do_not_train():
+    right = run()
+    idle = Rank((Started(1, 0), World("tf.distribute", 1, 2, ""), Ended("script", "")))
+    first = Rank((*right.ranks[0].records[:1], World("tf.distribute", 0, 2, ""), *right.ranks[0].records[2:]))
+    assert names(replace(right, ranks=(first, idle))) == ["replicas-idle"]
+
+
 def test_ranks_that_wait_at_different_places():
     right = run()
     waits = [Waiting("all_reduce", "train.py:30"), Waiting("barrier", "train.py:40")]

@@ -13,23 +13,47 @@ _NEVER = "import torch\nprint(torch.ones(1))\n"
 _FAILS = "import torch\nraise RuntimeError('no data here')\n"
 
 
+_ALONE = """import torch  # and no torch.multiprocessing.spawn()
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+(weight * 2).backward()
+optimizer.step()
+"""
+_FILES = """
+from pathlib import Path
+old, new = Path({folder!r}, "old"), Path({folder!r}, "new")
+assert old.read_text() == "before" and not new.exists()
+"""
+_WRITES = """
+    old.write_text(f"after {size}")
+    new.write_text(f"after {size}")
+"""
+
+
 def test_the_command_says_what_is_wrong(tmp_path):
-    """Of a script whose ranks do not average: status 1, a name, a line, and what mends it."""
-    script = tmp_path / "script.py"
+    """Of a script whose ranks do not average: status 1, a name, a line, and what mends it.
+
+    Several ranks find files as the run on one has found them, and what several ranks write, stays.
+    """
+    script, old, new = (tmp_path / name for name in ("script.py", "old", "new"))
+    old.write_text("before")
     text = (SCRIPTS / "horovod_own_loop.py").read_text()
-    script.write_text(text.replace("hvd.allreduce(parameter.grad)", "parameter.grad"))
+    text = text.replace("hvd.allreduce(parameter.grad)", "parameter.grad")
+    script.write_text(_FILES.format(folder=str(tmp_path)) + text + _WRITES)
     command = (sys.executable, "-m", "allstep.common.cli", "prove", "--launcher", "horovodrun-mpi", "--steps", "3")
     result = run(*command, script, timeout=600)
     assert result.returncode == 1, result.output
     assert "1. gradients-not-averaged (script.py:" in result.stdout
     assert "mend: optimizer = hvd.DistributedOptimizer" in result.stdout
     assert "not looked at: validation" in result.stdout
+    assert old.read_text() == new.read_text() == "after 2"
 
 
 @pytest.mark.parametrize(
     ("text", "received"),
     [
         pytest.param(_NEVER, "a script that ended without a step", marks=pytest.mark.full),
+        pytest.param(_ALONE, "one; give it several", marks=pytest.mark.full),
         pytest.param(_FAILS, "its failure: RuntimeError: no data here", marks=pytest.mark.full),
         ("def f(:\n", "which is none: invalid syntax"),
         ("print(1)\n", "without a word of them"),

@@ -16,4 +16,6 @@ def findings(runs: Runs) -> list[Finding]:
         found += weights.check_later(runs)
     for check in (samples.check, rates.check, randomness.check, outputs.check, cooperation.check_devices):
         found += check(runs)
-    return found + [*cooperation.check_collectives(runs)]
+    if not any(one.name == "uneven-batches" for one in found):
+        found += cooperation.check_collectives(runs)
+    return found

@@ -23,6 +23,15 @@ def check_world(runs: Runs) -> Iterator[Finding]:
             "dist.init_process_group() under torchrun, hvd.init() under horovodrun, before anything else",
             run.ranks[0].steps()[0].line,
         )
+    elif run.library == "tf.distribute" and (idle := [rank.number for rank in run.ranks if not rank.steps()]):
+        yield Finding(
+            "replicas-idle",
+            "the strategy has replicas that do not train: the model is not in its scope, or not run by it",
+            f"{len(run.ranks[0].steps())} steps of an optimizer on rank 0, none on {ranks(idle)}",
+            "under strategy.scope(): make the model and compile it, and the optimizer; in a loop of one's own, "
+            "strategy.run(step, args)",
+            run.ranks[0].steps()[0].line,
+        )
 
 
 def check_collectives(runs: Runs) -> Iterator[Finding]:

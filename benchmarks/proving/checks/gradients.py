@@ -41,9 +41,10 @@ def check(runs: Runs) -> Iterator[Finding]:
 def _clipped_early(clip: EarlyClip) -> Finding:
     return Finding(
         "clipped-before-average",
-        "gradients are clipped while Horovod still averages them: what is applied depends on who comes first",
-        f"in step {clip.step}, averages that backward had begun were on their way when gradients were clipped",
-        "optimizer.synchronize() before clipping, and after it: with optimizer.skip_synchronize(): optimizer.step()",
+        f"gradients are {clip.what} while Horovod still averages them: what is applied depends on who comes first",
+        f"in step {clip.step}, averages that backward had begun were on their way when gradients were {clip.what}",
+        "optimizer.synchronize() before that, and after it: with optimizer.skip_synchronize(): optimizer.step(), or "
+        "scaler.step(optimizer)",
         clip.line,
     )
 
@@ -88,7 +89,8 @@ def _averaging(rank: Rank, step: Step) -> str:
     if rank.library == "horovod.tensorflow":
         return (
             "import allstep.tensorflow.horovod_keras as hvd; model.compile(hvd.DistributedOptimizer(optimizer), ...): "
-            "Horovod's own wrapper averages nothing on Keras 3"
+            "Horovod's own wrapper averages nothing on Keras 3; in a loop of one's own, "
+            "tape = hvd.DistributedGradientTape(tape)"
         )
     if rank.library == "torch.distributed":
         return "model = DistributedDataParallel(model), and call that"
@@ -113,7 +115,10 @@ def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
             "gradients-summed",
             f"gradients are added up over the ranks and not averaged: steps are {size} times too long",
             evidence,
-            "average: op=hvd.Average, or divide the sum by the number of ranks",
+            "divide each replica's sum of losses by the global batch, not by its own share of it: "
+            "tf.nn.compute_average_loss(losses, global_batch_size=...)"
+            if run.library == "tf.distribute"
+            else "average: op=hvd.Average, or divide the sum by the number of ranks",
             first.line,
         )
     elif _near(factor, 1 / size) and share == 1:
@@ -129,7 +134,9 @@ def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
             "loss-scaled",
             "the loss is scaled by the number of ranks, besides the average of gradients",
             evidence,
-            "let the loss be the mean over the rank's own samples; the wrapper does the rest",
+            "divide by the global batch, once: Keras' losses do so in a strategy, unless their reduction is none"
+            if run.library == "tf.distribute"
+            else "let the loss be the mean over the rank's own samples; the wrapper does the rest",
             first.line,
         )
 
@@ -155,16 +162,17 @@ def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def loss_share(runs: Runs, optimizer: int) -> float:
-    """The first loss on several ranks beside that on one: 1, the number of ranks or its inverse, if it is near them."""
+    """The first loss on several ranks beside that on one: 1, or a power of the number of ranks, if it is near that."""
     if runs.alone is None:
         return 1.0
     [alone, *_], steps = [*runs.alone.steps(optimizer)] or [()], next(runs.together.steps(optimizer))
-    losses = [step.loss for step in steps if step.loss is not None]
+    # Before the first step of Keras nothing is broadcast yet: rank 0 alone has the weights that it has on one rank.
+    losses = [step.loss for step in (steps if steps[0].weights else steps[:1]) if step.loss is not None]
     if not alone or not alone[0].loss or not losses:
         return 1.0
     ratio, size = statistics.mean(losses) / alone[0].loss, runs.together.num_ranks
     bound = _NEAR_LOSS[alone[0].weights == steps[0].weights]
-    return next((float(share) for share in (1 / size, size) if abs(ratio / share - 1) < bound), 1.0)
+    return next((float(share) for share in (size**-2, 1 / size, size) if abs(ratio / share - 1) < bound), 1.0)
 
 
 def _near(value: float, target: float) -> bool:

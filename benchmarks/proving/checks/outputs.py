@@ -9,10 +9,9 @@ from allstep.benchmarks.proving.checks.samples import overlap
 from allstep.benchmarks.proving.findings import Finding, ranks
 from allstep.benchmarks.proving.records import Collective, Forward, Step, Write
 from allstep.benchmarks.proving.runs import Rank, Run, Runs
+from allstep.common.replica_check import DROP_IN_CHECK
 
 _MOST = 0.5
-_DROP_IN_CHECK = "check_replicas"
-"""Its comparison of the ranks' weights at the end of each epoch, which brings no results together."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -38,11 +37,15 @@ def check(runs: Runs) -> Iterator[Finding]:
 
 
 def _validation(run: Run) -> Finding | None:
-    first = [next(iter(rank.forwards(training=False)), None) for rank in run.ranks]
-    if None in first:  # one rank validates for all, or none does
+    first = [next(iter(_evaluated(rank)), None) for rank in run.ranks]
+    # One rank validates for all, or none does; or the script brings results together by the strategy that it runs in.
+    if None in first or run.library == "tf.distribute":
         return None
     [one, other, *_] = [forward for forward in first if forward]
-    is_reduced = all(_is_reduced(rank) for rank in run.ranks)
+    reduced = [_is_reduced(rank) for rank in run.ranks]
+    if None in reduced:
+        return None
+    is_reduced = all(reduced)
     is_same = overlap(one.rows, other.rows) > _MOST
     if is_same and is_reduced:
         return Finding(
@@ -64,16 +67,24 @@ def _validation(run: Run) -> Finding | None:
     return None
 
 
-def _is_reduced(rank: Rank) -> bool:
-    """Whether a collective of the script's own follows the first evaluation, before training goes on."""
+def _evaluated(rank: Rank) -> list[Forward]:
+    """The calls of its models in evaluation; before the first step, models are called to make their weights."""
+    return [forward for forward in rank.forwards(training=False) if forward.step > 1]
+
+
+def _is_reduced(rank: Rank) -> bool | None:
+    """Whether a collective of the script's own follows the first evaluation, before training goes on.
+
+    None where the rank has come to neither: it failed, or waits.
+    """
     has_evaluated = False
     for record in rank.records:
-        if isinstance(record, Forward) and not record.is_training:
+        if isinstance(record, Forward) and not record.is_training and record.step > 1:
             has_evaluated = True
-        elif isinstance(record, Collective) and (record.kind == "barrier" or record.name == _DROP_IN_CHECK):
+        elif isinstance(record, Collective) and (record.kind == "barrier" or record.name == DROP_IN_CHECK):
             continue
         elif has_evaluated and isinstance(record, Collective):
             return True
         elif has_evaluated and isinstance(record, (Step, Forward)) and getattr(record, "is_training", True):
             return False
-    return False
+    return False if rank.ended and not rank.error else None

@@ -22,7 +22,7 @@ def check(runs: Runs) -> Iterator[Finding]:
     loops = [training_loops(rank) for rank in run.ranks]
     if (finding := _same_samples(run)) or (finding := _not_shared(runs, loops)):
         yield finding
-    if finding := _uneven(loops):
+    if finding := _uneven(run):
         yield finding
     if finding := _same_order(run.ranks[0], loops[0]):
         yield finding
@@ -119,6 +119,8 @@ def _indices(rank: Rank, loop: Loop) -> list[int]:
 
 def _sharing(rank: Rank) -> str:
     size = "hvd.size(), rank=hvd.rank()" if "horovod" in rank.library else "dist.get_world_size(), rank=dist.get_rank()"
+    if rank.library == "tf.distribute":
+        return "loop over strategy.experimental_distribute_dataset(dataset), which gives each replica its share"
     loops = training_loops(rank)
     if loops and loops[0].sampler and loops[0].sampler.num_replicas:
         return f"DistributedSampler(data, num_replicas={size}), with this job's numbers"
@@ -127,10 +129,11 @@ def _sharing(rank: Rank) -> str:
     return "give each rank its own share: data[rank::size], or dataset.shard(size, rank)"
 
 
-def _uneven(loops: Sequence[Sequence[Loop]]) -> Finding | None:
-    for together in zip(*loops, strict=False):
-        numbers = [loop.num_batches for loop in together]
-        if None not in numbers and len(set(numbers)) > 1:
+def _uneven(run: Run) -> Finding | None:
+    """Loops that train on some rank; one that has no batch at all calls no model."""
+    for together in zip(*(rank.all(Loop) for rank in run.ranks), strict=False):
+        numbers, lines = [loop.num_batches for loop in together], {loop.line for loop in together}
+        if None not in numbers and len(set(numbers)) > 1 == len(lines) and any(map(_trains, run.ranks, together)):
             return Finding(
                 "uneven-batches",
                 "ranks have different numbers of batches: those with more wait for the others for ever",
@@ -139,6 +142,10 @@ def _uneven(loops: Sequence[Sequence[Loop]]) -> Finding | None:
                 together[0].line,
             )
     return None
+
+
+def _trains(rank: Rank, loop: Loop) -> bool:
+    return any(forward.loop == loop.number for forward in rank.forwards(training=True))
 
 
 def _same_order(rank: Rank, loops: Sequence[Loop]) -> Finding | None:

@@ -1,9 +1,16 @@
-"""Observes which files the script opens to write, by Python's audit events."""
+"""Observes which files the script opens to write, by Python's audit events, and keeps what they held.
+
+What is written before training, such as a data set that is fetched, the run on several ranks finds as one rank has left
+it. What is written later, such as a checkpoint, it must not find: its training begins where that of one rank began.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from allstep.benchmarks.proving.observer.observer import Observer
@@ -37,4 +44,21 @@ def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> N
         return  # a folder is opened for a file without a name
     seen.add(name)
     if line := observer.line():  # else the script is not at work
-        observer.write(Write(name, line))
+        is_kept = observer.keeps_files and observer.num_steps_seen > 0
+        aside = _keep(observer, name) if is_kept and os.path.isfile(name) else None
+        observer.write(Write(name, line, is_kept and not os.path.lexists(name), aside))
+
+
+def put_back(writes: Iterable[Write]) -> None:
+    """Give the files that were written in training what they held before."""
+    for write in writes:
+        if write.aside:
+            shutil.copy2(write.aside, write.path)
+        elif write.is_new:
+            Path(write.path).unlink(missing_ok=True)
+
+
+def _keep(observer: Observer, path: str) -> str:
+    kept = observer.folder / f"{len(os.listdir(observer.folder))}.kept"
+    shutil.copy2(path, kept)
+    return str(kept)

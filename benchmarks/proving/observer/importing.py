@@ -17,6 +17,7 @@ _HERE = __package__
 _OBSERVERS = {
     "torch": f"{_HERE}.pytorch",
     "horovod.torch": f"{_HERE}.horovod_pytorch",
+    "tensorflow": f"{_HERE}.tf_distribute",
     "keras": f"{_HERE}.keras",
     "horovod.tensorflow": f"{_HERE}.horovod_tensorflow",
 }

@@ -11,8 +11,9 @@ def install(observer: Observer) -> None:
     """Hook keras, which has been imported; on another backend there is nothing to hook."""
     if backend.backend() != "tensorflow":
         return
-    from allstep.benchmarks.proving.observer import keras_fit, keras_gradients, keras_models
+    from allstep.benchmarks.proving.observer import keras_fit, keras_gradients, keras_models, keras_values
 
+    keras_values.install()
     keras_models.install(observer)
     keras_gradients.install(observer)
     keras_fit.install(observer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections import defaultdict
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from allstep.benchmarks.proving.observer.keras_values import call_with, native, some_values
 from allstep.benchmarks.proving.observer.observer import Observer, replace
+from allstep.benchmarks.proving.observer.tf_distribute import current_replica
 from allstep.benchmarks.proving.observer.values import digest, projections
 from allstep.benchmarks.proving.records import Gradient, Step
 
@@ -25,24 +27,24 @@ class Gradients:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._local: dict[int, Any] = {}  # by variable, while a step is traced
-        self._loss: Any = None
-        self._num_steps: dict[int, int] = {}  # by optimizer
+        self._made: dict[int, tuple[Any, dict[int, Any]]] = {}  # by replica: a loss, and its gradient by variable
+        self._num_steps: dict[int, dict[int, int]] = defaultdict(dict)  # by replica and optimizer
 
     def note_local(self, loss: Any, variables: Any, gradients: Any) -> None:
         """Keep what a tape has made until an optimizer applies it."""
         pairs = zip(tf.nest.flatten(variables), tf.nest.flatten(gradients), strict=False)
-        self._local = {id(native(variable)): gradient for variable, gradient in pairs}
-        self._loss = next(iter(tf.nest.flatten(loss)), None)
+        local = {id(native(variable)): gradient for variable, gradient in pairs}
+        self._made[current_replica()] = next(iter(tf.nest.flatten(loss)), None), local
 
     def observe(self, optimizer: keras.Optimizer, grads_and_vars: Any) -> None:
         """Have the step that is traced, or run, write down what it applies."""
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         variables = [variable for _, variable in pairs]
         names = [f"{variable.name.partition(':')[0]} {index}" for index, variable in enumerate(variables)]
-        local = [self._local.get(id(native(variable))) for variable in variables]
+        replica = current_replica()
+        loss, made = self._made.get(replica, (None, {}))
+        local = [made.get(id(native(variable))) for variable in variables]
         has_local = all(one is not None for one in local)
-        loss = self._loss
         tensors = [
             tf.constant(math.nan) if loss is None or loss.shape.num_elements() != 1 else tf.reshape(loss, []),
             tf.convert_to_tensor(optimizer.learning_rate),
@@ -50,17 +52,18 @@ class Gradients:
             *(some_values(variable) for variable in variables),
             *(some_values(one) for one in (local if has_local else ())),
         ]
-        order, line, kind = id(optimizer), self._observer.line(), type(optimizer).__name__
+        order, line, kind = id(optimizer), self._observer.line_of_main(), type(optimizer).__name__
+        counts = self._num_steps[replica]
 
         def write(loss: Any, rate: Any, *arrays: Any) -> None:
             size = len(names)
             applied, weights, own = arrays[:size], arrays[size : 2 * size], arrays[2 * size :]
-            number = self._num_steps[order] = self._num_steps.get(order, 0) + 1
+            number = counts[order] = counts.get(order, 0) + 1
             # Under Horovod, callbacks and custom loops broadcast when the first step has made all variables.
-            looks_at_weights = number == 2 or self._observer.num_steps_seen == self._observer.num_steps - 1
+            looks_at_weights = number == 2 or self._observer.num_steps_of(replica) == self._observer.num_steps - 1
             step = Step(
                 number=number,
-                optimizer=list(self._num_steps).index(order) + 1,
+                optimizer=list(counts).index(order) + 1,
                 loop=self._observer.num_loops,
                 kind=kind,
                 is_wrapped=False,
@@ -75,8 +78,8 @@ class Gradients:
                 device="cpu",
                 line=line,
             )
-            self._observer.write(step)
-            if self._observer.end_step() and not self._observer.is_in_fit:
+            self._observer.write(step, replica)
+            if self._observer.end_step(replica) and not self._observer.is_in_fit:
                 self._observer.end("steps")
                 os._exit(0)  # nothing that is raised here would reach the script
 

@@ -1,9 +1,11 @@
-"""Observes training and test steps of Keras' models: their samples, random states, running statistics."""
+"""Observes Keras' models: their samples, random states, running statistics, in fit and in a loop of one's own."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,63 +13,141 @@ import tensorflow as tf
 
 from allstep.benchmarks.proving.observer.keras_values import call_with, some_values
 from allstep.benchmarks.proving.observer.observer import Observer, replace
+from allstep.benchmarks.proving.observer.tf_distribute import current_replica
 from allstep.benchmarks.proving.observer.values import digest, row_digests
 from allstep.benchmarks.proving.records import Forward
 
-_STEPS = {"train_step": True, "test_step": False}
+# What fit, evaluate and predict call a model in, and whether it trains there; nobody counts what predict says.
+_STEPS = {"train": True, "test": False, "predict": None}
 
 
-def install(observer: Observer) -> None:
-    """Hook the steps of every model that makes its functions from now on, also where they are the user's own."""
-    hooked: set[tuple[type, str]] = set()
+class Models:
+    """Of one process; of a step, or a model, that calls models, only the outermost call counts."""
 
-    def wrap_make(name: str, make: Any) -> Any:
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._thread = threading.local()  # a replica is traced in its own
+        self._hooked: set[tuple[type, str]] = set()
+
+    @contextlib.contextmanager
+    def _inside(self, depth: str) -> Iterator[int]:
+        """A block; how many there were around it."""
+        before = getattr(self._thread, depth, 0)
+        setattr(self._thread, depth, before + 1)
+        try:
+            yield before
+        finally:
+            setattr(self._thread, depth, before)
+
+    def wrap_make(self, name: str, is_training: bool | None, make: Any) -> Any:
+        """What makes the function of a model's step: hooks the step, also where it is the user's own."""
+
         @functools.wraps(make)
         def observed(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-            model.jit_compile = False  # XLA calls no Python
-            owner = next(kind for kind in type(model).__mro__ if name in vars(kind))
-            if (owner, name) not in hooked:
-                hooked.add((owner, name))
-                replace(owner, name, functools.partial(_wrap_step, observer, _STEPS[name]))
+            owner = owner_of(name, type(model))
+            if (owner, name) not in self._hooked:
+                self._hooked.add((owner, name))
+                replace(owner, name, functools.partial(self._wrap_step, is_training))
             return make(model, *args, **kwargs)
 
         return observed
 
-    replace(_owner("make_train_function"), "make_train_function", functools.partial(wrap_make, "train_step"))
-    replace(_owner("make_test_function"), "make_test_function", functools.partial(wrap_make, "test_step"))
+    def _wrap_step(self, is_training: bool | None, step: Any) -> Any:
+        @functools.wraps(step)
+        def observed(model: keras.Model, data: Any) -> Any:
+            with self._inside("calls") as depth:
+                if is_training is not None and not depth:
+                    self._observe(model, data, is_training)
+                return step(model, data)
 
+        return observed
 
-def _owner(name: str) -> type:
-    """The class that defines a method of keras.Model."""
-    return next(kind for kind in keras.Model.__mro__ if name in vars(kind))
+    def wrap_call(self, call: Any) -> Any:
+        """A model's call, which trains where a tape records it."""
 
+        @functools.wraps(call)
+        def observed(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+            inputs = tf.nest.flatten((args, kwargs))
+            with self._inside("calls") as depth:
+                if not depth and inputs and tf.is_tensor(inputs[0]) and inputs[0].shape.rank:
+                    is_recorded = getattr(self._thread, "tapes", 0) > 0
+                    self._observe(model, inputs, is_recorded and kwargs.get("training") is not False)
+                return call(model, *args, **kwargs)
 
-def _wrap_step(observer: Observer, is_training: bool, step: Any) -> Any:
-    @functools.wraps(step)
-    def observed(model: keras.Model, data: Any) -> Any:
-        line = observer.line()  # while this is traced; when it runs, nobody knows the script
+        return observed
+
+    def wrap_export(self, export: Any) -> Any:
+        """What writes the graph of a model, in which nothing of ours may stand."""
+
+        @functools.wraps(export)
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            with self._inside("calls"):
+                return export(*args, **kwargs)
+
+        return observed
+
+    def wrap_enter(self, enter: Any) -> Any:
+        """The beginning of a tape's block."""
+
+        @functools.wraps(enter)
+        def observed(tape: Any) -> Any:
+            self._thread.tapes = getattr(self._thread, "tapes", 0) + 1
+            return enter(tape)
+
+        return observed
+
+    def wrap_exit(self, leave: Any) -> Any:
+        """Its end."""
+
+        @functools.wraps(leave)
+        def observed(tape: Any, *args: Any) -> Any:
+            self._thread.tapes -= 1
+            return leave(tape, *args)
+
+        return observed
+
+    def _observe(self, model: keras.Model, data: Any, is_training: bool) -> None:
+        """Have the call that is traced, or run, write down what the model is given, and what it has."""
+        observer, replica = self._observer, current_replica()
+        line = observer.line_of_main()  # while this is traced; when it runs, nobody knows the script
 
         def write(num_states: Any, *arrays: Any) -> None:
             rows, states, statistics = arrays[0], arrays[1 : 1 + num_states], arrays[1 + num_states :]
-            observer.write(
-                Forward(
-                    step=observer.num_steps_seen + 1,
-                    loop=observer.num_loops,
-                    is_training=is_training,
-                    rows=row_digests(rows),
-                    random_state="".join(map(digest, states)) or None,
-                    batch_norm={f"running statistics {i}": digest(one) for i, one in enumerate(statistics)},
-                    bypasses=None,
-                    line=line,
-                )
+            forward = Forward(
+                step=observer.num_steps_of(replica) + 1,
+                loop=observer.num_loops,
+                is_training=is_training,
+                rows=row_digests(rows),
+                random_state="".join(map(digest, states)) or None,
+                batch_norm={f"running statistics {i}": digest(one) for i, one in enumerate(statistics)},
+                bypasses=None,
+                line=line,
             )
+            observer.write(forward, replica)
 
-        states = _random_states(model) if is_training else []
-        statistics = [] if is_training or tf.distribute.has_strategy() else _running_statistics(model)
+        # Keras has the replicas of a strategy draw alike, and averages their statistics where they are read.
+        has_own = not tf.distribute.has_strategy()
+        states = _random_states(model) if is_training and has_own else []
+        statistics = _running_statistics(model) if not is_training and has_own else []
         call_with(write, [len(states), tf.nest.flatten(data)[0], *states, *statistics])
-        return step(model, data)
 
-    return observed
+
+def install(observer: Observer) -> None:
+    """Hook every model that makes its functions, or is called, from now on."""
+    models = Models(observer)
+    for kind, is_training in _STEPS.items():
+        make = f"make_{kind}_function"
+        replace(owner_of(make), make, functools.partial(models.wrap_make, f"{kind}_step", is_training))
+    replace(keras.Model, "__call__", models.wrap_call)
+    replace(keras.Model, "export", models.wrap_export)
+    replace(tf.saved_model, "save", models.wrap_export)
+    replace(tf.GradientTape, "__enter__", models.wrap_enter)
+    replace(tf.GradientTape, "__exit__", models.wrap_exit)
+
+
+def owner_of(name: str, kind: type = keras.Model) -> type:
+    """The class that defines a method of a model."""
+    return next(one for one in kind.__mro__ if name in vars(one))
 
 
 def _random_states(model: keras.Model) -> Sequence[tf.Tensor]:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from allstep.benchmarks.proving.observer.observer import replace
 from allstep.benchmarks.proving.observer.values import stride
+
+
+def install() -> None:
+    """Leave functions of the script uncompiled from now on, for XLA calls no Python."""
+
+    def wrap(function: Any) -> Any:
+        @functools.wraps(function)
+        def observed(*args: Any, jit_compile: bool | None = None, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return observed
+
+    replace(tf, "function", wrap)
 
 
 def native(variable: Any) -> Any:

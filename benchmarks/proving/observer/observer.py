@@ -10,8 +10,11 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from allstep.benchmarks.proving.records import Ended, Loop, Record, Resumed, Sampler, Started, Waiting
@@ -24,20 +27,37 @@ _FAILURE_SECONDS = 2.0
 """From a rank's failure to its end, upon which the launcher ends the others: for them to write down the same step."""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a rank needs to know of its observation."""
+
+    folder: str
+    """Where it writes."""
+    script: str
+    """As on the command line."""
+    num_steps: int
+    """That are looked at in each of the first two epochs."""
+    num_devices: int | None = None
+    """That a mirrored strategy of tf.distribute is to have."""
+    keeps_files: bool = False
+    """Whether what files held is kept before they are written in training."""
+
+
 class Observer:
     """Of one process."""
 
-    def __init__(self, folder: Path, script: str, num_steps: int) -> None:
-        """`num_steps` are looked at in each of the first two epochs."""
-        self.folder = folder
-        self.num_steps = num_steps
+    def __init__(self, settings: Settings) -> None:
+        self.folder = Path(settings.folder)
+        self.num_steps = settings.num_steps
+        self.num_devices = settings.num_devices
+        self.keeps_files = settings.keeps_files
         self.num_loops = 0
-        self.num_steps_seen = 0
+        self._num_steps: Counter[int] = Counter()  # by replica
         self.is_in_fit = False
-        self._name = os.path.basename(script)
-        self._script = (script, os.path.abspath(script))
+        self._name = os.path.basename(settings.script)
+        self._script = (settings.script, os.path.abspath(settings.script))
         self._training_loops: list[int] = []
-        self._journals: dict[int, Any] = {}  # a process that this one forks has its own
+        self._journals: dict[tuple[int, int], Any] = {}  # by replica of this process, or of one that it forks
         self._lock = threading.RLock()
         self._depth = threading.local()
         self._error: str | None = None
@@ -45,19 +65,26 @@ class Observer:
         sys.excepthook = self._note_error(sys.excepthook)
         atexit.register(self.end, "script")
 
-    def write(self, record: Record) -> None:
-        """Write a record down, for good: a rank may end at any moment."""
+    def write(self, record: Record, replica: int = 0) -> None:
+        """Write a record of a replica of this process down, for good: a rank may end at any moment."""
         with self._lock:
-            pid = os.getpid()
-            if pid not in self._journals:
-                self._journals[pid] = open(self.folder / f"{pid}.jsonl", "a", buffering=1)  # noqa: SIM115
-                self.write(Started(pid, apparent_rank()))
+            key = pid, _ = os.getpid(), replica
+            if key not in self._journals:
+                self._journals[key] = open(self.folder / f"{pid}.{replica}.jsonl", "a", buffering=1)  # noqa: SIM115
+                self.write(Started(pid, apparent_rank()), replica)
             # One write a line, which the file's buffer of a line passes on at its end.
-            self._journals[pid].write(json.dumps({"event": type(record).__name__, **to_json(record)}) + "\n")
+            self._journals[key].write(json.dumps({"event": type(record).__name__, **to_json(record)}) + "\n")
 
     def line(self) -> str:
         """Where the script is: its innermost line that is being run."""
-        frame = sys._getframe(1)
+        return self._line_of(sys._getframe(1))
+
+    def line_of_main(self) -> str:
+        """The same, or where the main thread is, if it has another thread do its work."""
+        main = threading.main_thread().ident
+        return self.line() or self._line_of(sys._current_frames().get(main or 0))
+
+    def _line_of(self, frame: FrameType | None) -> str:
         while frame is not None:
             if frame.f_code.co_filename in self._script:
                 return f"{self._name}:{frame.f_lineno}"
@@ -105,9 +132,20 @@ class Observer:
         )
         return 1 if is_later else self.num_steps
 
-    def end_step(self) -> bool:
+    @property
+    def num_steps_seen(self) -> int:
+        """Of the process, or of its first replica."""
+        return self.num_steps_of(0)
+
+    def num_steps_of(self, replica: int) -> int:
+        """Of a replica."""
+        return self._num_steps[replica]
+
+    def end_step(self, replica: int = 0) -> bool:
         """Count a step; returns whether the process has been seen enough."""
-        self.num_steps_seen += 1
+        self._num_steps[replica] += 1
+        if replica:
+            return False
         if self.num_loops and self.num_loops not in self._training_loops:
             self._training_loops.append(self.num_loops)
         return self.is_enough
@@ -124,9 +162,11 @@ class Observer:
 
     def end(self, reason: str) -> None:
         """Write down how it ends; the first reason counts."""
-        if not self._has_ended and os.getpid() in self._journals:
+        own = [replica for pid, replica in self._journals if pid == os.getpid()]
+        if not self._has_ended and own:
             self._has_ended = True
-            self.write(Ended(self._error or reason, self.line()))
+            for replica in own:
+                self.write(Ended(self._error or reason, self.line()), replica)
 
     def _note_error(self, hook: Callable[..., None]) -> Callable[..., None]:
         def excepthook(kind: type[BaseException], error: BaseException, stack: Any) -> None:

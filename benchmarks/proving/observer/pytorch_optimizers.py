@@ -43,14 +43,14 @@ class Optimizers:
         old = self._local.get(key, (0.0,) * len(new or ()))
         self._local[key] = tuple(a + b for a, b in zip(old, new, strict=True)) if old and new else None
 
-    def before_clip(self) -> None:
-        """Write down a clipping of gradients that Horovod still averages: its wrapper keeps a handle of each.
+    def before_change(self, what: str) -> None:
+        """Write down a change of gradients that Horovod still averages: its wrapper keeps a handle of each.
 
         It is None in a pass that only accumulates.
         """
         kept = [pair for optimizer in self._optimizers for pair in getattr(optimizer, "_handles", {}).values()]
         if any(handle is not None for handle, _ in kept):
-            self._observer.write(EarlyClip(self._observer.num_steps_seen + 1, self._observer.line()))
+            self._observer.write(EarlyClip(what, self._observer.num_steps_seen + 1, self._observer.line()))
 
     def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Look at what is about to be applied. Where a wrapper's step calls its optimizer's, the last look counts."""
@@ -129,13 +129,23 @@ def install(observer: Observer, models: Models) -> None:
     def wrap_clip(clip: Any) -> Any:
         @functools.wraps(clip)
         def observed(*args: Any, **kwargs: Any) -> Any:
-            optimizers.before_clip()
+            optimizers.before_change("clipped")
             return clip(*args, **kwargs)
+
+        return observed
+
+    def wrap_unscale(unscale: Any) -> Any:
+        @functools.wraps(unscale)
+        def observed(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
+            if scaler.is_enabled():
+                optimizers.before_change("unscaled")
+            unscale(scaler, *args, **kwargs)
 
         return observed
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         replace_everywhere("torch.nn.utils", clip_grad, name, wrap_clip)
+    replace(torch.amp.GradScaler, "unscale_", wrap_unscale)
     replace(torch.optim.Optimizer, "add_param_group", wrap_group)
     replace(torch.Tensor, "backward", wrap_backward)
     register_optimizer_step_pre_hook(optimizers.before_step)

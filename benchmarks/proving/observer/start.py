@@ -5,30 +5,20 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import random
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from allstep.benchmarks.proving.observer import files, importing
-from allstep.benchmarks.proving.observer.observer import Observer
+from allstep.benchmarks.proving.observer.observer import Observer, Settings
+from allstep.common.launch.placement import apparent_rank
 
 VARIABLE = "ALLSTEP_PROVE"
 """The environment variable that has `Settings` as JSON."""
 STACKS = signal.SIGUSR1
 """The signal upon which a rank writes the stacks of its threads into its folder."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a rank needs to know of its observation."""
-
-    folder: str
-    """Where it writes."""
-    script: str
-    """As on the command line."""
-    num_steps: int
-    """That are looked at in each of the first two epochs."""
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -43,9 +33,10 @@ def start() -> None:
     settings = Settings(**json.loads(os.environ[VARIABLE]))
     if not _runs(settings.script):
         return
+    random.seed(apparent_rank())  # Keras seeds from it: rank 0 has the weights of one rank, unless the script seeds
     folder = Path(settings.folder)
     faulthandler.register(STACKS, file=open(folder / f"{os.getpid()}.stacks", "w"), all_threads=True)  # noqa: SIM115
-    observer = Observer(folder, settings.script, settings.num_steps)
+    observer = Observer(settings)
     files.install(observer)
     importing.install(observer)
 
