@@ -24,8 +24,8 @@ def lean_import() -> Iterator[None]:
 def uncollected() -> Iterator[None]:
     """Keep the garbage collector from what the block imports, now and later: it stays until the process ends.
 
-    Its passes take a fifth of the start of a trainer. Where a framework is there already, nothing is kept: what else has
-    come to be by then, as a user's objects or the session that an elastic job leaves, has to be collected.
+    Its passes take a fifth of the start of a trainer. Where a framework is there already, nothing is kept: what else
+    has come to be by then, as a user's objects or the session that an elastic job leaves, has to be collected.
     """
     if not gc.isenabled() or sys.modules.keys() & {"torch", "tensorflow"}:
         yield
