@@ -19,6 +19,7 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
 from allstep.common.own_parts import NOTHING, Parts
 from allstep.common.process.exit import run_rank
+from allstep.common.process.lean_import import uncollected
 from allstep.common.start import start
 from allstep.pytorch import strategies
 
@@ -36,13 +37,14 @@ def session(
         parts: what a user's program brings in place of what flags name.
     """
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
-    from allstep.common.data.opening import open_dataset
-    from allstep.common.noise_scale import why_not_measured
-    from allstep.common.session import Session
-    from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
-    from allstep.pytorch.numerics import prepare
-    from allstep.pytorch.optimizers import build_optimizer
-    from allstep.pytorch.worker import Worker
+    with uncollected():
+        from allstep.common.data.opening import open_dataset
+        from allstep.common.noise_scale import why_not_measured
+        from allstep.common.session import Session
+        from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
+        from allstep.pytorch.numerics import prepare
+        from allstep.pytorch.optimizers import build_optimizer
+        from allstep.pytorch.worker import Worker
 
     prepare(config)
     strategy = strategies.create(config, place)

@@ -1,11 +1,15 @@
 """What holds for every test process, before anything else is imported."""
 
+import gc
 import os
 import signal
 
 import gpus
 
 gpus.hide()
+
+# What is imported stays: no pass of the garbage collector while tests are collected, nor over it when they run.
+gc.disable()
 
 # Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
 import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
@@ -21,3 +25,8 @@ for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
 # The same examples in every run, and no time asserted: machines are noisy.
 settings.register_profile("allstep", derandomize=True, deadline=None)
 settings.load_profile("allstep")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()

@@ -12,7 +12,9 @@ SCRIPTS = REPOSITORY / "tests" / "tensorflow" / "ranks"
 
 def run_on_two_ranks(launcher: str, script: str, directory: Path, *words: str) -> None:
     """Have a script write into `directory`; it must succeed."""
-    result = launch(launcher, 2, SCRIPTS / script, directory, *words, TF_CPP_MIN_LOG_LEVEL="2", timeout=600)
+    result = launch(
+        launcher, 2, SCRIPTS / "lean.py", SCRIPTS / script, directory, *words, TF_CPP_MIN_LOG_LEVEL="2", timeout=600
+    )
     assert result.returncode == 0, result.output
 
 

@@ -15,6 +15,7 @@ from allstep.common.launch.signs import check_alone
 from allstep.common.launch.variables import check_variables
 from allstep.common.models import most_stages
 from allstep.common.process.errors import UserError
+from allstep.common.process.lean_import import uncollected
 from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process, named
 
 if TYPE_CHECKING:
@@ -99,11 +100,13 @@ def availability(name: str) -> str | None:
         return "PyTorch is not installed: run make setup"
     if name == "horovod":
         try:
-            import horovod.torch  # noqa: F401
+            with uncollected():
+                import horovod.torch  # noqa: F401
         except ImportError as error:
             return f"Horovod is not installed, or not built for this PyTorch: run make setup ({error})"
     if name in ("ddp", "fsdp", "model-parallel"):
-        import torch.distributed
+        with uncollected():
+            import torch.distributed
 
         if not torch.distributed.is_available():
             return "this PyTorch was built without torch.distributed"

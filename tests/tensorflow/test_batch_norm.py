@@ -52,7 +52,8 @@ def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) ->
 
 
 def test_an_empty_slice_does_not_count():
-    result = launch("horovodrun-mpi", 2, REPOSITORY / "tests/tensorflow/ranks/batch_norm.py")
+    scripts = REPOSITORY / "tests/tensorflow/ranks"
+    result = launch("horovodrun-mpi", 2, scripts / "lean.py", scripts / "batch_norm.py")
     assert result.returncode == 0 and result.stdout.count("all right") == 2, result.output
 
 

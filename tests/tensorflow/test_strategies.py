@@ -104,12 +104,12 @@ print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_paralleli
 
 def test_devices_of_one_process():
     """All optimizers under mirrored and central-storage, and the replica check of devices."""
-    result = run(sys.executable, SCRIPTS / "devices.py")
+    result = run(sys.executable, SCRIPTS / "lean.py", SCRIPTS / "devices.py")
     assert result.stdout == "all right\n", result.output
 
 
 def test_flags_of_horovod():
-    result = run(*MPIRUN, 2, sys.executable, SCRIPTS / "horovod_flags.py")
+    result = run(*MPIRUN, 2, sys.executable, SCRIPTS / "lean.py", SCRIPTS / "horovod_flags.py")
     assert result.stdout.count("all right") == 2, result.output
 
 
