@@ -56,17 +56,21 @@ def odd_weights(count: int) -> np.ndarray:
 def digest(array: np.ndarray) -> int:
     """64 bits of an array's bytes in the order of its axes, as a signed integer."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    num_rows, row_bytes = data.size // (8 * LANES), 8 * LANES
-    rows = np.empty(num_rows + 1, np.int64)
-    words = data[: num_rows * row_bytes].view(np.int64).reshape(-1, LANES)
-    # Twice as fast as np.matmul, which has no vector instructions for integers.
-    np.einsum("ij,j->i", words, odd_weights(LANES), out=rows[:-1])
-    last = np.zeros(row_bytes, np.uint8)
-    last[: data.size - num_rows * row_bytes] = data[num_rows * row_bytes :]
-    rows[-1] = last.view(np.int64) @ odd_weights(LANES)
-    total = np.array([OFFSET])  # as an array: sums of these wrap without a warning
-    total += rows @ odd_weights(num_rows + 1)
-    return int(total[0])
+    num_words, num_left = divmod(data.size, 8)
+    words = data[: data.size - num_left].view(np.int64)
+    num_rows, num_last = divmod(num_words, LANES)
+    weights = odd_weights(LANES)
+    # Of the words behind the last row, which most tensors have alone. As Python's integers, which do not wrap.
+    last = int(np.dot(words[num_words - num_last :], weights[:num_last]))
+    if num_left:
+        last += int.from_bytes(data[-num_left:].tobytes(), "little") * int(weights[num_last])
+    of_rows = odd_weights(num_rows + 1)
+    total = OFFSET + last * int(of_rows[-1])
+    if num_rows:
+        # Twice as fast as np.matmul, which has no vector instructions for integers.
+        rows = np.einsum("ij,j->i", words[: num_words - num_last].reshape(num_rows, LANES), weights)
+        total += int(np.dot(rows, of_rows[:-1]))
+    return (total + 2**63) % 2**64 - 2**63
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Header:
     slices: Count | None
     """Parts of a global batch with gradients of their own, as `StrategyConfig.num_slices`."""
     activations: tuple[str, ...]
-    """Modules by name, in the order in which backward comes to them."""
+    """Modules with weights of their own by name, in the order in which backward comes to them."""
     parameters: tuple[str, ...]
     """Trainable weights by name, in the same order."""
     format: Count = FORMAT

@@ -16,7 +16,7 @@ class StepTrace:
     """Digests of the steps of a rank.
 
     Looked at are the gradient of each weight as a pass hands it out, before Horovod or DDP sends it; the averaged ones,
-    before they are changed; the weights after the step; and, at the output of each module that has no others within,
+    before they are changed; the weights after the step; and, at the output of each module that has weights of its own,
     the gradient of one sample a pass, another one in each step: all of them would cost as much as the pass's own
     traffic to memory.
     """
@@ -29,7 +29,7 @@ class StepTrace:
         # In the order of backward, in which a fault goes from one to the next.
         weights = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
         weights = dict(reversed(weights.items()))
-        modules = {name: module for name, module in network.named_modules() if not any(module.children())}
+        modules = {name: module for name, module in network.named_modules() if list(module.parameters(recurse=False))}
         modules = dict(reversed(modules.items()))
         self._recorder = open_recorder(list(modules), list(weights))
         header, self._parameters = self._recorder.header, list(weights.values())

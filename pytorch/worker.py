@@ -159,7 +159,7 @@ class Worker:
     def _slice(self, part: Batch, number: int, *, loss_scale: float) -> torch.Tensor:
         """Add the gradients of a slice to those of the parameters; returns the sum of its losses."""
         # Dropout draws the same numbers for a slice on whichever rank.
-        torch.manual_seed(step_seed(self._seed, self._num_steps, number))
+        _seed_generators(step_seed(self._seed, self._num_steps, number), self.device)
         inputs, targets = self._to_device(part)
         if self._trace:
             self._trace.part = number
@@ -293,6 +293,13 @@ class Worker:
         computing.wait_stream(self._copy_stream)
         copy.record_stream(computing)
         return copy
+
+
+def _seed_generators(seed: int, device: torch.device) -> None:
+    """What torch.manual_seed does, which in a process without a GPU formats its stack each time."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
 
 
 def _read_later(number: torch.Tensor | float) -> SupportsFloat:

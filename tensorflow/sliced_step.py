@@ -82,9 +82,10 @@ class SlicedStep:
         """
         sums: TreeSum[tf.Tensor] = TreeSum(self._sum.num_slices)
         digests: dict[int, int] = {}
+        with_samples = {one.number for one in batch.slices if one.end > one.begin}
         for number, vector in self._slices(batch, loss_scale):
             if self.trace:
-                self.trace.see_slice(number, vector.numpy())
+                self.trace.see_slice(number, vector, has_samples=number in with_samples)
             if batch.read_slice_of:
                 digests[number] = digest(vector.numpy())
             sums.add((number, number + 1), vector)
@@ -97,7 +98,7 @@ class SlicedStep:
         num_with_samples = min(self._sum.num_slices, batch.num_global)
         total = self._sum(sums.partial)
         if self.trace:
-            self.trace.see_sum(total.numpy())
+            self.trace.see_sum(total)
         loss_sum, overflow = self._apply(total, *map(np.float32, (learning_rate, loss_scale, num_with_samples)))
         # The sum of all losses is the same on all ranks, and to be counted once.
         return StepResult(loss_sum if self._collectives.rank == 0 else 0.0, overflow)

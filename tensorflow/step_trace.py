@@ -2,32 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from allstep.common.data.loader import Batch
 from allstep.common.trace import OpenRecorder, digest
 from allstep.tensorflow.models import CanonicalWeight
+from allstep.tensorflow.optimizers.base import Optimizer
 from allstep.tensorflow.strategies.strategy import Strategy
 
 
 class StepTrace:
-    """Digests of the steps of a rank, which come slice by slice.
+    """Digests of the steps of a rank.
 
-    Looked at are the gradients of each slice before they are added up, their sums, and the weights after the step.
-    Gradients at the outputs of layers never leave the compiled pass and are not looked at.
+    Looked at are the gradient of each weight on its rank, or of each slice, before they are added up, their sums, and
+    the weights after the step; and the gradient at the output of each layer that has weights of its own, of one sample
+    of the pass, another one in each step. What exists within the compiled step alone is assigned there to variables,
+    which takes no copy.
     """
 
-    def __init__(self, weights: Sequence[CanonicalWeight], strategy: Strategy, open_recorder: OpenRecorder) -> None:
-        """`weights` have gradients, in the order in which a slice's vector has them, behind its loss."""
-        self._weights, self._strategy = weights[::-1], strategy  # backward comes to the last first
-        sizes = [weight.variable.value.shape.num_elements() for weight in weights]
-        self._bounds = list(pairwise(accumulate(sizes, initial=1)))[::-1]
-        self._recorder = open_recorder([], [weight.name for weight in self._weights])
+    def __init__(
+        self,
+        model: keras.Model,
+        weights: Sequence[CanonicalWeight],
+        optimizer: Optimizer,
+        strategy: Strategy,
+        open_recorder: OpenRecorder,
+        *,
+        looks_into_passes: bool,
+        sliced: bool,
+    ) -> None:
+        """To be made before the step is compiled.
+
+        Args:
+            weights: have gradients, in the order in which a slice's vector has them, behind its loss.
+            looks_into_passes: whether passes run on one device, and keep what they compute.
+        """
+        self._weights, self._strategy, self._optimizer = weights[::-1], strategy, optimizer  # in backward's order
+        shapes = [weight.variable.value.shape for weight in weights]
+        self._bounds = list(pairwise(accumulate((shape.num_elements() for shape in shapes), initial=1)))[::-1]
+        outputs = list(_outputs(model))[::-1] if looks_into_passes and isinstance(model, keras.Model) else []
+        self.with_outputs = keras.Model(model.inputs, [*(o for _, o in outputs), *model.outputs]) if outputs else None
+        """The network, with what its layers give before what it gives itself."""
+        self._recorder = open_recorder([name for name, _ in outputs], [weight.name for weight in self._weights])
+        sizes = [math.prod(output.shape[1:]) for _, output in outputs]
+        self._layer_bounds = list(pairwise(accumulate(sizes, initial=0)))
+        self._layers = tf.Variable(tf.zeros(sum(sizes)), trainable=False)
+        self._local: list[tf.Variable] = []
+        self._reduced: list[tf.Variable] = []
+        if not sliced:
+            zeros = [tf.zeros(shape) for shape in shapes]
+            self._local, self._reduced = ([tf.Variable(zero, trainable=False) for zero in zeros] for _ in range(2))
+            self._changes, optimizer.changes = optimizer.changes, self._keep_average
         self._row: np.ndarray | None = None
         self._knows_weights = False
+
+    # Within the compiled step.
+
+    def keep_layers(self, gradients: Sequence[tf.Tensor]) -> None:
+        """Keep those at the outputs of layers."""
+        step = tf.cast(self._optimizer.num_steps, tf.int32) + 1
+        samples = [gradient[tf.math.floormod(step, tf.shape(gradient)[0])] for gradient in gradients]
+        self._layers.assign(tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in samples], 0))
+
+    def keep_local(self, gradients: Sequence[tf.Tensor]) -> None:
+        """Keep those of the weights on this rank."""
+        for variable, gradient in zip(self._local, gradients, strict=True):
+            variable.assign(gradient)
+
+    def _keep_average(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> Sequence[tf.Tensor]:
+        for variable, gradient in zip(self._reduced, gradients, strict=True):
+            variable.assign(gradient)
+        return self._changes(gradients, step) if self._changes else gradients
+
+    # Around it.
 
     def begin_step(self, batch: Batch, learning_rate: float) -> None:
         """A step begins on this rank's part of a global batch."""
@@ -36,27 +89,59 @@ class StepTrace:
             self._row["weights_before"] = self._digests_of_weights()
             self._knows_weights = True
 
-    def see_slice(self, number: int, vector: np.ndarray) -> None:
-        """Look at the vector of a slice."""
+    def see_slice(self, number: int, vector: tf.Tensor, *, has_samples: bool) -> None:
+        """Look at the vector of a slice, and at the layers of its pass."""
         assert self._row is not None
         self._row["local_gradients"][number] = self._digests_of(vector)
+        if has_samples:
+            self._see_layers(number)
 
-    def see_sum(self, vector: np.ndarray) -> None:
+    def see_sum(self, vector: tf.Tensor) -> None:
         """Look at the sum over all slices."""
         assert self._row is not None
         self._row["reduced_gradients"] = self._digests_of(vector)
 
-    def end_step(self) -> None:
-        """Look at the weights after the step, and write all of it."""
+    def end_step(self, *, overflowed: bool) -> None:
+        """Look at what was kept and at the weights after the step, and write all of it.
+
+        Args:
+            overflowed: whether the optimizer was not called.
+        """
         assert self._row is not None
+        if self._local:
+            self._see_layers(0)
+            self._row["local_gradients"][0] = [digest(host_array(kept)) for kept in self._local[::-1]]
+            if not overflowed:
+                self._row["reduced_gradients"] = [digest(host_array(kept)) for kept in self._reduced[::-1]]
         self._row["weights_after"] = self._digests_of_weights()
         self._recorder.write(self._row)
 
     def close(self) -> None:
         """Everything is written."""
 
-    def _digests_of(self, vector: np.ndarray) -> list[int]:
-        return [digest(vector[begin:end]) for begin, end in self._bounds]
+    def _see_layers(self, number: int) -> None:
+        assert self._row is not None
+        layers = host_array(self._layers)
+        self._row["activations"][number] = [digest(layers[begin:end]) for begin, end in self._layer_bounds]
+
+    def _digests_of(self, vector: tf.Tensor) -> list[int]:
+        array = host_array(vector)
+        return [digest(array[begin:end]) for begin, end in self._bounds]
 
     def _digests_of_weights(self) -> list[int]:
-        return [digest(next(iter(self._strategy.replicas(weight.variable)))) for weight in self._weights]
+        return [digest(host_array(self._strategy.copies(weight.variable)[0])) for weight in self._weights]
+
+
+def host_array(tensor: tf.Tensor | tf.Variable) -> np.ndarray:
+    """A tensor's values, of a CPU without the copy that `numpy` makes."""
+    return np.asarray(memoryview(tf.convert_to_tensor(tensor)))  # pyright: ignore[reportArgumentType]
+
+
+def _outputs(model: keras.Model) -> Iterator[tuple[str, keras.KerasTensor]]:
+    """Name and output of each layer that has weights and is called once, in the order of forward."""
+    for layer in model.layers:
+        if not layer.trainable_weights or len(layer._inbound_nodes) != 1:
+            continue
+        output = layer.output
+        if isinstance(output, keras.KerasTensor) and output.shape[0] is None and None not in output.shape[1:]:
+            yield layer.name, output

@@ -25,9 +25,11 @@ from allstep.tensorflow.losses import build_loss, build_metric
 from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.networks.batch_norm import counted
 from allstep.tensorflow.noise_scale import GradientSquares
+from allstep.tensorflow.optimizers.base import Optimizer
 from allstep.tensorflow.recompute import RecomputedBlocks
 from allstep.tensorflow.sliced_step import SlicedStep
 from allstep.tensorflow.step_trace import StepTrace
+from allstep.tensorflow.strategies.distribute import DistributedStrategy
 from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
@@ -92,13 +94,28 @@ class Worker:
         self._eval_step = strategy.compile_eval_step(self._evaluate_on_device, (inputs, targets))
 
     def trace(self, open_recorder: OpenRecorder) -> StepTrace:
-        if not self._sliced_step:
+        on_one_device = not isinstance(self._strategy, DistributedStrategy)
+        if not (self._sliced_step or on_one_device):
             raise UserError(
-                "expected --slices with --trace in TensorFlow, whose compiled step hands out no gradients else, "
-                "received none; give --slices V, of 1 on one rank"
+                "expected --slices with --trace in strategies of tf.distribute, whose replicas add up gradients by "
+                "themselves, received none; give --slices V"
             )
-        self._trace = StepTrace(_in_order(self._model), self._strategy, open_recorder)
-        self._sliced_step.trace = self._trace
+        if not isinstance(self._optimizer, Optimizer):
+            raise UserError(
+                f"expected an optimizer of the suite with --trace, received {type(self._optimizer).__name__}, which "
+                "shows its gradients to nobody; take one of --optimizer"
+            )
+        self._trace = StepTrace(
+            self._model,
+            _in_order(self._model),
+            self._optimizer,
+            self._strategy,
+            open_recorder,
+            looks_into_passes=on_one_device and not self._strategy.flags.recompute,
+            sliced=self._sliced_step is not None,
+        )
+        if self._sliced_step:
+            self._sliced_step.trace = self._trace
         return self._trace
 
     def compile(self, batch: Batch) -> None:
@@ -111,14 +128,15 @@ class Worker:
             variable.assign(value)
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
+        if self._trace:
+            self._trace.begin_step(batch, learning_rate)
         if self._sliced_step:
-            if self._trace:
-                self._trace.begin_step(batch, learning_rate)
             result = self._sliced_step(batch, learning_rate, loss_scale)
-            if self._trace:
-                self._trace.end_step()
-            return result
-        return self._train_step(batch.inputs, batch.targets, batch.loss_weight, learning_rate, loss_scale)
+        else:
+            result = self._train_step(batch.inputs, batch.targets, batch.loss_weight, learning_rate, loss_scale)
+        if self._trace:
+            self._trace.end_step(overflowed=bool(int(result.overflow)))
+        return result
 
     def eval_step(self, batch: Batch) -> tuple[float, float]:
         loss_sum, metric_sum = self._eval_step(batch.inputs, batch.targets)
@@ -184,6 +202,8 @@ class Worker:
     ) -> tuple[tf.Tensor, ...]:
         compute = self._pass if self._num_passes == 1 else self._accumulated_gradients
         loss_sum, gradients, *squares = compute(inputs, targets, loss_weight * loss_scale)
+        if self._trace:
+            self._trace.keep_local(gradients)
         overflow = self._apply(gradients, loss_scale)
         return loss_sum, overflow, *squares, *([self._squares.average] if self._squares else [])
 
@@ -207,16 +227,24 @@ class Worker:
         """The sum of the samples' losses, and the gradients of that sum times `loss_weight`; 0 where that is 0."""
         counts = tf.sign(loss_weight)
         before = [tf.identity(variable.value) for variable in self._moving_averages]
+        traced = self._trace.with_outputs if self._trace else None
+        layers: list[tf.Tensor] = []
         with tf.GradientTape() as tape, counted(counts):
-            loss_sum = self._train_loss(self._forward(self._scaled(inputs), training=True), targets) * counts
+            outputs = (traced or self._forward)(self._scaled(inputs), training=True)
+            if traced:
+                *layers, outputs = outputs
+            loss_sum = self._train_loss(outputs, targets) * counts
             loss = loss_sum * loss_weight
         for variable, value in zip(self._moving_averages, before, strict=True):
             variable.assign(tf.where(counts > 0, variable.value, value))
         # Keras 3 variables wrap TensorFlow's: the tape knows the latter alone.
         weights = [variable.value for variable in self._model.trainable_variables]
-        gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        found = tape.gradient(loss, [*weights, *layers], unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # The gradient of an embedding is sparse (IndexedSlices): few rows on each rank, many over all.
-        return loss_sum, [tf.convert_to_tensor(gradient) for gradient in gradients]
+        gradients = [tf.convert_to_tensor(gradient) for gradient in found]
+        if self._trace and layers:
+            self._trace.keep_layers(gradients[len(weights) :])
+        return loss_sum, gradients[: len(weights)]
 
     def _pass(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tuple:
         """Like `_gradients`; with a third result, the square for the noise scale, where that is measured."""

@@ -3,8 +3,11 @@
 import random
 import sys
 
+import numpy as np
 import pytest
 from tests.ranks import REPOSITORY, launch, run
+
+from allstep.common import trace
 
 FLAGS = (
     *("--model", f"{REPOSITORY}/tests/launch/ranks/planted_network.py:build", "--global-batch-size", "128"),
@@ -84,3 +87,21 @@ def test_tensorflow_names_the_slice_and_the_rank_of_a_flipped_bit(tmp_path):
     assert first == "the runs part at step 3, ranks 0 and 1, the local gradient of fc1.weight in slice 2"
     assert own.startswith(f"{alone}: step 3 gives its own digests again")
     assert others.startswith(f"{faulty}: does not give its own digests again, first at step 3, rank 1")
+
+
+def test_tensorflow_names_the_rank_of_a_flipped_bit_without_slices(tmp_path):
+    flags = ("--model", "mlp", "--global-batch-size", "300", "--epochs", "1", "--trace", "--output-dir")
+    sound, faulty = tmp_path / "sound", tmp_path / "faulty"
+    for program, output_dir in (
+        (("tensorflow/train.py",), sound),
+        (("tests/launch/ranks/flipping.py", "tensorflow", "1", "all"), faulty),
+    ):
+        result = launch("mpirun", 2, *program, *flags, str(output_dir))
+        assert result.returncode == 0, result.output
+    result = bisect(sound, faulty, "--no-replay")
+    assert result.returncode == 1, result.output
+    assert result.stdout.splitlines()[0] == "the runs part at step 3, rank 1, the local gradient of fc1.weight"
+    found = trace.read(sound)
+    assert found.first.activations == ("fc2", "fc1")
+    for field in found.first.row_type.names:
+        assert field == "weights_before" or all(np.all(rows[field] != 0) for rows in found.rows), field

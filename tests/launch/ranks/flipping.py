@@ -1,8 +1,9 @@
-"""A run with --slices of which one rank computes a flipped bit in step 3, for `test_audit.py`.
+"""A run of which one rank computes a flipped bit in step 3, for `test_audit.py` and `test_bisect.py`.
 
     python tests/launch/ranks/flipping.py FRAMEWORK RANK WHICH [FLAGS of the trainer]
 
 WHICH of the slices that the rank computes in that step have it: its `own`, or `all`, those of other ranks as well.
+Without --slices, which TensorFlow alone can have here, the gradient of the first weight has it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ def main() -> None:
         return
     if session.place.rank == int(rank):
         sliced_step = session.worker._sliced_step
+        if sliced_step is None:
+            flip_in_graph(session.worker)
+            session.train()
+            return
         compute = sliced_step._slices
 
         def flipped(batch, *arguments):
@@ -34,6 +39,20 @@ def main() -> None:
 
         sliced_step._slices = flipped
     session.train()
+
+
+def flip_in_graph(worker) -> None:
+    import tensorflow as tf
+
+    compute = worker._one_pass
+
+    def flipped(*arguments):
+        loss_sum, (first, *others) = compute(*arguments)
+        flips = tf.cast(worker._optimizer.num_steps == PLANTED - 1, tf.int32)
+        first = tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(first, tf.int32), flips), tf.float32)
+        return loss_sum, [first, *others]
+
+    worker._one_pass = flipped
 
 
 def flip(vector):
