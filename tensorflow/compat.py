@@ -9,8 +9,9 @@ goes from its gradients to the weights.
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -18,12 +19,25 @@ import keras
 import tensorflow as tf
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 from keras.src.saving import serialization_lib
+from tensorflow.python.eager.context import anonymous_name
 from tensorflow.python.ops import control_flow_util
 
 
 def is_in_xla() -> bool:
     """Whether what is being traced is compiled by XLA; TensorFlow asks this of itself for its loops."""
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+@contextlib.contextmanager
+def momentary_variable(value: tf.Tensor) -> Iterator[tf.Tensor]:
+    """The handle of a variable that starts as the value and is gone after the block, for kernels that update variables.
+
+    By the name that TensorFlow gives variables of eager code, each execution makes one of its own. XLA refuses it.
+    """
+    handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=anonymous_name())
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    yield handle
+    tf.raw_ops.DestroyResourceOp(resource=handle)
 
 
 def trained_variables(optimizer: keras.Optimizer) -> list[Any]:

@@ -33,6 +33,24 @@ def test_xla_is_known_while_a_function_is_traced(jit_compile):
     assert not compat.is_in_xla()
 
 
+@pytest.mark.parametrize("wrap", [tf.function, lambda function: function])
+def test_a_momentary_variable_leaves_no_memory(wrap):
+    """A handle that has outlived its variable finds none."""
+
+    @wrap
+    def doubled(value):
+        with compat.momentary_variable(value) as handle:
+            tf.raw_ops.AssignAddVariableOp(resource=handle, value=value)
+            result = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+        return result, handle
+
+    for value in (1.0, 2.0):
+        result, handle = doubled(tf.constant(value))
+        assert result.numpy() == 2 * value
+        with pytest.raises(tf.errors.NotFoundError):
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+
 def test_an_optimizer_knows_its_variables_in_order():
     model = made_model(optimizer := keras.optimizers.RMSprop(0.1, momentum=0.5))
     assert [id(v) for v in compat.trained_variables(optimizer)] == [id(v) for v in model.trainable_variables]
