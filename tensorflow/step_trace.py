@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import cast
 
 import keras
 import numpy as np
@@ -30,7 +31,7 @@ class StepTrace:
         self,
         model: keras.Model,
         weights: Sequence[CanonicalWeight],
-        optimizer: Optimizer,
+        optimizer: keras.Optimizer,
         strategy: Strategy,
         open_recorder: OpenRecorder,
         *,
@@ -46,7 +47,7 @@ class StepTrace:
         self._weights, self._strategy, self._optimizer = weights[::-1], strategy, optimizer  # in backward's order
         shapes = [weight.variable.value.shape for weight in weights]
         self._bounds = list(pairwise(accumulate((shape.num_elements() for shape in shapes), initial=1)))[::-1]
-        outputs = list(_outputs(model))[::-1] if looks_into_passes and isinstance(model, keras.Model) else []
+        outputs = list(_outputs(model))[::-1] if looks_into_passes and getattr(model, "inputs", None) else []
         self.with_outputs = keras.Model(model.inputs, [*(o for _, o in outputs), *model.outputs]) if outputs else None
         """The network, with what its layers give before what it gives itself."""
         self._recorder = open_recorder([name for name, _ in outputs], [weight.name for weight in self._weights])
@@ -56,6 +57,7 @@ class StepTrace:
         self._local: list[tf.Variable] = []
         self._reduced: list[tf.Variable] = []
         if not sliced:
+            assert isinstance(optimizer, Optimizer)
             zeros = [tf.zeros(shape) for shape in shapes]
             self._local, self._reduced = ([tf.Variable(zero, trainable=False) for zero in zeros] for _ in range(2))
             self._changes, optimizer.changes = optimizer.changes, self._keep_average
@@ -66,7 +68,7 @@ class StepTrace:
 
     def keep_layers(self, gradients: Sequence[tf.Tensor]) -> None:
         """Keep those at the outputs of layers."""
-        step = tf.cast(self._optimizer.num_steps, tf.int32) + 1
+        step = tf.cast(cast("keras.Variable", self._optimizer.iterations).value, tf.int32) + 1
         samples = [gradient[tf.math.floormod(step, tf.shape(gradient)[0])] for gradient in gradients]
         self._layers.assign(tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in samples], 0))
 

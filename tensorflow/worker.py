@@ -100,10 +100,10 @@ class Worker:
                 "expected --slices with --trace in strategies of tf.distribute, whose replicas add up gradients by "
                 "themselves, received none; give --slices V"
             )
-        if not isinstance(self._optimizer, Optimizer):
+        if not (self._sliced_step or isinstance(self._optimizer, Optimizer)):
             raise UserError(
                 f"expected an optimizer of the suite with --trace, received {type(self._optimizer).__name__}, which "
-                "shows its gradients to nobody; take one of --optimizer"
+                "shows its averaged gradients to nobody; take one of --optimizer, or give --slices V"
             )
         self._trace = StepTrace(
             self._model,
