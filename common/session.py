@@ -124,7 +124,8 @@ class Session:
                 stopped = f"{who(place)} stopped after step {progress_state.step} by {progress_state.notice}"
                 print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
         if config.parallel.elastic and not self.commits and progress_state.notice == signal.SIGTERM.name:
-            # From an agent of torchrun, to which hosts come or which leaves; to the others, status 0 means that all is done.
+            # From an agent of torchrun, to which hosts come or which leaves; to the others, status 0 means that all
+            # is done.
             sys.exit(EXIT_FAULT)
         return True
 
