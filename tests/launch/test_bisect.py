@@ -102,6 +102,6 @@ def test_tensorflow_names_the_rank_of_a_flipped_bit_without_slices(tmp_path):
     assert result.returncode == 1, result.output
     assert result.stdout.splitlines()[0] == "the runs part at step 3, rank 1, the local gradient of fc1.weight"
     found = trace.read(sound)
-    assert found.first.activations == ("fc2", "fc1")
+    assert found.first.activations == ("fc3", "fc2", "fc1")
     for field in found.first.row_type.names:
         assert field == "weights_before" or all(np.all(rows[field] != 0) for rows in found.rows), field

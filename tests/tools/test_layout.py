@@ -60,7 +60,8 @@ def strategy_methods(framework: str) -> list[str]:
 
 
 def test_strategies_of_both_frameworks_have_the_same_methods():
-    methods = strategy_methods("pytorch")
+    """But for those of shards: TensorFlow has no strategy that cuts weights."""
+    methods = [name for name in strategy_methods("pytorch") if name not in ("whole_weights", "as_gradient")]
     assert methods == strategy_methods("tensorflow")
     assert methods[:2] == ["init", "pin_device"]
 
