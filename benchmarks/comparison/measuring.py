@@ -18,6 +18,7 @@ from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings, com
 from allstep.benchmarks.comparison.ranking import against
 from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
+from allstep.benchmarks.harness import nvml
 from allstep.benchmarks.harness.jobs import Outcome
 from allstep.benchmarks.records import files
 from allstep.benchmarks.records.comparison import (
@@ -66,7 +67,8 @@ class Comparison:
         if earlier := _read(ComparisonResult, directory / SUMMARY):
             self._check_same(earlier)
             self._created = earlier.created
-        self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe))
+        num_gpus = nvml.num_visible() if settings.device == "cuda" else None
+        self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe, num_gpus=num_gpus))
         self._gates = {place.id: self._read_good(Verdict, gate_path(directory, place.id)) for place in self._places()}
         self._samples = {
             cell.id: [self._read_good(Sample, sample_path(directory, cell.id, number)) for number in range(num_rounds)]
@@ -84,7 +86,7 @@ class Comparison:
         with Progress(*columns, console=console, transient=True) as progress:
             places = [place for place in self._places() if self._gates[place.id] is None]
             task = progress.add_task("", total=len(places) + len(self._cells) * self._num_rounds)
-            judge = gate.Gate(self._settings.gate_steps, self._launch)
+            judge = gate.Gate(self._settings.gate_steps, self._launch, device=self._settings.device)
             progress.update(task, description="gate")
             judge.train(places)
             for place in places:
