@@ -190,7 +190,8 @@ def commands(
     ]
     if number > 1 and settings.device == "cuda":  # each by itself would take the first GPU
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
-        launches = [["env", f"CUDA_VISIBLE_DEVICES={gpu}", *one] for gpu, one in zip(visible.split(","), launches)]
+        pairs = zip(visible.split(","), launches, strict=False)  # a cell of more processes than GPUs is not launched
+        launches = [["env", f"CUDA_VISIBLE_DEVICES={gpu}", *one] for gpu, one in pairs]
     return launches, outputs
 
 

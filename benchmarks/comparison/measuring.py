@@ -198,8 +198,9 @@ class Comparison:
                 own.mkdir()
                 processes, outputs = commands(cell, self._settings, own, turns=own / "turns")
                 launches.append((Launch(processes, own / "turns", strategy_entry(cell).polls), outputs))
-            alone = all(cell.input == "synthetic" for cell in cells)  # whose start-up is measured
-            outcomes = self._run([launch for launch, _ in launches], alone=alone)
+            measures_start = all(cell.input == "synthetic" for cell in cells)
+            starting = 1 if measures_start else 2
+            outcomes = self._run([launch for launch, _ in launches], starting=starting)
             for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
                 good = outcome.status == "ok"
                 written = [files.read_json(Measured, output) for output in outputs if good]
@@ -222,11 +223,11 @@ class Comparison:
         """Run commands to their ends; without --no-turns, the next one while the one before still runs."""
         with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
             launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
-            return self._run(launches, alone=not self._settings.turns)
+            return self._run(launches, starting=2 if self._settings.turns else 1)
 
-    def _run(self, launches: Sequence[Launch], *, alone: bool) -> list[Outcome]:
+    def _run(self, launches: Sequence[Launch], *, starting: int) -> list[Outcome]:
         num_threads = self._settings.threads_per_rank
-        return run_in_turn(launches, time_limit=self._time_limit, num_threads=num_threads, alone=alone)
+        return run_in_turn(launches, time_limit=self._time_limit, num_threads=num_threads, starting=starting)
 
     def _commands_text(self, cell: Cell) -> str:
         launches, _ = commands(cell, self._settings, Path("FOLDER"))
