@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allstep.benchmarks.harness import nvml
 from allstep.benchmarks.harness.jobs import run_jobs
 from allstep.benchmarks.harness.measure import TookTooLong, print_rows, print_table
 from allstep.benchmarks.proofs.gpu import exactness, speed
@@ -96,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in flags.only:
             print(f"{name:30} {TRIALS[name][0] if name in TRIALS else CHECKS[name].what}")
         return
+    if flags.device == "cuda" and not nvml.num_visible():
+        parser.error("expected a GPU, received a machine that shows none; --device cpu tries whether everything runs")
     effort = ON_GPU if flags.device == "cuda" else ON_CPU
     with tempfile.TemporaryDirectory(prefix="allstep-gpu-check-") as directory:
         figures = measure(flags.only, effort, Path(directory))

@@ -24,6 +24,7 @@ from allstep.benchmarks.proofs.gpu.exactness import Trial
 from allstep.benchmarks.proofs.gpu.images import HEIGHT, WIDTH, write_images
 from allstep.common.data import datasets
 from allstep.common.data.datasets.config import DataConfig
+from allstep.common.process.errors import UserError
 
 SCRIPT = Path(__file__).resolve().parents[4] / "tools" / "gpu_check.sh"
 
@@ -109,6 +110,12 @@ def test_one_of_those_that_take_turns_that_hangs_is_a_row(tmp_path, capsys):
     assert rates == {} and "it hangs here" in capsys.readouterr().err
     row = speed._figure("speed", {"ours": [1.0]}, "ours", "hang")
     assert row.what == "speed: hang failed" and not row.reached
+
+
+def test_without_a_gpu_it_is_a_mistake(checks):
+    """conftest hides those that there are."""
+    with pytest.raises(UserError, match="expected a GPU, received a machine that shows none; --device cpu"):
+        check.main(["--only", "good"])
 
 
 def test_the_script_lists_every_check():
