@@ -88,4 +88,6 @@ def _collectives() -> Collectives:
 @functools.cache
 def _gloo_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
     """The ranks of `world`, which may be NCCL alone, once more, by Gloo; all ranks call it."""
-    return dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)  # else this rank would not be of it
+    return group
