@@ -27,6 +27,7 @@ from allstep.benchmarks.comparison.cells import INDEPENDENT, PRECISIONS, WORKLOA
 from allstep.benchmarks.comparison.measuring import Comparison
 from allstep.benchmarks.comparison.rules import LEAST_REPETITIONS
 from allstep.benchmarks.comparison.table import print_tables
+from allstep.benchmarks.harness import nvml
 from allstep.benchmarks.records.files import command
 from allstep.common.checkpoint import OutputDirectory
 from allstep.common.config.flags import (
@@ -79,6 +80,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     if flags.quick:
         vars(flags).update(QUICK)
+    if flags.device == "auto":
+        flags.device = "cuda" if nvml.num_visible() else "cpu"
+    if flags.device == "cuda" and not nvml.num_visible():
+        parser.error("expected a GPU with --device cuda, received a machine that shows none; give --device cpu")
     names = STRATEGIES if "all" in flags.strategies else flags.strategies
     what = flags.models, flags.batch_sizes, flags.precisions
     compilations = (False, True) if flags.compile else (False,)
@@ -127,6 +132,12 @@ def _parser() -> Parser:
         default=ranks,
         metavar="N,...",
         help="one rank is always measured",
+    )
+    add(
+        "--device",
+        type=one_of("auto", "cpu", "cuda"),
+        default="auto",
+        help="of all cells: cuda, with a GPU for each rank, or cpu; auto: cuda where there are GPUs",
     )
     add("--oversubscribe", action="store_true", help="measure more ranks than cores, too: they share them")
     add("--models", type=listed(one_of(*IMAGE_MODELS)), default=("cnn",), metavar="NAME,...")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from allstep.common.launch.placement import Placement
 from allstep.common.process.errors import UserError
+from allstep.common.process.terminal import print_line
 
 _FEATURES = {"mpi_built": "MPI", "gloo_built": "Gloo", "nccl_built": "NCCL"}
 
@@ -49,3 +52,30 @@ def check_built_for(framework: str, version: str) -> None:
     if built_for != version:
         received = f"one built for {built_for}" if built_for else "one built without it"
         raise UserError(f"expected Horovod built for {framework} {version}, received {received}; run make setup")
+
+
+def usable_gpus(num_gpus: int, wanted: str, place: Placement) -> int:
+    """How many of the GPUs that a rank sees Horovod can use: none where it was built for CPUs, which rank 0 says.
+
+    Such a Horovod takes a tensor on a GPU all the same, and its thread aborts the process when the sum is there.
+
+    Args:
+        wanted: auto, cpu or cuda.
+
+    Raises:
+        UserError: cuda is wanted, and it was built for CPUs.
+    """
+    build = read_build()
+    if not num_gpus or wanted == "cpu" or build is None or "NCCL" in build.features:
+        return num_gpus
+    if wanted == "cuda":
+        raise UserError(
+            "expected Horovod with NCCL for --device cuda, received one built for CPUs; run make setup GPU=1, or give "
+            "--device cpu or another --strategy"
+        )
+    if place.rank == 0:
+        print_line(
+            "allstep: training on the CPU: Horovod is built for CPUs here; make setup GPU=1 builds it for GPUs",
+            sys.stderr,
+        )
+    return 0

@@ -69,6 +69,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             "data_parallel",
             "DataParallel",
             ("accumulate_steps", "num_gpus", "slices", "audit"),
+            num_ranks_flag="--num-gpus",
             most_ranks=1,
             one_process=True,
             why_not_compiled="which copies the network to its devices anew in each step",

@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 import allstep.tensorflow.horovod_keras as hvd
 
 hvd.init()  # 1. initialise: who am I, who are the others
-if gpus := tf.config.list_physical_devices("GPU"):  # 2. one process, one GPU: by local rank
-    tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+gpus = tf.config.list_physical_devices("GPU")  # 2. one process, one GPU: by local rank
+tf.config.set_visible_devices(gpus[hvd.local_rank()] if hvd.local_size() <= len(gpus) else [], "GPU")
 
 images, labels = load_digits(return_X_y=True)
 images, labels = images.astype("float32") / 16, labels

@@ -101,6 +101,14 @@ def gloo_is_busy() -> bool:
     return False
 
 
+def takes_cpu_tensors() -> bool:
+    """Whether torch's default process group takes tensors in the memory of hosts; NCCL alone does not.
+
+    A group of torch 2.14 has the devices for which it has a backend in `_device_types`.
+    """
+    return torch.device("cpu") in torch.distributed.group.WORLD._device_types  # pyright: ignore
+
+
 def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """The handles of the all-reduces that Horovod 0.28.1's DistributedOptimizer has started, by parameter.
 

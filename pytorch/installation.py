@@ -19,7 +19,8 @@ from allstep.common.process.gpu_libraries import loaded_libraries
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print an `Installation`."""
-    num_gpus = torch.cuda.device_count()
+    # Of a driver that is too old it would count them, too, and fail at the next question.
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     pairs = itertools.permutations(range(num_gpus), 2)
     installation = Installation(
         version=torch.__version__,

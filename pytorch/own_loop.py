@@ -6,6 +6,7 @@ from allstep.pytorch import check_replicas, shard, watch
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from allstep.common.launch.placement import placement
 from allstep.common.own_loop import Order, Shard, Steps
 from allstep.common.process.errors import UserError
 from allstep.common.replica_check import check_replicas_equal
+from allstep.pytorch.compat import takes_cpu_tensors
 
 
 def shard(
@@ -69,7 +71,8 @@ def _collectives() -> Collectives:
     if dist.is_available() and dist.is_initialized():
         from allstep.pytorch.strategies.process_group import ProcessGroupCollectives
 
-        return ProcessGroupCollectives(dist.get_rank(), dist.get_world_size())
+        group = None if takes_cpu_tensors() else _gloo_group(dist.group.WORLD)
+        return ProcessGroupCollectives(dist.get_rank(), dist.get_world_size(), group=group)
     if "horovod.torch" in sys.modules and sys.modules["horovod.torch"].is_initialized():
         from allstep.pytorch.strategies.horovod import HorovodCollectives
 
@@ -80,3 +83,11 @@ def _collectives() -> Collectives:
             "expected hvd.init() or torch.distributed.init_process_group() before, received neither; call one of them"
         )
     return OneRank()
+
+
+@functools.cache
+def _gloo_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The ranks of `world`, which may be NCCL alone, once more, by Gloo; all ranks call it."""
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)  # else this rank would not be of it
+    return group

@@ -82,7 +82,7 @@ class Worker:
         if dataset.encoded:
             self._decode = JpegDecoder(dataset.input_shape[0], device, tells=self.collectives.rank == 0)
         autocast_type = _AUTOCAST_TYPES.get(config.precision)
-        self._autocast = partial(torch.autocast, device.type, autocast_type, enabled=autocast_type is not None)
+        self._autocast = partial(torch.autocast, device.type, autocast_type) if autocast_type else nullcontext
         self._scales_loss = config.precision == "fp16"
         # Validation is not compiled: it has too few passes to make up for the time.
         self._eager = partial(torch.compiler.set_stance, "force_eager") if strategy.flags.compile else nullcontext

@@ -56,7 +56,8 @@ assert hvd.nccl_built()
 from allstep.common.process.gpu_libraries import loaded_libraries, loaded_twice
 assert not loaded_twice(loaded_libraries()), loaded_twice(loaded_libraries())
 """
-COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+# PyTorch counts those of a driver that is too old for it, too.
+COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 
 
 def run_ranks(program: str, *, num_ranks: int, controller: str, env: dict[str, str], what: str) -> None:
@@ -93,7 +94,7 @@ def on_gpus() -> None:
     counted = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=True)
     num_gpus = int(counted.stdout)
     if num_gpus == 0:
-        print("not tried: the GPUs, of which there is none here", flush=True)
+        print("not tried: GPUs, none of which can be used here", flush=True)
         return
     num_ranks = min(NUM_RANKS, num_gpus)
     for framework, program in GPU_RANK_PROGRAMS.items():

@@ -14,11 +14,14 @@ from allstep.benchmarks.harness.jobs import environment
 from allstep.common.process.errors import Fault
 
 
-def unavailable(cells: Sequence[Cell], *, oversubscribe: bool = False) -> Iterator[tuple[str, str]]:
+def unavailable(
+    cells: Sequence[Cell], *, oversubscribe: bool = False, num_gpus: int | None = None
+) -> Iterator[tuple[str, str]]:
     """Ids of the cells that this machine cannot run, and why.
 
     Args:
         oversubscribe: whether ranks may share cores.
+        num_gpus: of which each rank takes one; None where all train on CPUs.
     """
     num_cores, path = len(os.sched_getaffinity(0)), environment()["PATH"]
     reasons = {framework: _reasons(framework) for framework in dict.fromkeys(cell.framework for cell in cells)}
@@ -28,6 +31,12 @@ def unavailable(cells: Sequence[Cell], *, oversubscribe: bool = False) -> Iterat
             yield cell.id, reason
         elif start.launcher and shutil.which(start.launcher, path=path) is None:
             yield cell.id, f"expected {start.launcher} on the path, received none; run make setup"
+        elif num_gpus is not None and cell.ranks > num_gpus:
+            yield (
+                cell.id,
+                f"expected at most a rank for each of the {num_gpus} GPUs, received {cell.ranks} ranks; --device cpu "
+                "trains on CPUs",
+            )
         elif cell.ranks > num_cores and not oversubscribe:
             yield (
                 cell.id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ class Settings:
     """Whether the cells of a table are launched together and take turns, block by block."""
     slices: Count | None = None
     """Into how many slices a global batch is cut, by the strategies that can."""
+    device: Annotated[str, one_of("cpu", "cuda")] = "cpu"
+    """Where all cells train: on CPUs, or with a GPU for each rank."""
 
 
 @dataclass(frozen=True)
@@ -178,13 +181,18 @@ def commands(
     trained = ("--framework", cell.framework, "--global-batch-size", batch, "--precision", cell.precision)
     trained += ("--compile",) if cell.compiled else ()
     trained += ("--slices", slices) if (slices := slices_of(cell, settings)) else ()
-    flags = (*training_flags(cell.input, cell.model, settings), *trained)
+    flags = (*training_flags(cell.input, cell.model, settings), *trained, "--device", settings.device)
     module = "allstep.benchmarks.synthetic" if cell.input == "synthetic" else "allstep.benchmarks.comparison.real"
     strategy, ranks = trainers_name(cell.strategy), cell.ranks // number
-    return [
+    launches = [
         train_command(cell.framework, strategy, ranks, (*flags, *waiting, "--output", output), module=module)
         for output in outputs
-    ], outputs
+    ]
+    if number > 1 and settings.device == "cuda":  # each by itself would take the first GPU
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
+        pairs = zip(visible.split(","), launches, strict=False)  # a cell of more processes than GPUs is not launched
+        launches = [["env", f"CUDA_VISIBLE_DEVICES={gpu}", *one] for gpu, one in pairs]
+    return launches, outputs
 
 
 def training_flags(kind: str, model: str, settings: Settings) -> tuple[object, ...]:

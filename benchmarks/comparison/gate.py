@@ -103,9 +103,11 @@ def why_none(cell: Cell) -> str:
 class Gate:
     """Trains places and compares their curves with the first one of each group."""
 
-    def __init__(self, num_steps: int, launch: Callable[[Sequence[list[str]]], Sequence[Outcome]]) -> None:
-        """`launch` runs commands, each a job of its own."""
-        self._num_steps, self._launch = num_steps, launch
+    def __init__(
+        self, num_steps: int, launch: Callable[[Sequence[list[str]]], Sequence[Outcome]], *, device: str = "cpu"
+    ) -> None:
+        """`launch` runs commands, each a job of its own; `device` is the trainers'."""
+        self._num_steps, self._launch, self._device = num_steps, launch, device
         self._trained: dict[tuple[GateRun, int], tuple[Outcome, curves.Curve | None]] = {}
         """By place and seed."""
 
@@ -170,7 +172,7 @@ class Gate:
     def _command(self, place: GateRun, folder: Path, seed: int) -> list[str]:
         flags = (
             *(*_data_flags(place.model), "--model", place.model, "--precision", place.precision),
-            *("--epochs", 1, "--log-every", 1, "--seed", seed),
+            *("--epochs", 1, "--log-every", 1, "--seed", seed, "--device", self._device),
             # One epoch has the steps asked for, the last of them with fewer samples.
             *("--global-batch-size", math.ceil(_NUM_SAMPLES / self._num_steps_of(place)), "--output-dir", folder),
             *parity.SETTINGS[_OPTIMIZER].flags,

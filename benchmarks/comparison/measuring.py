@@ -18,6 +18,7 @@ from allstep.benchmarks.comparison.cells import INDEPENDENT, Cell, Settings, com
 from allstep.benchmarks.comparison.ranking import against
 from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
+from allstep.benchmarks.harness import nvml
 from allstep.benchmarks.harness.jobs import Outcome
 from allstep.benchmarks.records import files
 from allstep.benchmarks.records.comparison import (
@@ -66,7 +67,8 @@ class Comparison:
         if earlier := _read(ComparisonResult, directory / SUMMARY):
             self._check_same(earlier)
             self._created = earlier.created
-        self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe))
+        num_gpus = nvml.num_visible() if settings.device == "cuda" else None
+        self._unavailable = dict(unavailable(cells, oversubscribe=oversubscribe, num_gpus=num_gpus))
         self._gates = {place.id: self._read_good(Verdict, gate_path(directory, place.id)) for place in self._places()}
         self._samples = {
             cell.id: [self._read_good(Sample, sample_path(directory, cell.id, number)) for number in range(num_rounds)]
@@ -84,7 +86,7 @@ class Comparison:
         with Progress(*columns, console=console, transient=True) as progress:
             places = [place for place in self._places() if self._gates[place.id] is None]
             task = progress.add_task("", total=len(places) + len(self._cells) * self._num_rounds)
-            judge = gate.Gate(self._settings.gate_steps, self._launch)
+            judge = gate.Gate(self._settings.gate_steps, self._launch, device=self._settings.device)
             progress.update(task, description="gate")
             judge.train(places)
             for place in places:
@@ -196,8 +198,9 @@ class Comparison:
                 own.mkdir()
                 processes, outputs = commands(cell, self._settings, own, turns=own / "turns")
                 launches.append((Launch(processes, own / "turns", strategy_entry(cell).polls), outputs))
-            alone = all(cell.input == "synthetic" for cell in cells)  # whose start-up is measured
-            outcomes = self._run([launch for launch, _ in launches], alone=alone)
+            measures_start = all(cell.input == "synthetic" for cell in cells)
+            starting = 1 if measures_start else 2
+            outcomes = self._run([launch for launch, _ in launches], starting=starting)
             for cell, (launch, outputs), outcome in zip(cells, launches, outcomes, strict=True):
                 good = outcome.status == "ok"
                 written = [files.read_json(Measured, output) for output in outputs if good]
@@ -220,11 +223,11 @@ class Comparison:
         """Run commands to their ends; without --no-turns, the next one while the one before still runs."""
         with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
             launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
-            return self._run(launches, alone=not self._settings.turns)
+            return self._run(launches, starting=2 if self._settings.turns else 1)
 
-    def _run(self, launches: Sequence[Launch], *, alone: bool) -> list[Outcome]:
+    def _run(self, launches: Sequence[Launch], *, starting: int) -> list[Outcome]:
         num_threads = self._settings.threads_per_rank
-        return run_in_turn(launches, time_limit=self._time_limit, num_threads=num_threads, alone=alone)
+        return run_in_turn(launches, time_limit=self._time_limit, num_threads=num_threads, starting=starting)
 
     def _commands_text(self, cell: Cell) -> str:
         launches, _ = commands(cell, self._settings, Path("FOLDER"))

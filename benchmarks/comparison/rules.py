@@ -46,7 +46,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         # turns.py
         *_turn_rules(settings),
         # availability.py
-        core_rule,
+        core_rule
+        + (" Each has a GPU of its own as well, or the cell is left out." if settings.device == "cuda" else ""),
         # samples.py
         "The slowest rank counts: images of all ranks over the longest time of any rank, block by block; a launch's "
         f"speed is the median of its blocks ({settings.num_iters} blocks of {settings.num_batches_per_iter} steps of "

@@ -65,9 +65,7 @@ class Launch:
     """Whether ranks take processor time while they wait."""
 
 
-def run_in_turn(
-    launches: Sequence[Launch], *, time_limit: float, num_threads: int, alone: bool = True
-) -> list[Outcome]:
+def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: int, starting: int = 1) -> list[Outcome]:
     """Run jobs to their ends, as many at the same time as there is memory for; who fails is out, the others go on.
 
     All have the same number of blocks.
@@ -75,7 +73,8 @@ def run_in_turn(
     Args:
         time_limit: seconds of its own after which a job is ended, with every process that it started.
         num_threads: compute threads of each rank.
-        alone: a job has the machine until its ranks wait for their first turn; else the next one starts meanwhile.
+        starting: how many may start at the same time; with 1 a job has the machine until its ranks wait for their first
+            turn.
     """
     outcomes: list[Outcome] = []
     while len(outcomes) < len(launches):
@@ -87,7 +86,7 @@ def run_in_turn(
                 largest = np.zeros_like(available)
                 for launch in launches[len(outcomes) :]:
                     jobs.append(stack.enter_context(_Job.started(launch, guard, time_limit, num_threads)))
-                    for job in jobs if alone else jobs[:-1]:
+                    for job in jobs[: max(0, len(jobs) + 1 - starting)]:
                         job.arrive()
                     before, available = available, _available_memory()
                     largest = np.maximum(largest, before - available)

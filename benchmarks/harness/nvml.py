@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) says of the GPUs; nothing where there is no driver."""
+"""What NVIDIA's driver and its management library (NVML) say of the GPUs; nothing where there is no driver."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from collections.abc import Callable
 from types import ModuleType
 
 _ADDRESS_LENGTH = 32  # of a GPU on the PCI bus, as text
+
+
+def num_visible() -> int:
+    """GPUs that programs see here: CUDA_VISIBLE_DEVICES may hide some."""
+    number = ctypes.c_int()
+    try:
+        driver = _driver()
+    except OSError:
+        return 0
+    driver.cuDeviceGetCount(ctypes.byref(number))
+    return number.value
 
 
 def free_memory() -> tuple[int, ...]:
@@ -53,8 +64,18 @@ def _library() -> ModuleType | None:
 
 def _pci_address(gpu: int) -> bytes:
     """Of a GPU on the PCI bus: the name by which NVML finds what CUDA counts."""
-    driver, device, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.create_string_buffer(_ADDRESS_LENGTH)
-    driver.cuInit(0)
+    driver, device, address = _driver(), ctypes.c_int(), ctypes.create_string_buffer(_ADDRESS_LENGTH)
     driver.cuDeviceGet(ctypes.byref(device), gpu)
     driver.cuDeviceGetPCIBusId(address, len(address), device)
     return address.value
+
+
+def _driver() -> ctypes.CDLL:
+    """The driver itself, which counts as CUDA does.
+
+    Raises:
+        OSError: there is none.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuInit(0)  # where it fails, so do questions
+    return driver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -32,6 +33,11 @@ class Figure:
             return True
         relation, bound = self.target.split()
         return self.ratio >= float(bound) if relation == ">=" else self.ratio <= float(bound)
+
+
+def missing(what: str, why: str) -> Figure:
+    """A row in place of a figure that could not be measured; it is not reached."""
+    return Figure(f"{what}: {why}", math.nan, math.nan, math.nan, "<= 0")
 
 
 @dataclass(frozen=True)

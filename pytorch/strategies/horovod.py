@@ -14,6 +14,7 @@ import torch
 from horovod.common.elastic import notification_manager
 
 from allstep.common.elastic import form_anew
+from allstep.common.horovod_build import usable_gpus
 from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import SUM_OF_SLICES, check_horovod, configure_horovod
 from allstep.pytorch.compat import all_reduce_handles
@@ -34,6 +35,9 @@ class Horovod(Strategy):
             hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
+
+    def count_gpus(self) -> int:
+        return usable_gpus(super().count_gpus(), self._wanted_device, self.place)
 
     def pin_device(self) -> torch.device:
         device = super().pin_device()

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -73,21 +73,23 @@ class ProcessGroupCollectives:
 
     rank: int
     world_size: int
+    group: dist.ProcessGroup | None = field(default=None, kw_only=True)
+    """Another one of the same ranks, where the default one communicates between GPUs alone."""
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
         sums = torch.from_numpy(values.copy())
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=self.group)
         return sums.numpy()
 
     def all_gather(self, values: np.ndarray) -> np.ndarray:
         gathered = torch.empty((self.world_size, *values.shape), dtype=torch.int64)
-        dist.all_gather(list(gathered), torch.from_numpy(values))
+        dist.all_gather(list(gathered), torch.from_numpy(values), group=self.group)
         return gathered.numpy()
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
         received = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
         for tensor in received.values():
-            dist.broadcast(tensor, root)
+            dist.broadcast(tensor, root, group=self.group)
         return {name: tensor.numpy() for name, tensor in received.items()}
 
     def barrier(self) -> None:

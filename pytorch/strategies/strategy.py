@@ -62,9 +62,14 @@ class Strategy(ABC):
 
     def choose_device(self) -> None:
         """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it, before anything else."""
-        num_gpus = torch.cuda.device_count()
+        num_gpus = self.count_gpus()
         self.gpu = choose_gpu(self._wanted_device, self.place, num_gpus)
         report_choice(self.gpu, self._wanted_device, self.place, num_gpus)
+
+    def count_gpus(self) -> int:
+        """GPUs that this rank sees and could train on."""
+        # PyTorch counts those of a driver that is too old for it, too.
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def serve(self) -> bool:
         """Whether this rank only computes for another one that trains; returns when that one is gone."""
@@ -227,7 +232,8 @@ class TrainStep:
         Returns: the sum of the losses.
         """
         loss_sum = self.loss(self.model(inputs), targets)
-        (loss_sum * loss_weight).backward()
+        # As (loss_sum * loss_weight).backward(), in fewer operations: small networks are bound by their number.
+        loss_sum.backward(torch.full_like(loss_sum, loss_weight))
         return loss_sum.detach()
 
 

@@ -14,6 +14,7 @@ from horovod.common.elastic import notification_manager
 from horovod.tensorflow import allreduce
 
 from allstep.common.elastic import form_anew
+from allstep.common.horovod_build import usable_gpus
 from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
@@ -36,6 +37,9 @@ class Horovod(Strategy):
             hvd.init()
         check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
+
+    def count_gpus(self) -> int:
+        return usable_gpus(super().count_gpus(), self._wanted_device, self.place)
 
     def pin_device(self) -> str:
         device = super().pin_device()

@@ -106,11 +106,15 @@ class Strategy(ABC):
 
     def choose_device(self) -> None:
         """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it once it knows its place."""
-        num_gpus = len(tf.config.list_physical_devices("GPU"))
+        num_gpus = self.count_gpus()
         self.gpu = choose_gpu(self._wanted_device, self.place, num_gpus)
         report_choice(self.gpu, self._wanted_device, self.place, num_gpus)
         if self.gpu is None:
             tf.config.set_visible_devices([], "GPU")
+
+    def count_gpus(self) -> int:
+        """GPUs that this rank sees and could train on."""
+        return len(tf.config.list_physical_devices("GPU"))
 
     def serve(self) -> bool:
         """Whether this rank only computes for another one that trains; returns when that one is gone."""

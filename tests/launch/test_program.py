@@ -125,6 +125,33 @@ def test_a_session_in_tasks_of_srun(tmp_path):
         assert task.result().returncode == 0 and "as by hand: 1" in task.result().stdout, task.result().output
 
 
+# As with "nccl", no backend is there for tensors of the host.
+ON_GPUS_ALONE = """
+import torch
+import torch.distributed as dist
+from allstep.common.process.errors import Fault
+from allstep.pytorch import check_replicas, watch
+dist.init_process_group("cuda:gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 2)
+with watch() as steps:
+    steps.begin(1)
+    check_replicas(model)
+    model.weight.data += dist.get_rank()
+    try:
+        check_replicas(model)
+    except Fault as error:
+        print("found:", error, flush=True)
+"""
+
+
+def test_parts_beside_a_process_group_that_is_for_gpus_alone(tmp_path):
+    (tmp_path / "mine.py").write_text(ON_GPUS_ALONE)
+    result = run(BIN / "torchrun", "--standalone", "--nproc-per-node", "2", tmp_path / "mine.py")
+    assert result.returncode == 0, result.output
+    assert len(re.findall("found: .*weight", result.stdout)) == 2, result.output
+
+
 @pytest.mark.parametrize("library", ["accelerate", "lightning"])
 def test_a_loop_of_a_library_ends_at_the_same_weights(library, tmp_path):
     """The oracle is a loop in NumPy, in the order of `shard`, with steps by the mean loss of the global batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from allstep.pytorch.compat import (
     known_arguments,
     set_most_programs,
     share_tensors,
+    takes_cpu_tensors,
     unscale,
     without_compiler,
 )
@@ -138,3 +140,14 @@ def test_known_arguments():
         pass
 
     assert known_arguments(function, known=False, unknown=False) == {"known": False}
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("gloo", True), ("cuda:gloo", False), ("cpu:gloo,cuda:gloo", True)])
+def test_which_tensors_a_process_group_takes(backend, expected):
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert takes_cpu_tensors() == expected
+        with contextlib.nullcontext() if expected else pytest.raises(RuntimeError, match="No backend type"):
+            torch.distributed.all_reduce(torch.zeros(1))
+    finally:
+        torch.distributed.destroy_process_group()

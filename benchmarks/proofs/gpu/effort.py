@@ -12,7 +12,7 @@ class Effort:
     device: str
     """The trainers' --device."""
     seconds: float
-    """That all checks may take together; where one of them is given this, those after which it is ended."""
+    """That all checks may take together; a check that is given this is ended after them."""
     large_shape: tuple[int, int, int]
     """Height, width and channels of ResNet-50's images."""
     large_batch: dict[str, int]
@@ -22,7 +22,7 @@ class Effort:
     num_warmup: int
     """Batches before the first that is timed."""
     num_batches: int
-    """Of ResNet-50 that are timed together; of the small networks ten times as many."""
+    """Of ResNet-50 that are timed together; of the small networks five times as many."""
     num_blocks: int
     """That each of two jobs runs in turn."""
     num_images: int
@@ -42,7 +42,7 @@ ON_GPU = Effort(
     small_batch={"cnn": 64, "resnet18": 128},
     num_warmup=15,
     num_batches=10,
-    num_blocks=8,
+    num_blocks=5,
     num_images=6400,
     decode_threads=16,
     exact_epochs=2,

@@ -1,34 +1,37 @@
-"""How fast the trainers are beside loops by hand: both are there at once and train a block of batches in turn.
+"""How fast the trainers are beside loops by hand: all are there at once and train a block of batches in turn.
 
-So both see the same clocks and temperature, and compile at the same time. Ours runs under horovodrun on one rank.
+So they see the same clocks and temperature, and compile at the same time. Ours runs under horovodrun on one rank.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from allstep.benchmarks.comparison.turns import Launch, run_in_turn
-from allstep.benchmarks.harness.measure import BenchmarkFailed, Figure, TookTooLong, epoch_rates, job, median_ratio, run
+from allstep.benchmarks.harness.measure import epoch_rates, job, median_ratio, run
 from allstep.benchmarks.proofs.gpu import decode
 from allstep.benchmarks.proofs.gpu.effort import Effort
 from allstep.benchmarks.proofs.gpu.images import write_images
+from allstep.benchmarks.records.figures import Figure, missing
 from allstep.benchmarks.records.files import read_json
 
 NUM_THREADS = 4
 # Launches of the same program on one GPU differ by 1 to 2 %.
 AS_FAST = ">= 0.97"
 SMALL_SHAPES = {"cnn": (28, 28, 1), "resnet18": (32, 32, 3)}
+SMALL_NETWORKS = {"pytorch": ("cnn", "resnet18"), "tensorflow": ("cnn",)}
+"""That are held against loops by hand."""
+
+Rates = Mapping[str, Sequence[float]]
+"""Images per second of each block of each command that ended well, by the commands' names."""
 
 
-def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder: Path) -> dict[str, list[float]]:
-    """Images per second of each block of each command, by the commands' names.
-
-    Raises:
-        BenchmarkFailed: one did not end well.
-    """
+def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder: Path) -> Rates:
+    """Run commands in turn; those that do not end well are reported on stderr, and left out."""
     folder.mkdir(parents=True)
     outputs = {name: folder / f"{name}.json" for name in commands}
     launches = []
@@ -39,12 +42,14 @@ def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder:
         launches.append(Launch([list(map(str, words))], socket, polls=False))
     # Before the whole check is ended, so that what a job printed that does not end is seen.
     time_limit = 0.9 * effort.seconds
-    outcomes = run_in_turn(launches, time_limit=time_limit, num_threads=NUM_THREADS, alone=False)
+    outcomes = run_in_turn(launches, time_limit=time_limit, num_threads=NUM_THREADS, starting=len(launches))
+    rates = {}
     for name, outcome in zip(commands, outcomes, strict=True):
-        if outcome.status != "ok":
-            kind = TookTooLong if outcome.status == "timeout" else BenchmarkFailed
-            raise kind(f"{name}: {outcome.reason}\n{outcome.log}")
-    return {name: _rates(json.loads(output.read_text())) for name, output in outputs.items()}
+        if outcome.status == "ok":
+            rates[name] = _rates(json.loads(outputs[name].read_text()))
+        else:
+            print(f"{name}: {outcome.reason}\n{outcome.log}", file=sys.stderr)
+    return rates
 
 
 def _rates(measured: dict) -> list[float]:
@@ -56,24 +61,31 @@ def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> Fi
     flags = _flags("resnet50", effort.large_shape, effort.large_batch[framework], 1000, effort.num_batches, effort)
     flags += ["--precision", "bf16", *(["--compile"] if compiled else [])]
     what = f"{framework}: resnet50 bf16{' compiled' if compiled else ''}, images/s / by hand"
-    return _beside_by_hand(what, framework, flags, effort, folder / f"large-{framework}-{compiled}", AS_FAST)
+    rates = rates_in_turn({"ours": _ours(framework, flags), "hand": _by_hand(framework, flags)}, effort, folder / "it")
+    return _figure(what, rates, "ours", "hand", AS_FAST)
 
 
-def small(framework: str, model: str, effort: Effort, folder: Path) -> Figure:
-    """A network whose steps are bound by what starts them."""
-    flags = _flags(model, SMALL_SHAPES[model], effort.small_batch[model], 10, 10 * effort.num_batches, effort)
-    flags += ["--precision", "float32" if model == "cnn" else "bf16"]
-    what = f"{framework}: {model}, images/s / by hand"
-    return _beside_by_hand(what, framework, flags, effort, folder / f"small-{framework}-{model}", ">= 1.0")
-
-
-def deterministic_cost(framework: str, effort: Effort, folder: Path) -> Figure:
-    """What --deterministic costs; no bound, for nobody must pay it."""
-    flags = _flags("resnet18", SMALL_SHAPES["resnet18"], effort.small_batch["resnet18"], 10, effort.num_batches, effort)
-    ours = _ours(framework, [*flags, "--precision", "bf16"])
-    rates = rates_in_turn({"with": [*ours, "--deterministic"], "without": ours}, effort, folder / f"cost-{framework}")
-    what = f"{framework}: resnet18, images/s --deterministic / without"
-    return _figure(what, rates["with"], rates["without"], "")
+def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
+    """Networks whose steps are bound by what starts them; and what --deterministic costs, which nobody must pay."""
+    commands: dict[str, Sequence[object]] = {}
+    for model, shape in SMALL_SHAPES.items():
+        flags = _flags(model, shape, effort.small_batch[model], 10, 5 * effort.num_batches, effort)
+        flags += ["--precision", "float32" if model == "cnn" else "bf16"]
+        commands[model] = _ours(framework, flags)
+        if model in SMALL_NETWORKS[framework]:
+            commands[f"{model}-hand"] = _by_hand(framework, flags)
+        if model == "resnet18":
+            commands[f"{model}-deterministic"] = [*commands[model], "--deterministic"]
+    rates = rates_in_turn(commands, effort, folder / "it")
+    return [
+        *(
+            _figure(f"{framework}: {model}, images/s / by hand", rates, model, f"{model}-hand", ">= 1.0")
+            for model in SMALL_NETWORKS[framework]
+        ),
+        _figure(
+            f"{framework}: resnet18, images/s --deterministic / without", rates, "resnet18-deterministic", "resnet18"
+        ),
+    ]
 
 
 def real_images(effort: Effort, folder: Path) -> Figure:
@@ -90,14 +102,13 @@ def real_images(effort: Effort, folder: Path) -> Figure:
             "allstep.pytorch.train",
             *("--dataset", "image-folder", "--data-dir", data, "--image-size", effort.large_shape[0]),
             *("--decode-threads", effort.decode_threads, "--model", "resnet50"),
-            *("--precision", "bf16", "--batch-size", batch, "--base-lr", 1e-6, "--epochs", 4, "--drop-last"),
+            *("--precision", "bf16", "--batch-size", batch, "--base-lr", 1e-6, "--epochs", 3, "--drop-last"),
             *("--device", effort.device, "--output-dir", output),
             num_ranks=1,
         )
     )
-    return _figure(
-        "pytorch: resnet50 bf16, images/s JPEG files / synthetic", epoch_rates(output), rates["synthetic"], ">= 0.95"
-    )
+    what = "pytorch: resnet50 bf16, images/s JPEG files / synthetic"
+    return _figure(what, {**rates, "real": epoch_rates(output)}, "real", "synthetic", ">= 0.95")
 
 
 def decoding(effort: Effort, folder: Path) -> list[Figure]:
@@ -130,15 +141,14 @@ def _ours(framework: str, flags: Sequence[object]) -> list[object]:
     return [*job("allstep.benchmarks.synthetic", num_ranks=1), "--framework", framework, *flags]
 
 
-def _beside_by_hand(
-    what: str, framework: str, flags: Sequence[object], effort: Effort, folder: Path, target: str
-) -> Figure:
-    by_hand = [*job(f"allstep.benchmarks.proofs.handwritten.{framework}_gpu", num_ranks=None), *flags]
-    rates = rates_in_turn({"ours": _ours(framework, flags), "by-hand": by_hand}, effort, folder)
-    return _figure(what, rates["ours"], rates["by-hand"], target)
+def _by_hand(framework: str, flags: Sequence[object]) -> list[object]:
+    return [*job(f"allstep.benchmarks.proofs.handwritten.{framework}_gpu", num_ranks=None), *flags]
 
 
-def _figure(what: str, ours: Sequence[float], reference: Sequence[float], target: str) -> Figure:
-    middle = statistics.median(ours), statistics.median(reference)
-    ratio = median_ratio(ours, reference) if len(ours) == len(reference) else middle[0] / middle[1]
-    return Figure(what, *middle, ratio, target)
+def _figure(what: str, rates: Rates, ours: str, reference: str, target: str = "") -> Figure:
+    """The rates of one command over those of another; a row that says so where one has failed."""
+    if failed := [name for name in (ours, reference) if name not in rates]:
+        return missing(what, f"{' and '.join(failed)} failed")
+    one, other = rates[ours], rates[reference]
+    ratio = median_ratio(one, other) if len(one) == len(other) else statistics.median(one) / statistics.median(other)
+    return Figure(what, statistics.median(one), statistics.median(other), ratio, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from compared import SETTINGS, cell
@@ -51,6 +52,26 @@ def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_scaling_that_of_all()
             assert command[command.index("--global-batch-size") + 1] == batch
             assert command[command.index("--strategy") + 1] == "single"
             assert command[command.index("--turns") + 1] == "at/turns"
+
+
+def test_each_of_several_independent_processes_has_a_gpu_of_its_own(monkeypatch):
+    """A process that no launcher has started would take the first."""
+    for given, expected in ((None, ["0", "1"]), ("", ["0", "1"]), ("3,5,7", ["3", "5"])):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if given is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        launches, outputs = commands(cell(strategy="independent"), on_gpus := replace(SETTINGS, device="cuda"), Path())
+        assert [one[:3] for one in launches] == [["env", f"CUDA_VISIBLE_DEVICES={gpu}", "python"] for gpu in expected]
+        assert len(outputs) == 2
+        for settings in (SETTINGS, on_gpus):
+            [horovod], _ = commands(cell(), settings, Path())
+            assert horovod[0] == "horovodrun" and horovod[horovod.index("--device") + 1] == settings.device
+
+
+def test_ranks_beyond_the_gpus_are_told():
+    cells = [cell(strategy="independent", ranks=ranks) for ranks in (1, 2)]
+    [(name, reason)] = unavailable(cells, oversubscribe=True, num_gpus=1)
+    assert name == cells[1].id and "each of the 1 GPUs, received 2 ranks" in reason and "--device cpu" in reason
 
 
 def test_a_missing_launcher_is_told(tmp_path, monkeypatch):

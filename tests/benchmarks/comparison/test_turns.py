@@ -105,14 +105,14 @@ def test_when_one_has_left_the_others_leave_at_once(tmp_path):
     assert blocks(tmp_path)[-1][2] < first_ended < min(began, began_too) < max(began, began_too) < min(ended, ended_too)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_job_starts_alone_or_while_the_one_before_starts(alone, tmp_path):
+@pytest.mark.parametrize("starting", [1, 2])
+def test_a_job_starts_alone_or_while_the_one_before_starts(starting, tmp_path):
     slow = launch(tmp_path, "slow", behaviour="starts slowly")
-    run_in_turn([slow, launch(tmp_path, "next")], time_limit=60, num_threads=1, alone=alone)
+    run_in_turn([slow, launch(tmp_path, "next")], time_limit=60, num_threads=1, starting=starting)
     waits, starts, next_waits = (
         float((tmp_path / name).read_text()) for name in ("slow waits", "next starts", "next waits")
     )
-    assert (waits < starts) == alone
+    assert (waits < starts) == (starting == 1)
     assert max(waits, next_waits) < min(began for _, began, _ in blocks(tmp_path))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ print(joules() - before)
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a driver")
 def test_without_a_driver_nothing_is_known():
-    assert nvml.free_memory() == ()
+    assert nvml.free_memory() == () and nvml.num_visible() == 0
 
 
 @pytest.mark.gpu
@@ -36,7 +37,14 @@ def test_free_memory_is_that_of_nvidia_smi():
 
 
 @pytest.mark.gpu
+def test_gpus_that_are_hidden_are_not_counted():
+    count = [sys.executable, "-c", "from allstep.benchmarks.harness import nvml; print(nvml.num_visible())"]
+    for visible, expected in ((gpus.need(), "1"), ({"CUDA_VISIBLE_DEVICES": ""}, "0")):
+        assert subprocess.check_output(count, env=os.environ | visible, text=True).strip() == expected
+
+
+@pytest.mark.gpu
 def test_a_busy_gpu_takes_energy():
-    environ = gpus.need()
+    environ = os.environ | gpus.need()
     found = subprocess.run([sys.executable, "-c", MEASURE], env=environ, capture_output=True, text=True, check=True)
     assert 50 < float(found.stdout) < 2000  # a second at 50 to 2,000 W

@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 
+from allstep.common import horovod_build
+from allstep.common.horovod_build import HorovodBuild, usable_gpus
 from allstep.common.launch.devices import check_agreement, choose_gpu, report_choice
 from allstep.common.launch.placement import ALONE, Placement
 from allstep.common.process.errors import UserError
@@ -71,3 +73,18 @@ def test_hosts_that_differ_are_refused():
         check_agreement(number, host(4)[0])
     with pytest.raises(UserError, match="expected GPUs for all 4 ranks or for none, received 3 ranks"):
         check_agreement(3, host(4)[0])
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 8])
+def test_horovod_has_gpus_where_it_has_nccl(num_gpus, monkeypatch, capsys):
+    first, second = host(2)
+    for features in (("MPI", "NCCL"), ("MPI", "Gloo")):
+        monkeypatch.setattr(horovod_build, "read_build", lambda features=features: HorovodBuild({}, features))
+        usable = num_gpus if "NCCL" in features else 0
+        assert usable_gpus(num_gpus, "cpu", first) == num_gpus  # which choose_gpu leaves alone
+        assert usable_gpus(num_gpus, "auto", second) == usable and capsys.readouterr().err == ""
+        assert usable_gpus(num_gpus, "auto", first) == usable
+        assert ("Horovod is built for CPUs" in capsys.readouterr().err) == (num_gpus > usable)
+        if num_gpus > usable:
+            with pytest.raises(UserError, match="expected Horovod with NCCL .* GPU=1"):
+                usable_gpus(num_gpus, "cuda", first)
