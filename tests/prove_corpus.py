@@ -157,6 +157,7 @@ FAULTS = (
     Fault("same-samples", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512, seed=1)",
           is_combined=True),
     Fault("dropout-same", _G, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_combined=True),
+    Fault("dropout-same", _G, "in model.weights]", "in model.variables]"),  # as Horovod's own example does
     Fault("validation-of-one-rank", _G, 'hvd.allreduce(tf.constant(correct / 256), op=hvd.Sum, name="accuracy")',
           "correct / 128", is_combined=True),
     # Replicas of tf.distribute.

@@ -119,5 +119,5 @@ def failure_of(run: Run, status: int | None, printed: str) -> str:
 def _cause(printed: str) -> str | None:
     """The last error that was printed, without torchrun's own, which names none."""
     lines = [re.sub(r"^\[\d+(,\d+)?\]<std(out|err)>:", "", line).strip() for line in printed.splitlines()]
-    errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)\b)", line)]
+    errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)(:|$))", line)]
     return next((error for error in reversed(errors) if not error.startswith("torch.distributed.elastic")), None)
