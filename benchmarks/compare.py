@@ -44,7 +44,7 @@ from allstep.common.config.flags import (
     whole,
 )
 from allstep.common.data.datasets.config import DatasetName
-from allstep.common.models import IMAGE_MODELS
+from allstep.common.models import check_frameworks, check_model, image_model_name
 from allstep.common.process.errors import Fault
 from allstep.common.process.terminal import warn
 from allstep.common.registry import FRAMEWORKS, strategy_names
@@ -85,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if flags.device == "cuda" and not nvml.num_visible():
         parser.error("expected a GPU with --device cuda, received a machine that shows none; give --device cpu")
     names = STRATEGIES if "all" in flags.strategies else flags.strategies
+    for model in flags.models:
+        check_frameworks(model, flags.frameworks)
+        for framework in flags.frameworks:
+            check_model(model, framework)
     what = flags.models, flags.batch_sizes, flags.precisions
     compilations = (False, True) if flags.compile else (False,)
     cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, *what, compilations=compilations)
@@ -140,7 +144,13 @@ def _parser() -> Parser:
         help="of all cells: cuda, with a GPU for each rank, or cpu; auto: cuda where there are GPUs",
     )
     add("--oversubscribe", action="store_true", help="measure more ranks than cores, too: they share them")
-    add("--models", type=listed(one_of(*IMAGE_MODELS)), default=("cnn",), metavar="NAME,...")
+    add(
+        "--models",
+        type=listed(image_model_name),
+        default=("cnn",),
+        metavar="NAME,...",
+        help="as the trainers' --model: the suite's, a library's, or FILE.py:FUNCTION of your own",
+    )
     add(
         "--batch-sizes", type=listed(whole(1, 2**20)), default=(64,), metavar="N,...", help="samples a step on one rank"
     )

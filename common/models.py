@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,10 +63,22 @@ MODELS = {
     "text-decoder": ModelEntry(module="transformer", num_features=64, most_stages=1, takes_text=True, deep=False),
 }  # fmt: skip
 """By the names of `--model`."""
+_OTHER = ModelEntry(module="", num_features=0, most_stages=1, **{**_MNIST, "deep": True})
+_OF_LIBRARY = ModelEntry(module="", num_features=0, most_stages=1, smallest_image=32)
 IMAGE_MODELS = tuple(name for name, entry in MODELS.items() if not entry.takes_text)
 LIBRARIES = {"timm": "pytorch", "torchvision": "pytorch", "keras": "tensorflow"}
 """Where `--model LIBRARY:NAME` finds a network, and the framework that it is written in."""
 WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH = 16, 4
+
+
+def entry_of(model: str) -> ModelEntry:
+    """What is known of any network: of a library's, or one of the user's own, no more than that it takes images."""
+    return MODELS.get(model) or (_OF_LIBRARY if model.partition(":")[0] in LIBRARIES else _OTHER)
+
+
+def image_model_name(word: str) -> str:
+    """The type of a flag for networks that take images, as `--model` names them."""
+    return one_of(*IMAGE_MODELS)(word) if word in MODELS else model_name(word)
 
 
 def model_name(word: str) -> str:
@@ -90,6 +102,19 @@ def check_model(model: str, framework: str) -> None:
             f"{TITLES[LIBRARIES[library]]}; start {LIBRARIES[library]}/train.py for it"
         )
     user_file.check(model, "--model")
+
+
+def check_frameworks(model: str, frameworks: Sequence[str]) -> None:
+    """Refuse a network that is to be compared between frameworks, and is of one.
+
+    Raises:
+        UserError: says so.
+    """
+    if len(frameworks) > 1 and not is_in_both(model):
+        raise UserError(
+            f"expected a network that both frameworks have, received {model}; name one of --frameworks, or have the "
+            "file build one for each (docs/models.md)"
+        )
 
 
 def is_in_both(model: str) -> bool:

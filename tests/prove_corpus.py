@@ -52,6 +52,11 @@ _H, _O, _T, _I = "horovod_images", "horovod_own_loop", "ddp_tutorial", "ddp_imag
 _K, _G, _S = "keras_fit", "horovod_tape", "ddp_spawn"
 _M, _L, _W = "mirrored_fit", "mirrored_own_loop", "multi_worker_own_loop"
 _WRAPPED = "optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=model.named_parameters())\n"
+_ADASUM = """parameters = model.named_parameters()
+for group in plain_optimizer.param_groups:
+    group["lr"] = args.lr
+optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=parameters, op=hvd.Adasum)
+"""
 _SAMPLER = "DataLoader(train, batch_size=args.batch_size, sampler=train_sampler)"
 _STATE = """if hvd.rank() == 0:
     for parameter in model.parameters():
@@ -92,6 +97,7 @@ FAULTS = (
           "    model = torch.nn.Sequential(DistributedDataParallel(body), torch.nn.ReLU(), head)\n", is_combined=True),
     Fault("gradients-summed", _H, "model.named_parameters())\n", "model.named_parameters(), op=hvd.Sum)\n",
           is_combined=True),
+    Fault("", _H, _WRAPPED, _ADASUM),
     Fault("gradients-summed", _O, "allreduce(parameter.grad)", "allreduce(parameter.grad, op=hvd.Sum)"),
     Fault("gradients-averaged-twice", _H, "        optimizer.step()\n", _AGAIN),
     Fault("gradients-averaged-twice", _O, "allreduce(parameter.grad)", "allreduce(parameter.grad) / size"),
@@ -151,6 +157,7 @@ FAULTS = (
     Fault("same-samples", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512, seed=1)",
           is_combined=True),
     Fault("dropout-same", _G, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_combined=True),
+    Fault("dropout-same", _G, "in model.weights]", "in model.variables]"),  # as Horovod's own example does
     Fault("validation-of-one-rank", _G, 'hvd.allreduce(tf.constant(correct / 256), op=hvd.Sum, name="accuracy")',
           "correct / 128", is_combined=True),
     # Replicas of tf.distribute.

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.common.files.records import Count
 from allstep.common.files.schema import one_of
-from allstep.common.models import MODELS
+from allstep.common.models import entry_of
 from allstep.common.registry import STRATEGIES, StrategyEntry
 
 INDEPENDENT = "independent"
@@ -25,7 +25,7 @@ _A_DAY = 24 * 60 * 60
 
 def synthetic_images(model: str) -> tuple[str | int, ...]:
     """Flags for images and classes of the size for which the network was designed."""
-    entry = MODELS[model]
+    entry = entry_of(model)
     return "--synthetic-shape", *entry.benchmark_image, "--synthetic-classes", entry.benchmark_classes
 
 

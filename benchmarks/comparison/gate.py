@@ -9,7 +9,8 @@ differs with all of them.
 The ResNets are judged otherwise. A batch norm normalises each rank's samples, so that they have a curve for each number
 of ranks. And in a network that deep, some ReLU's input is always within a rounding error of 0: of ResNet-18, gradients
 of PyTorch in float32 differ from its own in float64 by up to a tenth. So the weights say nothing, and losses do for two
-steps: the second one shows the first update, which halves the loss here, and agrees to 2e-4 between frameworks.
+steps: the second one shows the first update, which halves the loss here, and agrees to 2e-4 between frameworks. A
+network that is not the suite's may be as deep, and is judged alike.
 
 With --slices nothing is left to rounding: on any number of ranks and by any strategy that has the flag, batch norm or
 not, a framework's losses and weights have the same bits, and no others pass.
@@ -33,7 +34,7 @@ from allstep.benchmarks.harness.jobs import Outcome
 from allstep.benchmarks.harness.launchers import train_command
 from allstep.benchmarks.proofs import curves, parity
 from allstep.benchmarks.records.comparison import Verdict
-from allstep.common.models import MODELS
+from allstep.common.models import entry_of
 
 _NUM_SAMPLES, _SIDE = 1437, 8  # of digits
 _OPTIMIZER = "momentum"
@@ -64,7 +65,7 @@ class GateRun:
     @property
     def deep(self) -> bool:
         """Whether rounding errors grow fast in its network."""
-        return MODELS[self.model].deep
+        return entry_of(self.model).deep
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -193,7 +194,7 @@ def _finite(value: float) -> float | None:
 
 def _data_flags(model: str) -> tuple[object, ...]:
     """Digits, whose images have 8 x 8 pixels, or as many synthetic images of a size that the network can have."""
-    entry = MODELS[model]
+    entry = entry_of(model)
     size = max(entry.smallest_image, entry.patch_size)
     if size <= _SIDE:
         return "--dataset", "digits"

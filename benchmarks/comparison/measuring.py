@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 from allstep.benchmarks.comparison import gate, machine, samples
 from allstep.benchmarks.comparison.availability import unavailable
@@ -236,12 +237,17 @@ class Comparison:
 
 def sample_path(directory: Path, cell_id: str, number: int) -> Path:
     """Where the sample of a cell's round lies."""
-    return directory / "samples" / cell_id / f"{number:02d}.json"
+    return directory / "samples" / _as_name(cell_id) / f"{number:02d}.json"
 
 
 def gate_path(directory: Path, gate_id: str) -> Path:
     """Where the verdict on a curve lies."""
-    return directory / "gates" / f"{gate_id}.json"
+    return directory / "gates" / f"{_as_name(gate_id)}.json"
+
+
+def _as_name(word: str) -> str:
+    """The name of a file, for an id in which a network's may be a path; no two ids have the same one."""
+    return quote(word, safe=":")
 
 
 def _read(kind: type[KeptT], path: Path) -> KeptT | None:

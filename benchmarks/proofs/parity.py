@@ -46,7 +46,7 @@ from allstep.benchmarks.harness.measure import BenchmarkFailed, run
 from allstep.benchmarks.proofs import bits
 from allstep.benchmarks.proofs.curves import Curve, Difference, apart, largest, largest_of, read_curve
 from allstep.common.config.flags import EVER, Parser, listed, local_ranks, one_of, whole
-from allstep.common.models import is_in_both, model_name
+from allstep.common.models import check_frameworks, model_name
 from allstep.common.process.errors import Fault
 from allstep.common.registry import FRAMEWORKS, STRATEGIES, strategy_names
 
@@ -130,11 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     names = flags.strategies or ("single", "horovod")
     names = SYNCHRONOUS if "all" in names else names
-    if len(flags.frameworks) > 1 and not is_in_both(flags.model):
-        parser.error(
-            f"expected a network that both frameworks have, received {flags.model}; name one of --frameworks, or have "
-            "the file build one for each (docs/models.md)"
-        )
+    check_frameworks(flags.model, flags.frameworks)
     places = [(framework, place) for framework in flags.frameworks for place in runs(framework, names, flags.ranks)]
     if len(places) < 2:
         parser.error(f"expected at least two runs to compare, received {len(places)}; name more ranks or frameworks")

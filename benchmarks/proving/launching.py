@@ -61,7 +61,7 @@ class Script:
                         f"expected {shown(self.path)} to end, or to come through {self.num_steps} steps of two epochs, "
                         f"within {self.time_limit:g} s, received {error}; raise --timeout, or lower --steps"
                     ) from None
-                failure = _failure(run, status, job.printed())
+                failure = failure_of(run, status, job.printed())
             put_back(run.writes)
             self._check(run, failure)
             num_ranks = len(run.ranks) if self.launcher in _BY_ITSELF else num_ranks
@@ -100,17 +100,24 @@ class Script:
             )
 
 
-def _failure(run: Run, status: int | None, printed: str) -> str:
-    """Why it has failed by itself, in a line; empty where it has not."""
+def failure_of(run: Run, status: int | None, printed: str) -> str:
+    """Why a script has failed by itself, in a line; empty where it has not.
+
+    Args:
+        status: of what has launched it; None where that had not ended yet.
+        printed: by the script and what has launched it.
+    """
     was_seen = bool(run.ranks) and all(rank.ended and rank.ended.reason == "steps" for rank in run.ranks)
-    if not status or was_seen or run.stacks or run.is_deserted:
+    if was_seen or run.stacks or run.is_deserted:
         return ""
     errors = [rank.error for rank in run.ranks if rank.error]
-    return errors[0] if errors else _cause(printed) or f"status {status}"
+    if errors or not status:  # a launcher may take long to see the former
+        return errors[0] if errors else ""
+    return _cause(printed) or f"status {status}"
 
 
 def _cause(printed: str) -> str | None:
     """The last error that was printed, without torchrun's own, which names none."""
     lines = [re.sub(r"^\[\d+(,\d+)?\]<std(out|err)>:", "", line).strip() for line in printed.splitlines()]
-    errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)\b)", line)]
+    errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)(:|$))", line)]
     return next((error for error in reversed(errors) if not error.startswith("torch.distributed.elastic")), None)

@@ -142,6 +142,8 @@ class Collective:
     name: str
     shape: tuple[int, ...]
     line: str
+    operation: str = ""
+    """Of Horovod's reductions in PyTorch: average, sum or adasum."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
     rank = runs.together.ranks[0]
     if runs.alone is None:
         yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
+    if runs.together.uses_adasum:
+        yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
     if len({step.loop for step in rank.steps()}) < 2 or not rank.all(Loop):
         yield "a second epoch"
     if not rank.forwards(training=True):

@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from allstep.benchmarks.proving.records import Collective, Ended, Forward, Record, Started, Step, Waiting, World, Write
+from allstep.benchmarks.proving.records import (
+    Collective,
+    Ended,
+    Forward,
+    Record,
+    Started,
+    Step,
+    Waiting,
+    World,
+    Wrapped,
+    Write,
+)
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -90,6 +101,15 @@ class Run:
     def library(self) -> str:
         """That rank 0 has initialised last."""
         return self.ranks[0].library if self.ranks else ""
+
+    @property
+    def uses_adasum(self) -> bool:
+        """Whether a reduction of Horovod's is Adasum, which makes neither a mean nor a sum."""
+        return any(
+            isinstance(record, (Wrapped, Collective)) and record.operation == "adasum"
+            for rank in self.ranks
+            for record in rank.records
+        )
 
     @property
     def writes(self) -> list[Write]:

@@ -41,8 +41,8 @@ def launch(function: Callable[..., Any], *arguments: Any, num_ranks: int, launch
         launcher: horovodrun, or torchrun for the strategies of torch.distributed.
 
     Raises:
-        UserError: there are no ranks to start, no such launcher, or a rank has returned what JSON does not have.
-        Fault: a rank failed; it has said why on standard error.
+        UserError: there are no ranks to start, or no such launcher.
+        Fault: a rank failed, or has returned what JSON does not have; it has said so on standard error.
     """
     import cloudpickle
 

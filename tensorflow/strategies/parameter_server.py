@@ -168,6 +168,9 @@ class ParameterServer(DistributedStrategy):
 
     def _start_server(self, config: TFConfig, role: str, index: int) -> None:
         options = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads_per_rank(self.place))
+        # By default as many as this process has cores: on one core, servers would wait for each other for ever.
+        num_workers = len(config.cluster["worker"])
+        options.inter_op_parallelism_threads = max(len(os.sched_getaffinity(0)), num_workers + 1)
         if role == "ps" or self.gpu is None:
             options.device_count["GPU"] = 0
         self._servers.append(

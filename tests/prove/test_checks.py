@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from allstep.benchmarks.proving.checks import findings
+from allstep.benchmarks.proving.launching import failure_of
 from allstep.benchmarks.proving.observer.observer import headline
 from allstep.benchmarks.proving.observer.values import projections, stride
 from allstep.benchmarks.proving.records import (
@@ -74,6 +75,22 @@ def with_more(*more: object) -> Run:
 def test_the_factor_of_the_mean(factor, expected):
     """A factor that is neither the number of ranks nor its inverse is a clipped norm's, or a loss scale's."""
     assert names(run(factor)) == expected
+
+
+def test_what_adasum_adds_up_is_no_mean():
+    """Neither the factor nor the learning rate is a fault: Horovod asks for no scaling with Adasum."""
+    call = Collective("allreduce", "w", (50,), "train.py:8", "adasum")
+    right = run(2, rate=0.1)
+    assert names(right) == ["gradients-summed", "learning-rate-not-scaled"]
+    assert names(replace(right, ranks=tuple(Rank((*rank.records[:-1], call)) for rank in right.ranks))) == []
+
+
+@pytest.mark.parametrize("status", [None, 1])
+def test_an_error_of_a_rank_is_the_cause_before_its_launcher_has_ended(status):
+    [first, second] = run().ranks
+    failed = Rank((*second.records[:-1], Ended("RuntimeError: no data", "")))
+    failed_too = Rank((*first.records[:-1], Ended("RuntimeError: no data", "")))
+    assert failure_of(Run(2, (failed_too, failed), {}), status, "no line of it") == "RuntimeError: no data"
 
 
 def test_directions_are_the_same_for_all_and_linear():

@@ -41,7 +41,8 @@ JOBS = {
     "multi-worker-mirrored under horovodrun": Job(("multi-worker-mirrored",), (*HOROVODRUN_GLOO, 2)),
     "multi-worker-mirrored under mpirun": Job(
         ("multi-worker-mirrored", "--communication", "ring"), (*MPIRUN, 3), resumes=True),
-    "parameter-server of one worker": Job(("parameter-server",), (*MPIRUN, 2), resumes=True),
+    "parameter-server of one worker, each on one core": Job(
+        ("parameter-server",), ("mpirun", "--bind-to", "core", "-np", 2), resumes=True),
 }  # fmt: skip
 
 

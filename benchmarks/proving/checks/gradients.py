@@ -30,6 +30,8 @@ def check(runs: Runs) -> Iterator[Finding]:
     if early := next((clip for rank in run.ranks for clip in rank.all(EarlyClip)), None):
         yield _clipped_early(early)
         return
+    if run.uses_adasum:
+        return
     for optimizer in range(1, run.num_optimizers + 1):
         unequal = _unequal(run, optimizer)
         if unequal:
@@ -99,8 +101,6 @@ def _averaging(rank: Rank, step: Step) -> str:
 
 def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
     run = runs.together
-    if any(one.operation == "adasum" for one in run.ranks[0].all(Wrapped)):
-        return
     factors = [factor for steps in run.steps(optimizer) if (factor := _factor(steps)) is not None]
     if not factors:
         return

@@ -22,7 +22,7 @@ def check(runs: Runs) -> Iterator[Finding]:
                 "dropout-same",
                 "ranks draw the same random numbers in the model: dropout leaves out the same units on all of them",
                 f"in step {together[0].step}, {ranks(same)} had the same random state, of which the model drew",
-                "after the model is made: torch.manual_seed(seed + rank)",
+                _own_randomness(run.library),
                 together[0].line,
             )
             break
@@ -38,3 +38,12 @@ def check(runs: Runs) -> Iterator[Finding]:
                 together[0].line,
             )
             break
+
+
+def _own_randomness(library: str) -> str:
+    if library == "horovod.tensorflow":
+        return (
+            "keras.utils.set_random_seed(seed + rank) before the model is made; and broadcast model.weights, for among "
+            "model.variables are random states"
+        )
+    return "after the model is made: torch.manual_seed(seed + rank)"

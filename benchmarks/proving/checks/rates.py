@@ -17,7 +17,7 @@ _LINEAR = ("SGD", "LARS", "Momentum")
 
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare the learning rates on one rank and on several with the global batches there."""
-    if runs.alone is None:
+    if runs.alone is None or runs.together.uses_adasum:  # which asks for no scaling
         return
     alone, together = _first_steps(runs.alone), _first_steps(runs.together)
     batch_alone, batch_together = _global_batch(runs.alone), _global_batch(runs.together)

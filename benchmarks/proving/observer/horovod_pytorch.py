@@ -7,8 +7,10 @@ from typing import Any
 
 import horovod.torch as hvd
 from horovod.torch import mpi_ops
+from horovod.torch import optimizer as wrappers
 
 from allstep.benchmarks.proving.observer.observer import Observer, replace, replace_everywhere
+from allstep.benchmarks.proving.observer.pytorch_optimizers import IS_PARTIAL
 from allstep.benchmarks.proving.records import Collective, World, Wrapped
 
 _ASYNCHRONOUS = (
@@ -38,7 +40,8 @@ def install(observer: Observer) -> None:
         def observed(tensor: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
             name = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), "")
             shape = tuple(tensor.shape) if hasattr(tensor, "shape") else ()
-            observer.write(Collective(kind.strip("_").removesuffix("_async"), name, shape, observer.line()))
+            operation = operations.get(args[1], "") if "allreduce" in kind else ""
+            observer.write(Collective(kind.strip("_").removesuffix("_async"), name, shape, observer.line(), operation))
             return call(tensor, output, *args, **kwargs)
 
         return observed
@@ -61,9 +64,23 @@ def install(observer: Observer) -> None:
 
         return observed
 
+    def wrap_partial_step(step: Any) -> Any:
+        """Adasum's wrapper steps each weight by itself, when its gradient is there, and reduces what has changed."""
+
+        @functools.wraps(step)
+        def observed(optimizer: Any, parameter: Any) -> Any:
+            vars(optimizer)[IS_PARTIAL] = True
+            try:
+                return step(optimizer, parameter)
+            finally:
+                vars(optimizer)[IS_PARTIAL] = False
+
+        return observed
+
     operations = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
     replace_everywhere("horovod.torch", mpi_ops, "init", wrap_init)
     replace_everywhere("horovod.torch", hvd, "DistributedOptimizer", wrap_optimizer)
+    replace(wrappers._DistributedAdasumOptimizer, "_allreduce_grad_async", wrap_partial_step)
     for name in _ASYNCHRONOUS:
         replace(mpi_ops, name, functools.partial(wrap_collective, name))
     for name in _BLOCKING:

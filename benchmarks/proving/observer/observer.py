@@ -170,7 +170,8 @@ class Observer:
 
     def _note_error(self, hook: Callable[..., None]) -> Callable[..., None]:
         def excepthook(kind: type[BaseException], error: BaseException, stack: Any) -> None:
-            self._error = f"{kind.__name__}: {headline(str(error))}"
+            cause = headline(str(error))
+            self._error = cause if cause.startswith(f"{kind.__name__}: ") else f"{kind.__name__}: {cause}"
             self.end(self._error)
             hook(kind, error, stack)
             if self.num_steps_seen:

@@ -14,6 +14,9 @@ from allstep.benchmarks.proving.observer.pytorch_models import Models, bytes_of
 from allstep.benchmarks.proving.observer.values import digest, projections, stride
 from allstep.benchmarks.proving.records import EarlyClip, Gradient, Projections, Step
 
+IS_PARTIAL = "_allstep_is_partial"
+"""The attribute by which an optimizer is known to step a weight alone, on the way to its whole step."""
+
 
 class Optimizers:
     """Of one process."""
@@ -54,11 +57,14 @@ class Optimizers:
 
     def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Look at what is about to be applied. Where a wrapper's step calls its optimizer's, the last look counts."""
+        if vars(optimizer).get(IS_PARTIAL):
+            return
         number = self._num_steps.get(id(optimizer), 0) + 1
         order = [*self._num_steps, id(optimizer)]
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         looks_at_weights = number == 1 or self._observer.num_steps_seen == self._observer.num_steps - 1
         first = next((parameter for parameter in parameters), None)
+        before = getattr(optimizer, "_starting_models", {})  # of Adasum's wrapper, in which each rank has stepped
         self._pending = Step(
             number=number,
             optimizer=order.index(id(optimizer)) + 1,
@@ -67,8 +73,10 @@ class Optimizers:
             is_wrapped=hasattr(optimizer, "skip_synchronize"),  # of Horovod's classes alone
             learning_rates=tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group),
             gradients=tuple(self._gradient(one) for one in parameters if one.requires_grad and one.grad is not None),
-            weights={self._name(one): digest(bytes_of(one)) for one in parameters} if looks_at_weights else {},
-            state=self._slots(optimizer) if number == 1 else {},
+            weights={self._name(one): digest(bytes_of(before.get(one, one))) for one in parameters}
+            if looks_at_weights
+            else {},
+            state=self._slots(optimizer) if number == 1 and not before else {},
             loss=self.loss,
             device=_device(first),
             line=self._observer.line(),

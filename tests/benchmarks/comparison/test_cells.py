@@ -11,6 +11,7 @@ from compared import SETTINGS, cell
 from allstep.benchmarks.comparison import machine
 from allstep.benchmarks.comparison.availability import unavailable
 from allstep.benchmarks.comparison.cells import commands, matrix
+from allstep.benchmarks.comparison.measuring import gate_path, sample_path
 from allstep.benchmarks.comparison.rules import rules
 
 
@@ -41,6 +42,19 @@ def test_compiled_steps_have_cells_of_strategies_that_can_beside_the_others():
     for one in cells:
         [command], _ = commands(one, SETTINGS, Path("at"))
         assert ("--compile" in command) == one.compiled
+
+
+def test_a_network_of_ones_own_has_cells_and_files_as_others_have():
+    models = ["a/b.py:build", "a-b.py:build", "timm:resnet18"]
+    cells = matrix(["synthetic-weak"], ["pytorch"], ["horovod"], [1], models, [64], ["float32"])
+    for find in (gate_path, lambda folder, name: sample_path(folder, name, 0).parent):
+        paths = {find(Path("at"), one.id) for one in cells}
+        assert len(paths) == len(cells) == 6 and {len(path.parts) for path in paths} == {3}
+    [mine], _ = commands(cells[0], SETTINGS, Path("at"))
+    [library], _ = commands(cells[-1], SETTINGS, Path("at"))
+    assert mine[mine.index("--model") + 1] == "a/b.py:build" and library[library.index("--model") + 1] == models[-1]
+    shapes = [words[words.index("--synthetic-shape") + 1 :][:3] for words in (mine, library)]
+    assert shapes == [["28", "28", "1"], ["224", "224", "3"]]
 
 
 def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_scaling_that_of_all():
