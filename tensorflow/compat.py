@@ -9,9 +9,8 @@ goes from its gradients to the weights.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import h5py
@@ -28,16 +27,14 @@ def is_in_xla() -> bool:
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
-@contextlib.contextmanager
-def momentary_variable(value: tf.Tensor) -> Iterator[tf.Tensor]:
-    """The handle of a variable that starts as the value and is gone after the block, for kernels that update variables.
+def momentary_variable(value: tf.Tensor) -> tf.Tensor:
+    """The handle of a variable that starts as the value and goes with the handle, for kernels that update variables.
 
     By the name that TensorFlow gives variables of eager code, each execution makes one of its own. XLA refuses it.
     """
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=anonymous_name())
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-    yield handle
-    tf.raw_ops.DestroyResourceOp(resource=handle)
+    return handle
 
 
 def trained_variables(optimizer: keras.Optimizer) -> list[Any]:

@@ -5,8 +5,8 @@
 In milliseconds, on the GPU where there is one, else on one core; both with weight decay, without gradients being
 computed. Medians over interleaved rounds. The exit status is 0 where all targets are reached, 1 where one is missed.
 
-LAMB misses its target on a CPU: docs/batches.md says what was tried. Adam is shown
-beside them. A GPU was not at hand.
+LAMB is at its target on a CPU, on one side or the other by what else runs: docs/batches.md says what was tried. Adam is
+shown beside them. A GPU was not at hand.
 """
 
 from __future__ import annotations

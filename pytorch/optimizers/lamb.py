@@ -30,14 +30,17 @@ class Lamb(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for parameters in batches(group["params"]):
-                weights = local(parameters)
-                updates = self._updates(parameters, weights, group["weight_decay"], fused=not group["sliced"])
-                if group["layerwise"]:
-                    weight_norms, update_norms = norms(parameters, weights, updates, sliced=group["sliced"])
-                    ratios = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
-                    add_products(weights, updates, list(ratios), factor=-group["lr"])
-                else:
-                    add(weights, updates, factor=-group["lr"])
+                self._move(parameters, group)
+
+    def _move(self, parameters: Sequence[torch.Tensor], group: dict) -> None:
+        weights = local(parameters)
+        updates = self._updates(parameters, weights, group["weight_decay"], fused=not group["sliced"])
+        if group["layerwise"]:
+            weight_norms, update_norms = norms(parameters, weights, updates, sliced=group["sliced"])
+            ratios = torch.where((weight_norms > 0) & (update_norms > 0), weight_norms / update_norms, 1.0)
+            add_products(weights, updates, list(ratios), factor=-group["lr"])
+        else:
+            add(weights, updates, factor=-group["lr"])
 
     def _updates(
         self, parameters: Sequence[torch.Tensor], weights: list[torch.Tensor], decay: float, *, fused: bool

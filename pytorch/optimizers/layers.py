@@ -14,17 +14,26 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+_CACHED = 2**17
+"""Numbers of each kind (weights, gradients, moments and others) that a core keeps at hand together."""
+
+
 def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
     """The parameters that have gradients, in lists of those that a multi-tensor operation should take at once.
 
-    All of them: on a GPU a kernel then serves many, and the norms of shards meet in one message. But each by itself in
-    the memory of a CPU, whose cache then has in the next operation what the one before has read.
+    All of them: on a GPU a kernel then serves many, and the norms of shards meet in one message. But few in the memory
+    of a CPU, whose cache then has in the next operation what the one before has read.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    if parameters and parameters[0].device.type == "cpu" and not is_sharded(parameters[0]):
-        yield from ([parameter] for parameter in parameters)
-    elif parameters:
-        yield parameters
+    most = _CACHED if parameters and parameters[0].device.type == "cpu" and not is_sharded(parameters[0]) else math.inf
+    batch: list[torch.nn.Parameter] = []
+    for parameter in parameters:
+        if batch and sum(map(torch.numel, [*batch, parameter])) > most:
+            yield batch
+            batch = []
+        batch.append(parameter)
+    if batch:
+        yield batch
 
 
 def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -50,18 +50,31 @@ def block(values: _Tensor, name: str, *, num_heads: int, causal: bool = False) -
     """
     width = values.shape[-1]
     values = values + _attention(layer_norm(values, f"{name}.norm1"), f"{name}.attn", num_heads, causal=causal)
-    hidden = layers.Dense(4 * width, name=f"{name}.mlp.fc1")(layer_norm(values, f"{name}.norm2"))
-    return values + layers.Dense(width, name=f"{name}.mlp.fc2")(keras.activations.gelu(hidden, approximate=False))
+    hidden = TokenDense(4 * width, name=f"{name}.mlp.fc1")(layer_norm(values, f"{name}.norm2"))
+    return values + TokenDense(width, name=f"{name}.mlp.fc2")(keras.activations.gelu(hidden, approximate=False))
 
 
 def _attention(values: _Tensor, name: str, num_heads: int, *, causal: bool) -> _Tensor:
     """`values` and the result: (samples, tokens, features)."""
     _, num_tokens, width = values.shape
-    projected = layers.Dense(3 * width, name=f"{name}.qkv")(values)
+    projected = TokenDense(3 * width, name=f"{name}.qkv")(values)
     projected = layers.Reshape((num_tokens, 3, num_heads, width // num_heads))(projected)
     query, key, value = (projected[:, :, number] for number in range(3))
     attended = ops.dot_product_attention(query, key, value, is_causal=causal)
-    return layers.Dense(width, name=f"{name}.proj")(layers.Reshape((num_tokens, width))(attended))
+    return TokenDense(width, name=f"{name}.proj")(layers.Reshape((num_tokens, width))(attended))
+
+
+class TokenDense(layers.Dense):
+    """A fully connected layer for each token, the gradient of whose bias is added up over tokens and then over samples.
+
+    TensorFlow's adds up all in a row. Thousands of numbers, equal ones for the tokens of a text whose mean is taken,
+    then have an error of 2e-5 in float32, in place of 3e-7.
+    """
+
+    def call(self, inputs: _Tensor) -> _Tensor:
+        num_samples = cast("tuple", ops.shape(inputs))[0]
+        bias = cast("_Tensor", ops.broadcast_to(self.bias, (num_samples, 1, self.units)))
+        return ops.matmul(inputs, self.kernel) + bias
 
 
 def layer_norm(values: _Tensor, name: str) -> _Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -42,9 +42,9 @@ class Optimizer(keras.Optimizer):
         """Steps taken before this one."""
         return cast("keras.Variable", self.iterations).value
 
-    def correction(self, beta: float) -> tf.Tensor:
-        """1 - beta^t of the step t, from 1, in float64."""
-        return 1 - tf.pow(tf.constant(beta, tf.float64), tf.cast(self.num_steps + 1, tf.float64))
+    def rates(self, learning_rate: tf.Tensor, dtype: tf.DType) -> Any:
+        """What `update_step` takes as its learning rate: numbers of this step for all weights, computed once."""
+        return learning_rate
 
     def slot(self, name: str, variable: tf.Variable) -> tf.Variable:
         """What is remembered of a weight under that name."""
@@ -75,7 +75,8 @@ class Optimizer(keras.Optimizer):
         grads = [
             tf.cast(gradient, variable.dtype) for gradient, variable in zip(grads, trainable_variables, strict=True)
         ]
-        super()._backend_update_step(grads, trainable_variables, learning_rate)
+        rates = self.rates(learning_rate, tf.as_dtype(trainable_variables[0].dtype))
+        super()._backend_update_step(grads, trainable_variables, rates)
 
     def _all_reduce_sum_gradients(
         self, grads_and_vars: Sequence[tuple[tf.Tensor, tf.Variable]]

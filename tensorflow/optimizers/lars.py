@@ -33,7 +33,5 @@ class LARS(SGD):
                 gradient_norm + decay * weight_norm + self.EPSILON,
                 holds=(weight_norm > 0) & (gradient_norm > 0),
             )
-            gradient = ratio * gradient
-            if decay:
-                gradient += ratio * decay * variable
+            gradient = ratio * self.with_decay(gradient, variable)
         self.move(gradient, variable, learning_rate)

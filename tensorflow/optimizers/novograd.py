@@ -39,11 +39,10 @@ class NovoGrad(SGD):
         running, square = self.slot("layer_exp_avg_sq", variable), 2 * tf.nn.l2_loss(gradient)
         value = tf.where(running == 0, square, self.BETA_2 * running + (1 - self.BETA_2) * square)
         running.assign(value)
-        scale = 1 - self.BETA_1 if self.grad_averaging else 1.0
-        gradient = scale / (tf.sqrt(value) + self.EPSILON) * gradient
+        size = tf.sqrt(value) + self.EPSILON
         if decay := self.decay_of(variable):
-            gradient += scale * decay * variable
-        self.move(gradient, variable, learning_rate)
+            gradient += decay * size * variable
+        self.move((1 - self.BETA_1 if self.grad_averaging else 1.0) / size * gradient, variable, learning_rate)
 
     def get_config(self) -> dict:
         config = super().get_config()

@@ -105,3 +105,23 @@ def test_both_frameworks_learn_to_write_alike(tmp_path):
         curves[-1] += [last(events, "epoch")[name] for name in ("validation_loss", "validation_accuracy")]
     assert curves[0][-3] < 0.8 * curves[0][0]
     np.testing.assert_allclose(curves[1:], [curves[0]] * 2, rtol=1e-4)
+
+
+def test_gradient_of_a_bias_is_added_up_over_tokens_first():
+    """Oracle: the sum in float64 of gradients that are the same for all tokens of a text, as the mean's are."""
+    import keras
+    import tensorflow as tf
+
+    from allstep.tensorflow.networks.vision_transformer import TokenDense
+
+    of_a_text = np.random.default_rng(0).normal(size=(59, 1, 64)).astype(np.float32) / 59
+    gradient, values = np.repeat(of_a_text, 128, axis=1), tf.zeros((59, 128, 8))
+
+    def error(layer: keras.layers.Layer) -> float:
+        layer.build(values.shape)
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(layer(values) * gradient)
+        expected = gradient.astype(np.float64).sum((0, 1))
+        return np.abs(tape.gradient(total, layer.bias.value) - expected).max() / np.abs(expected).max()
+
+    assert error(TokenDense(64)) < 1e-6 < error(keras.layers.Dense(64))
