@@ -151,6 +151,10 @@ MISTAKES = {
     "SLURM hosts backwards": Mistake(
         DDP, "a span of host numbers", "'9-1'", {**SLURM, "SLURM_STEP_NODELIST": "n[9-1]"}
     ),
+    "srun without PMIx": Mistake(
+        PYTORCH, "srun --mpi=pmix for --strategy horovod", "srun that says nothing to MPI; start it by that", SLURM
+    ),
+    "srun without PMIx, TensorFlow": Mistake(TENSORFLOW, "srun --mpi=pmix", "srun that says nothing to MPI", SLURM),
     "SLURM_JOB_ID a word": wrong(SLURM, "SLURM_JOB_ID", "seven", "a whole number from 0"),
     "an allocation of 4 tasks, plain python": Mistake(
         PYTORCH, "a process for each of the 4 tasks", "one that srun has not started; start them by srun",
