@@ -67,7 +67,7 @@ def check_one_process(name: str, place: Placement, *, instead: str) -> None:
 
 
 def check_launcher_of_horovod(place: Placement, *, user: str = "--strategy horovod", instead: str = "") -> None:
-    """Refuse ranks of which Horovod knows nothing: each would take itself for the only one.
+    """Refuse ranks of which Horovod knows nothing: each would take itself for the only one, or abort.
 
     Args:
         user: who needs Horovod, for the message.
@@ -79,6 +79,12 @@ def check_launcher_of_horovod(place: Placement, *, user: str = "--strategy horov
         raise UserError(
             f"expected horovodrun, mpirun or srun for {user}, received {named(place)}; start it by "
             f"horovodrun -np {place.world_size}{f', or give --strategy {instead}' if instead else ''}"
+        )
+    # What an MPI reads of srun; Cray's has PALS_*.
+    if place.launcher == "srun" and not any(name.startswith(("PMI", "PALS_")) for name in os.environ):
+        raise UserError(
+            f"expected srun --mpi=pmix for {user}, received srun that says nothing to MPI; start it by that, or by "
+            f"mpirun in the allocation{f', or give --strategy {instead}' if instead else ''}"
         )
 
 

@@ -189,11 +189,11 @@ def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> 
 
 
 def disturb(job: ElasticJob, mishaps: Sequence[str], until: float, chance: random.Random) -> dict[str, list[float]]:
-    """Let mishaps happen until then; returns how many seconds each took until steps went on, and each return."""
+    """Let mishaps happen until then, one at least; returns the seconds of each until steps went on, and each return."""
     seconds = defaultdict(list)
     while True:
         before = job.wait(lambda stand: stand.num_ranks == NUM_RANKS and stand.steps_since > 20).num_starts
-        if time.monotonic() > until:
+        if seconds and time.monotonic() > until:
             return seconds
         time.sleep(chance.uniform(0, 1))
         mishap, started = chance.choice(mishaps), time.monotonic()

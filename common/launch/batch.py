@@ -130,6 +130,7 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
         cpus_per_rank=flags.cpus_per_rank,
         gpus=flags.gpus,
         launcher=flags.launcher,
+        by_mpi=trains and _without(rest, "--strategy")[1] in (None, "horovod"),
         options={name: value for name, value in given.items() if value},
         each=flags.each,
     )

@@ -41,6 +41,8 @@ class BatchJob:
     """Whether each rank has a GPU."""
     launcher: str
     """mpirun or srun."""
+    by_mpi: bool
+    """Whether the ranks are to be an MPI job, as Horovod's."""
     options: dict[str, str]
     """Of sbatch, by their long names: job-name, time, partition, account."""
     each: Each | None
@@ -63,6 +65,9 @@ def to_script(job: BatchJob, *, written_by: str, repository: Path, environment: 
     words += ["--output-dir", output_dir]
     settings.append("job=$SLURM_JOB_ID")
     if job.trains:
+        if job.launcher == "srun" and job.by_mpi:
+            # Else Open MPI's own PMIx has a page to say if it lacks a way of signing that Slurm's has beside others.
+            settings.append("export OMPI_MCA_mca_base_component_show_load_errors=0")
         settings += ["resume=()", _RESUME.format(output_dir=output_dir)]
         words = [*_start(job), "python", *words, '"${resume[@]}"']
     else:
@@ -96,7 +101,8 @@ def _options(job: BatchJob) -> dict[str, str]:
 
 def _start(job: BatchJob) -> Sequence[str]:
     if job.launcher == "srun":
-        return ("srun", f"--cpus-per-task={job.cpus_per_rank}", "--kill-on-bad-exit=1")
+        mpi = ("--mpi=pmix",) if job.by_mpi else ()
+        return ("srun", *mpi, f"--cpus-per-task={job.cpus_per_rank}", "--kill-on-bad-exit=1")
     return ("mpirun", "-np", str(job.nodes * job.ranks_per_node), "--bind-to", "none", "-x", "PATH")
 
 

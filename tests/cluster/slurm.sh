@@ -44,8 +44,9 @@ END
 export SLURM_CONF=$slurm/slurm.conf
 slurmctld
 for i in $(seq "$num_hosts"); do
-  mkdir -p $slurm/spool-server$i
+  mkdir -p "$slurm/spool-server$i"
   # slurmd looks for control groups even where it makes none.
+  # shellcheck disable=SC2029 # it is this shell's configuration
   ssh "server$i" "mount -t tmpfs tmpfs /sys/fs/cgroup; mkdir /sys/fs/cgroup/systemd
     mount -t cgroup -o none,name=systemd none /sys/fs/cgroup/systemd
     SLURM_CONF=$SLURM_CONF slurmd -N server$i"

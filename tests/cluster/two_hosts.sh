@@ -74,7 +74,10 @@ for i in $(seq "$num_hosts"); do
   echo $! >"$bed/server$i.pid"
 done
 for i in $(seq "$num_hosts"); do
-  for _ in $(seq 3000); do (exec 3<>"/dev/tcp/server$i/22") 2>/dev/null && break || sleep 0.02; done
+  for _ in $(seq 3000); do
+    (exec 3<>"/dev/tcp/server$i/22") 2>/dev/null && break
+    sleep 0.02
+  done
 done
 unset ALLSTEP_BED
 "$@"

@@ -1,6 +1,7 @@
-"""Elastic jobs under a real horovodrun: a killed rank, a host that leaves and returns, a frozen rank.
+"""Elastic jobs: under a real horovodrun a killed rank, a host that leaves and returns, a frozen rank; under torchrun a
+killed rank.
 
-Oracle: `single`, which nothing disturbs; the mishaps, by what `ranks/elastic.py` does.
+Oracle: `single`, which nothing disturbs; the mishaps, by what `ranks/elastic.py` and `ranks/elastic_torchrun.py` do.
 """
 
 from __future__ import annotations
@@ -52,11 +53,32 @@ def test_each_sample_counts_once_an_epoch_and_all_ends_in_the_bits_of_the_undist
     disturbed = events(directory)
     epochs = [event["epoch"] for event in disturbed if event["event"] == "epoch"]
     assert epochs == list(range(1, len(epochs) + 1))
-    expected = train(framework, "alone", 1, tmp_path, *FLAGS, "--strategy", "single", "--epochs", len(epochs))
-    assert losses(disturbed) == losses(expected)
-    last_step = f"checkpoints/step-{max(losses(expected)):08d}"
+    _assert_undisturbed(framework, directory, len(epochs), tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", full("fsdp")])
+def test_ranks_that_torchrun_starts_anew_go_on_from_the_newest_checkpoint(strategy, tmp_path):
+    output_dir = tmp_path / "run"
+    flags = ("--strategy", strategy, "--elastic", "--checkpoint-every", 10, "--output-dir", output_dir)
+    launcher = ("torchrun", "--standalone", "--nproc-per-node", 2, "--max-restarts", 1)
+    script = SCRIPT.with_name("elastic_torchrun.py")
+    store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    result = run(*launcher, script, tmp_path, 26, *FLAGS, *flags, "--epochs", 1, **store)
+    assert result.returncode == 0, result.output
+    assert (tmp_path / "killed").exists()
+    assert [event["world_size"] for event in events(output_dir) if event["event"] == "start"] == [2, 2]
+    _assert_undisturbed("pytorch", output_dir, 1, tmp_path / "undisturbed")
+
+
+def _assert_undisturbed(framework: str, output_dir: Path, num_epochs: int, undisturbed: Path) -> None:
+    """Each step is there once, with the bits of a run that nothing disturbs."""
+    steps = [event["step"] for event in events(output_dir) if event["event"] == "step"]
+    assert steps == list(range(1, len(steps) + 1))
+    expected = train(framework, "alone", 1, undisturbed, *FLAGS, "--strategy", "single", "--epochs", num_epochs)
+    assert losses(events(output_dir)) == losses(expected)
+    last_step = f"checkpoints/step-{len(steps):08d}"
     for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (directory / last_step / name).read_bytes() == (tmp_path / last_step / name).read_bytes()
+        assert (output_dir / last_step / name).read_bytes() == (undisturbed / last_step / name).read_bytes()
 
 
 def _said(result: Result, words: str) -> list[str]:

@@ -18,6 +18,7 @@ TORCHRUN = {
     "GROUP_RANK": "0",
     "GROUP_WORLD_SIZE": "1",
 }
+RESTARTING = {**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}
 HOROVOD = {
     "HOROVOD_RANK": "0",
     "HOROVOD_SIZE": "2",
@@ -63,6 +64,7 @@ SLURM = {
 CLUSTER = {"cluster": {"worker": ["localhost:5001", "localhost:5002"]}, "task": {"type": "worker", "index": 0}}
 TF_CONFIG = {"TF_CONFIG": json.dumps(CLUSTER)}
 DDP, SINGLE = f"{PYTORCH} --strategy ddp", f"{PYTORCH} --strategy single"
+ELASTIC = f"{DDP} --elastic"
 MULTI_WORKER = f"{TENSORFLOW} --strategy multi-worker-mirrored"
 
 
@@ -151,6 +153,10 @@ MISTAKES = {
     "SLURM hosts backwards": Mistake(
         DDP, "a span of host numbers", "'9-1'", {**SLURM, "SLURM_STEP_NODELIST": "n[9-1]"}
     ),
+    "srun without PMIx": Mistake(
+        PYTORCH, "srun --mpi=pmix for --strategy horovod", "srun that says nothing to MPI; start it by that", SLURM
+    ),
+    "srun without PMIx, TensorFlow": Mistake(TENSORFLOW, "srun --mpi=pmix", "srun that says nothing to MPI", SLURM),
     "SLURM_JOB_ID a word": wrong(SLURM, "SLURM_JOB_ID", "seven", "a whole number from 0"),
     "an allocation of 4 tasks, plain python": Mistake(
         PYTORCH, "a process for each of the 4 tasks", "one that srun has not started; start them by srun",
@@ -203,6 +209,17 @@ MISTAKES = {
     ),
     "torchrun's processes without torchrun": Mistake(
         PYTORCH, "PET_NPROC_PER_NODE with torchrun", "'gpu'", {"PET_NPROC_PER_NODE": "gpu"}
+    ),
+    "--elastic without restarts": Mistake(
+        ELASTIC, "torchrun with --max-restarts for --elastic", "torchrun without it; start it by torchrun", TORCHRUN
+    ),
+    "--elastic without an output directory": Mistake(
+        ELASTIC, "--output-dir with --elastic under torchrun", "none; name a directory", RESTARTING
+    ),
+    "--elastic with the store of torchrun's agents": Mistake(
+        f"{ELASTIC} --output-dir run", "a store of their own for ranks that torchrun starts anew",
+        "its agents', where they would wait for ranks that are gone; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+        {**RESTARTING, "TORCHELASTIC_USE_AGENT_STORE": "True"},
     ),
     # By hand.
     "by hand without RANK": Mistake(DDP, "RANK to be a whole number from 0 to 1", "nothing", without(BY_HAND, "RANK")),

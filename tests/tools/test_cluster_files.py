@@ -1,6 +1,6 @@
 """The files in cluster/: what containers, Kubeflow's operators and Apptainer would stumble over.
 
-Oracles: bash; the fields of the operators' published schemas (MPIJob v2beta1, Trainer v1alpha1), as far as we use them.
+Oracles: bash; shellcheck; the fields of the operators' published schemas (MPIJob v2beta1, Trainer v1alpha1), as far as we use them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import pytest
 import yaml
 from ranks import REPOSITORY
+from requirements import need
 
 CLUSTER = REPOSITORY / "cluster"
 MPIJOB, ELASTIC, RUNTIME, TRAINJOB = (
@@ -79,6 +80,19 @@ def test_apptainer_s_definition():
     sections = dict(re.findall(r"^%(\w+)\n((?:(?!^%).*\n?)*)", text, re.MULTILINE))
     for name in ("setup", "post", "test", "runscript"):
         assert subprocess.run(["bash", "-n", "-c", sections[name]]).returncode == 0, name
+
+
+def test_shellcheck_has_nothing_to_say():
+    """About the scripts of the repository, and those in the launchers of MPIJobs."""
+    need("shellcheck")
+    files = [*REPOSITORY.glob("tools/*.sh"), *REPOSITORY.glob("tests/cluster/*.sh")]
+    calls = [(files, "")]
+    for job in (MPIJOB, ELASTIC):
+        [launcher] = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+        calls.append((["--shell=bash", "-"], launcher["args"][0]))
+    for words, text in calls:
+        result = subprocess.run(["shellcheck", *words], input=text, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout
 
 
 def test_images_are_of_one_release():

@@ -54,6 +54,7 @@ def test_options_of_a_job(capsys):
 CASES = [
     TRAIN,
     ("--launcher", "srun", *TRAIN, "--strategy", "ddp"),
+    ("--launcher", "srun", *TRAIN),
     ("--each", "seed=0,1,2", *TRAIN),
     ("--", "tensorflow/train.py", "--output-dir=runs/a b'c", "--model", "$(reboot)"),
     ("--each", "models=cnn,resnet18", "--", "allstep", "compare", "--output-dir", "runs/a"),
@@ -99,6 +100,7 @@ MPIRUN = "mpirun -np 1 --bind-to none -x PATH python"
 STARTED = [
     f"{MPIRUN} pytorch/train.py --output-dir runs/a",
     "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --strategy ddp --output-dir runs/a",
+    "srun --mpi=pmix --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --output-dir runs/a",
     f"{MPIRUN} pytorch/train.py --seed 1 --output-dir runs/a/1",
     f"{MPIRUN} tensorflow/train.py --model $(reboot) --output-dir runs/a b'c",
     "allstep compare --models resnet18 --output-dir runs/a/resnet18",
@@ -121,7 +123,7 @@ def test_goes_on_only_after_a_restart_from_a_checkpoint(host, capsys):
     assert [call.endswith(" --resume latest") for call in calls(host)] == [False, False, True]
 
 
-@pytest.mark.parametrize(("words", "name"), [(TRAIN, "mpirun"), (CASES[4], "allstep")])
+@pytest.mark.parametrize(("words", "name"), [(TRAIN, "mpirun"), (CASES[5], "allstep")])
 def test_a_notice_is_passed_on_and_queues_the_job_again(words, name, host, capsys):
     job = start(written(capsys, *words), host, WAITS=name)
     while not (host / "calls").exists():

@@ -1,0 +1,27 @@
+"""Runs on every rank of test_elastic.py under torchrun: a trainer of which rank 1 is killed once.
+
+Usage: python elastic_torchrun.py DIRECTORY STEP FLAGS...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from allstep.common.hooks import Hook
+from allstep.common.process.exit import run_rank
+from allstep.pytorch import train
+
+KILLED, STEP = Path(sys.argv[1]) / "killed", int(sys.argv[2])
+
+
+class KilledOnce(Hook):
+    def on_step(self, session) -> None:
+        if session.place.rank == 1 and session.progress.step == STEP and not KILLED.exists():
+            KILLED.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+run_rank(lambda: train.main(sys.argv[3:], hooks=[KilledOnce()]))
