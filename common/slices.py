@@ -13,7 +13,11 @@ where the number of ranks is a power of two that divides V, and a few else; rank
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 Node = tuple[int, int]
 """The sum of the slices [first, end)."""
@@ -34,8 +38,9 @@ class TreeSum(Generic[Value]):
     It keeps one value for each part of the tree that is there and whose other half is not.
     """
 
-    def __init__(self, num_slices: int) -> None:
-        self._num_slices = num_slices
+    def __init__(self, num_slices: int, *, add: Callable[[Any, Any], Any] = operator.iadd) -> None:
+        """`add` may change its first argument and return that."""
+        self._num_slices, self._add = num_slices, add
         self.partial: dict[Node, Value] = {}
         """The sums so far, none of which can be added to another one yet."""
 
@@ -47,7 +52,7 @@ class TreeSum(Generic[Value]):
             if other is None:
                 break
             first, second = (other, value) if node == right else (value, other)
-            value, node = _add(first, second), parent
+            value, node = self._add(first, second), parent
         self.partial[node] = value
 
     @property
@@ -72,15 +77,28 @@ def own_nodes(rank: int, world_size: int, num_slices: int) -> tuple[Node, ...]:
     return tuple(within((0, num_slices)))
 
 
+def trial(rank: int) -> np.ndarray:
+    """Float32 (4093,): numbers of a rank whose sum over ranks shows in which order a library adds them up.
+
+    Each order rounds otherwise. Of each eight numbers one is so small that it shows as well whether sums below the
+    smallest normal number, 2^-126, count as 0.
+    """
+    draw = np.random.default_rng(rank)
+    values = draw.standard_normal(_TRIAL_PERIOD, np.float32) * np.exp2(draw.integers(-12, 13, _TRIAL_PERIOD))
+    small = np.copysign(2.0**-126 * draw.uniform(1, 3, _TRIAL_PERIOD), values)
+    return np.where(np.arange(_TRIAL_PERIOD) % 8, values, small).astype(np.float32)
+
+
+_TRIAL_PERIOD = 4093
+"""A prime, so that the parts into which a library cuts a repetition of them begin at other numbers."""
+SMALLEST_TRIAL = 1024
+"""Elements of a sum, of which fewer might be equal by chance."""
+
+
 def _halves(node: Node) -> tuple[Node, Node]:
     first, end = node
     middle = (first + end) // 2
     return (first, middle), (middle, end)
-
-
-def _add(first: Any, second: Any) -> Any:
-    first += second
-    return first
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from allstep.common.slices import TreeSum
 from allstep.common.worker import StepResult
 from allstep.tensorflow.networks.batch_norm import BatchNorm, statistics_set_aside
 from allstep.tensorflow.step_trace import StepTrace
-from allstep.tensorflow.strategies.ordered_sum import OrderedSum
+from allstep.tensorflow.strategies.ordered_sum import OrderedSum, add
 from allstep.tensorflow.strategies.strategy import Samples, Strategy
 
 Gradients = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, list[tf.Tensor]]]
@@ -80,7 +80,7 @@ class SlicedStep:
         Raises:
             UnequalBits: see `audit`.
         """
-        sums: TreeSum[tf.Tensor] = TreeSum(self._sum.num_slices)
+        sums: TreeSum[tf.Tensor] = TreeSum(self._sum.num_slices, add=add)
         digests: dict[int, int] = {}
         with_samples = {one.number for one in batch.slices if one.end > one.begin}
         for number, vector in self._slices(batch, loss_scale):

@@ -15,6 +15,7 @@ from allstep.common.data.loader import Batch
 from allstep.common.trace import OpenRecorder, digest
 from allstep.tensorflow.models import CanonicalWeight
 from allstep.tensorflow.optimizers.base import Optimizer
+from allstep.tensorflow.strategies.ordered_sum import host_array
 from allstep.tensorflow.strategies.strategy import Strategy
 
 
@@ -132,11 +133,6 @@ class StepTrace:
 
     def _digests_of_weights(self) -> list[int]:
         return [digest(host_array(self._strategy.copies(weight.variable)[0])) for weight in self._weights]
-
-
-def host_array(tensor: tf.Tensor | tf.Variable) -> np.ndarray:
-    """A tensor's values, of a CPU without the copy that `numpy` makes."""
-    return np.asarray(memoryview(tf.convert_to_tensor(tensor)))  # pyright: ignore[reportArgumentType]
 
 
 def _outputs(model: keras.Model) -> Iterator[tuple[str, keras.KerasTensor]]:

@@ -58,7 +58,7 @@ def _pytorch() -> tuple[int, Callable[[np.ndarray], Sequence[Callable[[], object
     from allstep.pytorch.strategies.ordered_sum import OrderedSum
 
     hvd.init()
-    ordered_sum = OrderedSum(hvd.size(), hvd.rank(), hvd.size(), HorovodExchange())
+    ordered_sum = OrderedSum(hvd.size(), hvd.rank(), hvd.size(), HorovodExchange(keeps_order=True))
     [node] = own_nodes(hvd.rank(), hvd.size(), hvd.size())
 
     def operations(array: np.ndarray) -> Sequence[Callable[[], object]]:
@@ -76,7 +76,7 @@ def _tensorflow() -> tuple[int, Callable[[np.ndarray], Sequence[Callable[[], obj
     from allstep.tensorflow.strategies.ordered_sum import OrderedSum
 
     hvd.init()
-    ordered_sum = OrderedSum(hvd.size(), hvd.rank(), hvd.size(), HorovodExchange())
+    ordered_sum = OrderedSum(hvd.size(), hvd.rank(), hvd.size(), HorovodExchange(keeps_order=True))
     [node] = own_nodes(hvd.rank(), hvd.size(), hvd.size())
 
     def operations(array: np.ndarray) -> Sequence[Callable[[], object]]:

@@ -173,8 +173,8 @@ class StrategyConfig:
     bits differ, before weights change. Costs about that share of a step."""
 
     trace: bool = False
-    """pytorch horovod, ddp, single; tensorflow with --slices: keep 64-bit digests of what goes into each step, of
-    gradients and of weights, by which `allstep bisect RUN RUN` finds where two runs part."""
+    """horovod, ddp, single, and with --slices mirrored, multi-worker-mirrored: keep 64-bit digests of what goes into
+    each step, of gradients and of weights, by which `allstep bisect RUN RUN` finds where two runs part."""
 
     sync_batch_norm: bool = False
     """Batch norm over the global batch instead of each rank's, or device's, slice."""

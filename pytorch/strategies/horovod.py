@@ -83,7 +83,7 @@ class Horovod(Strategy):
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def _exchange(self) -> Exchange | None:
-        return HorovodExchange() if hvd.size() > 1 else None
+        return HorovodExchange(keeps_order=self.gpu is None) if hvd.size() > 1 else None
 
     def pending_tensors(self) -> Sequence[str]:
         if self.flags.slices:
@@ -118,8 +118,12 @@ class HorovodCollectives:
         hvd.barrier()
 
 
+@dataclass(frozen=True)
 class HorovodExchange:
     """Of the gradients of slices; see `ordered_sum.Exchange`."""
+
+    keeps_order: bool
+    """MPI and Gloo choose a way by size; NCCL may measure first."""
 
     def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
         return hvd.alltoall(sent, name="allstep.slices")
@@ -127,7 +131,7 @@ class HorovodExchange:
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         return hvd.allgather(part, name="allstep.sum_of_slices")
 
-    def add_two(self, vector: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
         hvd.allreduce_(vector, op=hvd.Sum, name="allstep.slices")
         return vector
 

@@ -99,6 +99,9 @@ class ProcessGroupCollectives:
 class ProcessGroupExchange:
     """Of the gradients of slices; see `ordered_sum.Exchange`."""
 
+    keeps_order = False
+    """Gloo goes round in a ring, and NCCL chooses."""
+
     def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
         received = sent.new_empty(sum(received_sizes))
         sent_sizes = [sent.numel() // len(received_sizes)] * len(received_sizes)
@@ -110,7 +113,7 @@ class ProcessGroupExchange:
         dist.all_gather_into_tensor(gathered, part)
         return gathered
 
-    def add_two(self, vector: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(vector)
         return vector
 

@@ -78,7 +78,7 @@ class Horovod(Strategy):
         return overflow
 
     def _exchange(self) -> Exchange | None:
-        return HorovodExchange() if hvd.size() > 1 else None
+        return HorovodExchange(keeps_order=self.gpu is None) if hvd.size() > 1 else None
 
     def pending_tensors(self) -> Sequence[str]:
         return self._names  # they travel as a group, so who waits for one waits for all
@@ -93,8 +93,12 @@ def sum_over_ranks(tensor: tf.Tensor, name: str) -> tf.Tensor:
     return cast("tf.Tensor", summed)  # of tensors Horovod makes tensors, though it does not say so
 
 
+@dataclass(frozen=True)
 class HorovodExchange:
     """Of the gradients of slices; see `ordered_sum.Exchange`."""
+
+    keeps_order: bool
+    """MPI and Gloo choose a way by size; NCCL may measure first."""
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
         return cast("tf.Tensor", hvd.alltoall(sent, name="allstep.slices"))  # without splits it gives no sizes
@@ -102,7 +106,7 @@ class HorovodExchange:
     def all_gather(self, part: tf.Tensor) -> tf.Tensor:
         return hvd.allgather(part, name="allstep.sum_of_slices")
 
-    def add_two(self, vector: tf.Tensor) -> tf.Tensor:
+    def all_reduce(self, vector: tf.Tensor) -> tf.Tensor:
         return hvd.allreduce(vector, op=hvd.Sum, name="allstep.slices")
 
 

@@ -17,7 +17,7 @@ from allstep.common.process.errors import Fault, UserError
 from allstep.common.strategies import SUM_OF_SLICES, many_gradients
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.distribute import DistributedStrategy
-from allstep.tensorflow.strategies.ordered_sum import Exchange
+from allstep.tensorflow.strategies.ordered_sum import Exchange, add
 
 
 class MultiWorkerMirrored(DistributedStrategy):
@@ -90,6 +90,7 @@ class ReplicaExchange:
     rank: int
     world_size: int
     strategy: tf.distribute.Strategy
+    keeps_order = False
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
         longest = max(received_sizes) * self.world_size
@@ -97,10 +98,9 @@ class ReplicaExchange:
         rows = tf.split(self.all_gather(padded), self.world_size)
         return tf.concat([row[size * self.rank :][:size] for row, size in zip(rows, received_sizes, strict=True)], 0)
 
-    def add_two(self, vector: tf.Tensor) -> tf.Tensor:
-        # Not by TensorFlow's all-reduce, whose threads take what is below the smallest normal number for 0.
-        first, second = tf.split(self.all_gather(vector), 2)
-        return first + second
+    def all_reduce(self, vector: tf.Tensor) -> tf.Tensor:
+        # Of two ranks. TensorFlow's threads would take what is below the smallest normal number for 0.
+        return add(*tf.split(self.all_gather(vector), 2))
 
     @tf.function(autograph=False)
     def all_gather(self, part: tf.Tensor) -> tf.Tensor:

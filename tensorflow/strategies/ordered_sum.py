@@ -1,8 +1,10 @@
 """The sum of the slices' vectors over all ranks in one fixed order; `common/slices.py` says in which.
 
-An all-reduce adds up in an order of its own, which changes with the number of ranks. Here each rank gets one part of
-everybody's sums (all-to-all), adds them up by the tree, and all of them get all parts (all-gather): of a vector of M
-bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in a ring.
+An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
+the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
+each rank gets one part of everybody's sums (all-to-all), adds them up by the tree, and all of them get all parts
+(all-gather): of a vector of M bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in a
+ring.
 """
 
 from __future__ import annotations
@@ -11,13 +13,35 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import tensorflow as tf
 
-from allstep.common.slices import Node, TreeSum, own_nodes
+from allstep.common.slices import SMALLEST_TRIAL, Node, TreeSum, own_nodes, trial
+
+
+def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    """The sum of two vectors.
+
+    On a CPU by NumPy: TensorFlow's own kernels take what is below the smallest normal number for 0, and those that add
+    up between ranks do not.
+    """
+    if "GPU" in first.device:
+        return first + second
+    return tf.convert_to_tensor(np.add(host_array(first), host_array(second)))
+
+
+def host_array(tensor: tf.Tensor | tf.Variable) -> np.ndarray:
+    """A tensor's values, of a CPU without the copy that `numpy` makes."""
+    return np.asarray(memoryview(tf.convert_to_tensor(tensor)))  # pyright: ignore[reportArgumentType]
 
 
 class Exchange(Protocol):
     """How tensors of one axis travel between ranks."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the order of `all_reduce` depends on the size of a vector alone."""
+        ...
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
         """What each rank has sent to this one, in the order of ranks.
@@ -31,8 +55,8 @@ class Exchange(Protocol):
         """The parts of all ranks, of one size, in the order of ranks."""
         ...
 
-    def add_two(self, vector: tf.Tensor) -> tf.Tensor:
-        """The sum of the vectors of two ranks, where there are no others."""
+    def all_reduce(self, vector: tf.Tensor) -> tf.Tensor:
+        """The sum of one vector of each rank, in an order of its own."""
         ...
 
 
@@ -43,6 +67,7 @@ class OrderedSum:
         """`exchange` is for more than one rank."""
         self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
         self._nodes = [own_nodes(other, world_size, num_slices) for other in range(world_size)]
+        self._reduces_in_order: bool | None = None
 
     def padding(self, size: int) -> int:
         """How many elements a vector of `size` lacks to be cut into parts of one size for all ranks."""
@@ -57,9 +82,12 @@ class OrderedSum:
         if self._exchange is None:
             return partial[0, self.num_slices]
         own = [partial[node] for node in self._nodes[self._rank]]
-        if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
-            return self._exchange.add_two(own[0])
-        part_size = own[0].shape.num_elements() // self._world_size
+        size = own[0].shape.num_elements()
+        if self._reduces_in_order is None:
+            self._reduces_in_order = self._try_order(self._exchange, size)
+        if self._reduces_in_order:
+            return self._exchange.all_reduce(own[0])
+        part_size = size // self._world_size
         # To each rank its part of all of this one's sums.
         sent = own[0]
         if len(own) > 1:
@@ -68,9 +96,22 @@ class OrderedSum:
         nodes = list(itertools.chain.from_iterable(self._nodes))
         return self._exchange.all_gather(_add_up(nodes, tf.split(received, len(nodes)), self.num_slices))
 
+    def _try_order(self, exchange: Exchange, size: int) -> bool:
+        """Whether an all-reduce of `size` elements adds them up in the order of the tree; all ranks call it."""
+        if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
+            return True
+        if not exchange.keeps_order or size < SMALLEST_TRIAL or max(map(len, self._nodes)) > 1:
+            return False
+        ranks = range(self._world_size)
+        nodes = [node for [node] in self._nodes]
+        expected = _add_up(nodes, [tf.constant(trial(rank)) for rank in ranks], self.num_slices).numpy()
+        found = exchange.all_reduce(tf.constant(np.resize(trial(self._rank), size))).numpy()
+        agrees = tf.constant([float(np.array_equal(found, np.resize(expected, size)))])
+        return float(exchange.all_reduce(agrees)[0]) == self._world_size
+
 
 def _add_up(nodes: Sequence[Node], parts: Sequence[tf.Tensor], num_slices: int) -> tf.Tensor:
-    sums: TreeSum[tf.Tensor] = TreeSum(num_slices)
+    sums: TreeSum[tf.Tensor] = TreeSum(num_slices, add=add)
     for node, part in zip(nodes, parts, strict=True):
         sums.add(node, part)
     return sums.total

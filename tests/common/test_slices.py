@@ -2,10 +2,11 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from allstep.common.data.sharding import rank_slice
-from allstep.common.slices import TreeSum, own_nodes, own_slices
+from allstep.common.slices import SMALLEST_TRIAL, TreeSum, own_nodes, own_slices, trial
 
 
 class Term(str):
@@ -50,8 +51,6 @@ def test_a_rank_sends_one_sum_where_the_tree_allows_it(num_slices, world_size):
 
 def test_a_slice_has_the_same_samples_on_any_number_of_ranks():
     """What a rank reads begins where its first slice does, also where slices are not shared out evenly."""
-    import numpy as np
-
     from allstep.common.data.datasets.base import ArraySplit
     from allstep.common.data.loader import validation_batches
 
@@ -70,3 +69,15 @@ def test_a_slice_has_the_same_samples_on_any_number_of_ranks():
             stop = min(start + global_batch, 23)
             for number in range(5):
                 assert seen[index, number] == list(range(*rank_slice(start, stop, rank=number, world_size=5)))
+
+
+def test_a_trial_shows_another_order_in_every_part_of_a_sum():
+    """So that a library whose all-reduce has another one is not taken for one that adds by the tree."""
+    one, two, three, four = map(trial, range(4))
+    tree = (one + two) + (three + four)
+    flushed = np.where(np.abs(one + two) < np.finfo(np.float32).tiny, 0, one + two) + (three + four)
+    others = ((one + two) + three) + four, ((two + three) + four) + one, (one + three) + (two + four)
+    for begin in range(0, len(tree), SMALLEST_TRIAL // 4):
+        part = slice(begin, begin + SMALLEST_TRIAL // 4)
+        assert all(np.sum(other[part] != tree[part]) > 10 for other in others if len(tree[part]) > 100)
+    assert np.sum(flushed != tree) > 10

@@ -1,23 +1,26 @@
 """Two runs of which one has a planted fault. The oracle is what was planted, at a place drawn at random."""
 
+import functools
 import random
 import sys
 
 import numpy as np
 import pytest
-from tests.ranks import REPOSITORY, launch, run
+from tests.ranks import REPOSITORY, full, launch, run
 
 from allstep.common import trace
 
-FLAGS = (
-    *("--model", f"{REPOSITORY}/tests/launch/ranks/planted_network.py:build", "--global-batch-size", "128"),
-    *("--epochs", "1", "--checkpoint-every", "4", "--trace", "--base-lr", "0.05"),
-)
+FLAGS = {
+    "pytorch": ("--model", f"{REPOSITORY}/tests/launch/ranks/planted_network.py:build"),
+    "tensorflow": ("--model", "mlp"),
+}
+COMMON = "--global-batch-size", "128", "--epochs", "1", "--checkpoint-every", "4", "--trace", "--base-lr", "0.05"
+NUM_SLICES = 4
 
 
-def train(output_dir, *flags, num_ranks=2, program=("pytorch/train.py",), **environ):
+def train(output_dir, *flags, framework="pytorch", num_ranks=2, program=(), **environ):
     launcher = "mpirun" if num_ranks > 1 else "alone"
-    words = (*program, "--output-dir", output_dir, *FLAGS, *flags)
+    words = (*(program or (f"{framework}/train.py",)), "--output-dir", output_dir, *FLAGS[framework], *COMMON, *flags)
     result = launch(launcher, num_ranks, *words, **environ)
     assert result.returncode == 0, result.output
     return output_dir
@@ -29,38 +32,62 @@ def bisect(*words):
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("sound") / "run")
+    """Output directory of a run without a fault, by framework and number of slices."""
+
+    @functools.cache
+    def trained(framework="pytorch", num_slices=None):
+        flags = ("--slices", str(num_slices)) if num_slices else ()
+        return train(tmp_path_factory.mktemp("sound") / "run", *flags, framework=framework)
+
+    return trained
 
 
-def test_a_flipped_bit_is_named_and_does_not_come_again(sound, tmp_path):
+@pytest.mark.parametrize(
+    ("framework", "num_slices"),
+    [("pytorch", None), full("pytorch", NUM_SLICES), full("tensorflow", None), full("tensorflow", NUM_SLICES)],
+)
+@pytest.mark.parametrize(
+    ("fault", "step", "rank", "tensor"),
+    [
+        ("rate", 7, 1, "the learning rate"),
+        ("order", 5, 1, "the inputs"),
+        ("broadcast", 1, 1, "the weight {first} before the step"),
+    ],
+)
+def test_a_fault_of_one_rank_is_named(fault, step, rank, tensor, framework, num_slices, sound, tmp_path):
+    flags = ("--slices", str(num_slices)) if num_slices else ()
+    program = "tests/launch/ranks/planted.py", framework, fault, str(rank), str(step)
+    faulty = train(tmp_path / "faulty", *flags, framework=framework, program=program)
+    result = bisect(sound(framework, num_slices), faulty, "--no-replay")
+    assert result.returncode == 1, result.output
+    tensor = tensor.format(first={"pytorch": "1.weight", "tensorflow": "fc1.weight"}[framework])
+    part = " in slice 2" if fault == "order" and num_slices else ""  # the first one of rank 1
+    assert result.stdout.splitlines()[0] == f"the runs part at step {step}, rank {rank}, {tensor}{part}"
+
+
+@pytest.mark.parametrize("num_slices", [None, *map(full, [NUM_SLICES])])
+def test_a_flipped_bit_is_named_and_does_not_come_again(num_slices, sound, tmp_path):
     draw = random.Random(7)
     step, rank, layer = draw.randrange(2, 11), draw.randrange(2), draw.choice([1, 3, 5])
-    faulty = train(tmp_path / "faulty", PLANTED=f"{step} {rank} {layer}")
-    result = bisect(sound, faulty)
+    flags = ("--slices", str(num_slices)) if num_slices else ()
+    num_passes = num_slices // 2 if num_slices else 1
+    faulty = train(tmp_path / "faulty", *flags, PLANTED=f"{num_passes * (step - 1) + 1} {rank} {layer}")
+    right = sound("pytorch", num_slices)
+    result = bisect(right, faulty)
     assert result.returncode == 1, result.output
     first, *verdicts = result.stdout.splitlines()
-    assert first == f"the runs part at step {step}, rank {rank}, the local gradient of {layer}.bias"
+    part = f" in slice {rank * num_passes}" if num_slices else ""
+    assert first == f"the runs part at step {step}, rank {rank}, the local gradient of {layer}.bias{part}"
     assert len(verdicts) == 2, verdicts
-    assert verdicts[0].startswith(f"{sound}: step {step} gives its own digests again")
+    assert verdicts[0].startswith(f"{right}: step {step} gives its own digests again")
     assert verdicts[1].startswith(f"{faulty}: does not give its own digests again, first at step {step}, rank {rank}")
 
 
-def test_another_rate_and_another_order_are_named(sound, tmp_path):
-    for flags, expected in (
-        (("--base-lr", "0.051"), "step 1, rank 0, the learning rate"),
-        (("--seed", "1"), "step 1, rank 0, the inputs"),
-    ):
-        result = bisect(sound, train(tmp_path / flags[0], *flags), "--no-replay")
-        assert result.returncode == 1, result.output
-        assert result.stdout.splitlines()[0] == f"the runs part at {expected}"
-        assert f"  {flags[0][2:]}: " in result.stdout
-
-
-def test_a_missed_broadcast_is_named(sound, tmp_path):
-    program = "tests/launch/ranks/missed_broadcast.py", "pytorch"
-    result = bisect(sound, train(tmp_path / "faulty", program=program), "--no-replay")
+def test_another_seed_is_named(sound, tmp_path):
+    result = bisect(sound(), train(tmp_path / "other", "--seed", "1"), "--no-replay")
     assert result.returncode == 1, result.output
-    assert result.stdout.splitlines()[0] == "the runs part at step 1, rank 1, the weight 1.weight before the step"
+    assert result.stdout.splitlines()[0] == "the runs part at step 1, rank 0, the inputs"
+    assert "  seed: " in result.stdout
 
 
 def test_slices_are_equal_on_any_number_of_ranks(sound, tmp_path):
@@ -68,7 +95,7 @@ def test_slices_are_equal_on_any_number_of_ranks(sound, tmp_path):
     result = bisect(*runs)
     assert (result.returncode, result.stdout) == (0, "equal for steps 1 to 12\n")
     for other, expected in ((runs[0], "received another --slices"), (tmp_path, "which has no trace of rank 0")):
-        result = bisect(sound, other)
+        result = bisect(sound(), other)
         assert result.returncode == 2
         assert expected in result.stderr and result.stderr.count("\n") == 1
 

@@ -18,7 +18,7 @@ CASES = {
 }
 ELSEWHERE = {"pytorch": ("fsdp", "alone", 4), "tensorflow": ("multi-worker-mirrored", "mpirun", 2)}
 MORE_CASES = {
-    "pytorch": [("horovod", "mpirun", 2), ("ddp", "alone", 4), ("fsdp", "alone", 1), ("fsdp", "mpirun", 3)],
+    "pytorch": [("horovod", "mpirun", 4), ("ddp", "alone", 4), ("fsdp", "alone", 1), ("fsdp", "mpirun", 3)],
     "tensorflow": [("horovod", "mpirun", 2), ELSEWHERE["tensorflow"]],
 }
 
