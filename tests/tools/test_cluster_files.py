@@ -1,6 +1,6 @@
 """The files in cluster/: what containers, Kubeflow's operators and Apptainer would stumble over.
 
-Oracles: bash; shellcheck; the fields of the operators' published schemas (MPIJob v2beta1, Trainer v1alpha1), as far as we use them.
+Oracles: bash; shellcheck; fields of the operators' published schemas (MPIJob v2beta1, Trainer v1alpha1), those we use.
 """
 
 from __future__ import annotations
