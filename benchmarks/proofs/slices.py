@@ -54,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for framework in flags.frameworks:
         sides = _sides(framework, flags.ranks, flags.parts)
         rates = interleaved({name: measure for pair in sides.values() for name, measure in pair.items()}, flags.rounds)
-        for what, (pair, target) in {what: (pair, _TARGETS[what.split()[0]]) for what, pair in sides.items()}.items():
+        for what, pair in sides.items():
             ours, reference = (rates[name] for name in pair)
-            rows.append(_row(f"{framework}: {what}", ours, reference, target))
+            rows.append(_row(f"{framework}: {what}", ours, reference, _TARGETS[what.split()[0]]))
         samples[framework] = rates
         for num_ranks in flags.ranks if "sum" in flags.parts else ():
             seconds = _seconds_of_sums(framework, num_ranks, flags.rounds)
@@ -101,7 +101,7 @@ def _sides(framework: str, ranks: Sequence[int], parts: Sequence[str]) -> dict[s
         if "trace" in parts:
             saved = functools.partial(_rate_of_saved, framework, num_ranks)
             names = f"{framework}: trace, {num_ranks} ranks", f"{framework}: no trace, {num_ranks} ranks"
-            sides[f"trace, {num_ranks} ranks"] = {names[0]: functools.partial(saved, "--trace"), names[1]: saved}
+            sides[f"trace of steps, {num_ranks} ranks"] = {names[0]: functools.partial(saved, "--trace"), names[1]: saved}
     if "one" in parts:
         rate = functools.partial(_rate, framework, "single", 1)
         name = "one rank with 4 slices"
