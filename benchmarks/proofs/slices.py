@@ -100,8 +100,9 @@ def _sides(framework: str, ranks: Sequence[int], parts: Sequence[str]) -> dict[s
             sides[f"audit of 0.25, {num_ranks} ranks"] = {f"{framework}: audit, {num_ranks} ranks": audited, **sliced}
         if "trace" in parts:
             saved = functools.partial(_rate_of_saved, framework, num_ranks)
-            names = f"{framework}: trace, {num_ranks} ranks", f"{framework}: no trace, {num_ranks} ranks"
-            sides[f"trace of steps, {num_ranks} ranks"] = {names[0]: functools.partial(saved, "--trace"), names[1]: saved}
+            traced = functools.partial(saved, "--trace")
+            names = (f"{framework}: {what}, {num_ranks} ranks" for what in ("trace", "no trace"))
+            sides[f"trace of steps, {num_ranks} ranks"] = dict(zip(names, (traced, saved), strict=True))
     if "one" in parts:
         rate = functools.partial(_rate, framework, "single", 1)
         name = "one rank with 4 slices"
