@@ -121,13 +121,12 @@ set -euo pipefail
 
 # Before the time limit or a pre-emption: what runs saves its state and ends; then the job waits for its turn again.
 noticed=
-trap 'noticed=yes; trap "" USR1; kill -{signal} "$running"' USR1
+trap 'noticed=yes; trap "" USR1; kill -{signal} "$!"' USR1
 {line} &
-running=$!
 status=0
-wait "$running" || status=$?
+wait "$!" || status=$?
 if [ -n "$noticed" ]; then
-  wait "$running" || true # the notice had ended the first wait
+  wait "$!" || true # the notice had ended the first wait
   scontrol requeue "$job"
 fi
 exit "$status"
