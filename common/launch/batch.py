@@ -22,7 +22,9 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from allstep.common.config import config_file
 from allstep.common.config.flags import Kind, Parser, one_of, whole, wrong
+from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.sbatch_script import BatchJob, Each, to_script
 from allstep.common.launch.variables import MOST_PER_HOST, MOST_RANKS
 from allstep.common.process.errors import Fault, UserError, shown
@@ -130,10 +132,22 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
         cpus_per_rank=flags.cpus_per_rank,
         gpus=flags.gpus,
         launcher=flags.launcher,
-        by_mpi=trains and _without(rest, "--strategy")[1] in (None, "horovod"),
+        by_mpi=trains and _runs_horovod(rest),
         options={name: value for name, value in given.items() if value},
         each=flags.each,
     )
+
+
+def _runs_horovod(words: Sequence[str]) -> bool:
+    """Whether a trainer with these flags takes Horovod, as far as the files of its --config can be read from here."""
+    parser = Parser("allstep launch", None, add_help=False)
+    parser.add_argument("--strategy")
+    parser.add_argument("--config", action="append", type=Path, default=[])
+    given, _ = parser.parse_known_args(words)
+    names = ("list-strategies", *TrainConfig().flat())
+    entries = (entry for path in given.config if path.is_file() for entry in config_file.read(path, names))
+    in_files = {entry.key: entry.words for entry in entries}
+    return (given.strategy or " ".join(in_files.get("strategy", ["horovod"]))) == "horovod"
 
 
 def _without(words: list[str], flag: str) -> tuple[list[str], str | None]:

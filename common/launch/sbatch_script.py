@@ -121,7 +121,7 @@ set -euo pipefail
 
 # Before the time limit or a pre-emption: what runs saves its state and ends; then the job waits for its turn again.
 noticed=
-trap 'noticed=yes; trap "" USR1; kill -{signal} "$!"' USR1
+trap 'noticed=yes; trap "" USR1; kill -{signal} "${{!:-}}" || {{ scontrol requeue "$job"; exit; }}' USR1
 {line} &
 status=0
 wait "$!" || status=$?

@@ -55,6 +55,7 @@ CASES = [
     TRAIN,
     ("--launcher", "srun", *TRAIN, "--strategy", "ddp"),
     ("--launcher", "srun", *TRAIN),
+    ("--launcher", "srun", *TRAIN, "--config", "ddp.yaml", "--config", "on-the-cluster.yaml"),
     ("--each", "seed=0,1,2", *TRAIN),
     ("--", "tensorflow/train.py", "--output-dir=runs/a b'c", "--model", "$(reboot)"),
     ("--each", "models=cnn,resnet18", "--", "allstep", "compare", "--output-dir", "runs/a"),
@@ -80,6 +81,7 @@ def host(tmp_path, monkeypatch):
         program.parent.mkdir(exist_ok=True)
         program.write_text(RANK)
         program.chmod(0o755)
+    (tmp_path / "ddp.yaml").write_text("strategy: ddp\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -101,6 +103,8 @@ STARTED = [
     f"{MPIRUN} pytorch/train.py --output-dir runs/a",
     "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --strategy ddp --output-dir runs/a",
     "srun --mpi=pmix --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --output-dir runs/a",
+    "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --config ddp.yaml --config on-the-cluster.yaml "
+    "--output-dir runs/a",
     f"{MPIRUN} pytorch/train.py --seed 1 --output-dir runs/a/1",
     f"{MPIRUN} tensorflow/train.py --model $(reboot) --output-dir runs/a b'c",
     "allstep compare --models resnet18 --output-dir runs/a/resnet18",
@@ -123,7 +127,7 @@ def test_goes_on_only_after_a_restart_from_a_checkpoint(host, capsys):
     assert [call.endswith(" --resume latest") for call in calls(host)] == [False, False, True]
 
 
-@pytest.mark.parametrize(("words", "name"), [(TRAIN, "mpirun"), (CASES[5], "allstep")])
+@pytest.mark.parametrize(("words", "name"), [(TRAIN, "mpirun"), (CASES[6], "allstep")])
 def test_a_notice_is_passed_on_and_queues_the_job_again(words, name, host, capsys):
     job = start(written(capsys, *words), host, WAITS=name)
     while not (host / "calls").exists():
@@ -131,6 +135,12 @@ def test_a_notice_is_passed_on_and_queues_the_job_again(words, name, host, capsy
     job.send_signal(10)  # SIGUSR1
     job.wait(30)
     assert calls(host)[1:] == [f"{name} noticed", "scontrol requeue 7"]
+
+
+def test_a_notice_before_anything_runs_queues_the_job_again(host, capsys):
+    script = written(capsys, *TRAIN)
+    assert start(script.replace("\nmpirun", "\nkill -USR1 $$\nmpirun"), host).wait(30) == 0
+    assert calls(host) == ["scontrol requeue 7"]
 
 
 @pytest.mark.parametrize(
