@@ -103,8 +103,8 @@ STARTED = [
     f"{MPIRUN} pytorch/train.py --output-dir runs/a",
     "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --strategy ddp --output-dir runs/a",
     "srun --mpi=pmix --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --output-dir runs/a",
-    "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --config ddp.yaml --config on-the-cluster.yaml "
-    "--output-dir runs/a",
+    "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --config ddp.yaml "
+    "--config on-the-cluster.yaml --output-dir runs/a",
     f"{MPIRUN} pytorch/train.py --seed 1 --output-dir runs/a/1",
     f"{MPIRUN} tensorflow/train.py --model $(reboot) --output-dir runs/a b'c",
     "allstep compare --models resnet18 --output-dir runs/a/resnet18",
