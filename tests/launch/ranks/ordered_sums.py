@@ -4,6 +4,7 @@ Oracle: the tree's sum by NumPy, of all slices, which every rank can draw.
 """
 
 import sys
+from importlib import import_module
 
 import numpy as np
 
@@ -18,18 +19,15 @@ def tree_sum(num_slices: int, numbers: range, size: int) -> TreeSum:
     return sums
 
 
-if sys.argv[1] == "pytorch":
-    import horovod.torch as hvd
-    from torch import from_numpy as to_tensor
-
-    from allstep.pytorch.strategies.horovod import HorovodExchange
-    from allstep.pytorch.strategies.ordered_sum import OrderedSum
-else:
-    from tensorflow import constant as to_tensor
-
-    from allstep.tensorflow import horovod_keras as hvd
-    from allstep.tensorflow.strategies.horovod import HorovodExchange
-    from allstep.tensorflow.strategies.ordered_sum import OrderedSum
+framework = sys.argv[1]
+horovod, library, to_tensor = {
+    "pytorch": ("horovod.torch", "torch", "from_numpy"),
+    "tensorflow": ("allstep.tensorflow.horovod_keras", "tensorflow", "constant"),
+}[framework]
+hvd, strategies = import_module(horovod), f"allstep.{framework}.strategies"
+OrderedSum = import_module(f"{strategies}.ordered_sum").OrderedSum
+HorovodExchange = import_module(f"{strategies}.horovod").HorovodExchange
+to_tensor = getattr(import_module(library), to_tensor)
 
 hvd.init()
 rank, world_size = hvd.rank(), hvd.size()
