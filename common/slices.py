@@ -77,6 +77,25 @@ def own_nodes(rank: int, world_size: int, num_slices: int) -> tuple[Node, ...]:
     return tuple(within((0, num_slices)))
 
 
+def adds_in_order(
+    all_reduce: Callable[[np.ndarray], np.ndarray], size: int, *, rank: int, world_size: int, num_slices: int
+) -> bool:
+    """Whether a library's all-reduce of `size` elements adds up in the order of the tree; all ranks call it.
+
+    Args:
+        all_reduce: the sum of a float32 array of each rank, in an order that depends on the size alone.
+    """
+    if size < SMALLEST_TRIAL or any(len(own_nodes(other, world_size, num_slices)) > 1 for other in range(world_size)):
+        return False
+    expected: TreeSum[np.ndarray] = TreeSum(num_slices)
+    for other in range(world_size):
+        [node] = own_nodes(other, world_size, num_slices)
+        expected.add(node, trial(other))
+    found = all_reduce(np.resize(trial(rank), size))
+    agrees = np.array([np.array_equal(found, np.resize(expected.total, size))], np.float32)
+    return float(all_reduce(agrees)[0]) == world_size
+
+
 def trial(rank: int) -> np.ndarray:
     """Float32 (4093,): numbers of a rank whose sum over ranks shows in which order a library adds them up.
 

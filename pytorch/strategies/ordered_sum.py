@@ -13,10 +13,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from allstep.common.slices import SMALLEST_TRIAL, Node, TreeSum, own_nodes, trial
+from allstep.common.slices import Node, TreeSum, adds_in_order, own_nodes
 
 
 class Exchange(Protocol):
@@ -54,7 +53,8 @@ class OrderedSum:
         """`exchange` is for more than one rank."""
         self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
         self._nodes = [own_nodes(other, world_size, num_slices) for other in range(world_size)]
-        self._reduces_in_order: bool | None = None
+        self.reduces_in_order: bool | None = None
+        """Whether an all-reduce is what adds up; known from the first sum of several ranks on."""
 
     def padding(self, size: int) -> int:
         """How many elements a vector of `size` lacks to be cut into parts of one size for all ranks."""
@@ -69,9 +69,9 @@ class OrderedSum:
         if self._exchange is None:
             return partial[0, self.num_slices]
         own = partial[self._nodes[self._rank][0]]
-        if self._reduces_in_order is None:
-            self._reduces_in_order = self._try_order(self._exchange, own.numel())
-        if self._reduces_in_order:
+        if self.reduces_in_order is None:
+            self.reduces_in_order = self._try_order(self._exchange, own.numel())
+        if self.reduces_in_order:
             return self._exchange.all_reduce(own)
         return self._exchange.all_gather(self._own_part(self._exchange, partial))
 
@@ -79,14 +79,15 @@ class OrderedSum:
         """Whether an all-reduce of `size` elements adds them up in the order of the tree; all ranks call it."""
         if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
             return True
-        if not exchange.keeps_order or size < SMALLEST_TRIAL or max(map(len, self._nodes)) > 1:
+        if not exchange.keeps_order:
             return False
-        ranks = range(self._world_size)
-        nodes = [node for [node] in self._nodes]
-        expected = _add_up(nodes, [torch.from_numpy(trial(rank)) for rank in ranks], self.num_slices).numpy()
-        found = exchange.all_reduce(torch.from_numpy(np.resize(trial(self._rank), size))).numpy()
-        agrees = torch.tensor([float(np.array_equal(found, np.resize(expected, size)))])
-        return float(exchange.all_reduce(agrees)) == self._world_size
+        return adds_in_order(
+            lambda array: exchange.all_reduce(torch.from_numpy(array)).numpy(),
+            size,
+            rank=self._rank,
+            world_size=self._world_size,
+            num_slices=self.num_slices,
+        )
 
     def _own_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
         own = [partial[node] for node in self._nodes[self._rank]]

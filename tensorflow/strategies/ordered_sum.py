@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.slices import SMALLEST_TRIAL, Node, TreeSum, own_nodes, trial
+from allstep.common.slices import Node, TreeSum, adds_in_order, own_nodes
 
 
 def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
@@ -67,7 +67,8 @@ class OrderedSum:
         """`exchange` is for more than one rank."""
         self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
         self._nodes = [own_nodes(other, world_size, num_slices) for other in range(world_size)]
-        self._reduces_in_order: bool | None = None
+        self.reduces_in_order: bool | None = None
+        """Whether an all-reduce is what adds up; known from the first sum of several ranks on."""
 
     def padding(self, size: int) -> int:
         """How many elements a vector of `size` lacks to be cut into parts of one size for all ranks."""
@@ -83,9 +84,9 @@ class OrderedSum:
             return partial[0, self.num_slices]
         own = [partial[node] for node in self._nodes[self._rank]]
         size = own[0].shape.num_elements()
-        if self._reduces_in_order is None:
-            self._reduces_in_order = self._try_order(self._exchange, size)
-        if self._reduces_in_order:
+        if self.reduces_in_order is None:
+            self.reduces_in_order = self._try_order(self._exchange, size)
+        if self.reduces_in_order:
             return self._exchange.all_reduce(own[0])
         part_size = size // self._world_size
         # To each rank its part of all of this one's sums.
@@ -100,14 +101,15 @@ class OrderedSum:
         """Whether an all-reduce of `size` elements adds them up in the order of the tree; all ranks call it."""
         if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
             return True
-        if not exchange.keeps_order or size < SMALLEST_TRIAL or max(map(len, self._nodes)) > 1:
+        if not exchange.keeps_order:
             return False
-        ranks = range(self._world_size)
-        nodes = [node for [node] in self._nodes]
-        expected = _add_up(nodes, [tf.constant(trial(rank)) for rank in ranks], self.num_slices).numpy()
-        found = exchange.all_reduce(tf.constant(np.resize(trial(self._rank), size))).numpy()
-        agrees = tf.constant([float(np.array_equal(found, np.resize(expected, size)))])
-        return float(exchange.all_reduce(agrees)[0]) == self._world_size
+        return adds_in_order(
+            lambda array: exchange.all_reduce(tf.constant(array)).numpy(),
+            size,
+            rank=self._rank,
+            world_size=self._world_size,
+            num_slices=self.num_slices,
+        )
 
 
 def _add_up(nodes: Sequence[Node], parts: Sequence[tf.Tensor], num_slices: int) -> tf.Tensor:

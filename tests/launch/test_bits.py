@@ -1,7 +1,7 @@
 """The same bits with --slices on any number of ranks, in any strategy and launcher. The oracle is the run alone."""
 
 import pytest
-from ranks import events, full, last, launch, run
+from ranks import REPOSITORY, events, full, last, launch, run
 
 # 22 samples to a batch and a last one of 4, for 5 slices: of unequal sizes, and an empty one. With batch norm.
 FLAGS = (
@@ -85,6 +85,24 @@ def test_a_resume_says_what_the_bits_depend_on(reference, tmp_path):
         "allstep: error: expected 1 threads a rank with --slices, as in the run that wrote the checkpoint, received 2; "
         "set OMP_NUM_THREADS=1, or leave --slices out\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("framework", "algorithm", "by_all_reduce"),
+    [
+        ("pytorch", 4, [False] * 4),  # a ring
+        ("tensorflow", 3, [False, True, True, True]),  # recursive doubling, which adds up by the tree
+        full("pytorch", 3, [False, True, True, True]),
+        full("tensorflow", 4, [False] * 4),
+    ],
+)
+def test_an_all_reduce_is_used_where_it_adds_up_by_the_tree(framework, algorithm, by_all_reduce):
+    """Of four ranks, by the algorithm of Open MPI's with that number."""
+    chosen = {"use_dynamic_rules": "1", "allreduce_algorithm": str(algorithm)}
+    variables = {f"OMPI_MCA_coll_tuned_{name}": value for name, value in chosen.items()}
+    result = launch("mpirun", 4, REPOSITORY / "tests/launch/ranks/ordered_sums.py", framework, **variables)
+    assert result.returncode == 0, result.output
+    assert "by all-reduce: " + " ".join(map(str, by_all_reduce)) in result.stdout
 
 
 def test_without_slices_ranks_part(tmp_path):
