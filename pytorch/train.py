@@ -59,7 +59,7 @@ def session(
     with strategy.scope():
         network = build_network(config, dataset, parts.model)
         optimizer = parts.optimizer or build_optimizer(
-            config.optimizer, network.parameters(), fused=strategy.fused, sliced=config.parallel.slices is not None
+            config.optimizer, network.parameters(), fused_sgd=strategy.fused_sgd, sliced=bool(config.parallel.slices)
         )
     set_initial_weights(network, config)
 

@@ -4,6 +4,7 @@
 
 In milliseconds, on the GPU where there is one, else on one core; both with weight decay, without gradients being
 computed. Medians over interleaved rounds. The exit status is 0 where all targets are reached, 1 where one is missed.
+PyTorch's SGD is the one that it chooses itself, of many operations; the trainers' is fused.
 
 LAMB is at its target on a CPU, on one side or the other by what else runs: docs/batches.md says what was tried. Adam is
 shown beside them. A GPU was not at hand.
@@ -98,7 +99,7 @@ def in_pytorch() -> Callable[[OptimizerConfig], Callable[[], None]]:
     parameters = list(build_model("resnet50", IMAGE_SHAPE, NUM_CLASSES).to(device).parameters())
 
     def prepare(config: OptimizerConfig) -> Callable[[], None]:
-        optimizer = build_optimizer(config, parameters)
+        optimizer = build_optimizer(config, parameters, fused_sgd=False)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE
 

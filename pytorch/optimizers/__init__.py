@@ -17,7 +17,7 @@ from allstep.pytorch.compat import without_compiler
 
 
 def build_optimizer(
-    config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter], *, fused: bool = False, sliced: bool = False
+    config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter], *, fused_sgd: bool = True, sliced: bool = False
 ) -> torch.optim.Optimizer:
     """The configured optimizer; the engine sets its learning rate before every step.
 
@@ -25,10 +25,11 @@ def build_optimizer(
     the scales of norms, which do not.
 
     Args:
-        fused: whether one kernel updates many parameters; else it is as PyTorch chooses for their device. LARS, LAMB
-            and NovoGrad choose themselves; Adagrad and RMSprop have no such kernel on every device.
+        fused_sgd: whether one kernel updates many parameters by SGD; else it is as PyTorch chooses for their device.
+            Adam and AdamW are always fused, LARS, LAMB and NovoGrad choose themselves, and Adagrad and RMSprop have no
+            such kernel on every device.
         sliced: with --slices: no bit of a step may depend on how weights are cut into shards. Kernels that are fused
-            for CPUs round the last elements of a tensor otherwise than those before.
+            for CPUs round the last elements of a tensor otherwise than those before, so that none is used.
     """
     parameters, decay, name = list(parameters), config.weight_decay, config.optimizer
     groups = [
@@ -36,7 +37,8 @@ def build_optimizer(
         {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
     if name in ("sgd", "nesterov"):
-        options = {"momentum": config.momentum, "nesterov": name == "nesterov", "fused": fused or None}
+        fused = (fused_sgd and not sliced) or None
+        options = {"momentum": config.momentum, "nesterov": name == "nesterov", "fused": fused}
         return without_compiler(torch.optim.SGD)(groups, lr=0.0, **options)
     if name in ("lars", "lamb"):
         groups[0]["layerwise"], groups[1]["layerwise"] = True, False
@@ -57,7 +59,7 @@ def build_optimizer(
         return without_compiler(NovoGrad)(groups, grad_averaging=config.grad_averaging)
     if name in ("adam", "adamw"):
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-        return without_compiler(kind)(groups, lr=0.0, fused=fused or None)
+        return without_compiler(kind)(groups, lr=0.0, fused=not sliced or None)
     kind = {"adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}[name]
     with torch.device("cpu"):  # there Adagrad counts its steps; on a GPU each step would wait for every weight's count
         return without_compiler(kind)(groups, lr=0.0)

@@ -38,10 +38,7 @@ def _layers(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
 class FSDP(ProcessGroup):
     """The five steps in FSDP; `ProcessGroup` has the first, `Strategy` the second."""
 
-    def pin_device(self) -> torch.device:
-        device = super().pin_device()
-        self.fused = False  # PyTorch has no fused SGD for parameters that are cut into shards
-        return device
+    fused_sgd = False  # none for DTensor, of torch 2.14
 
     def scope(self) -> contextlib.AbstractContextManager:
         """In the host's memory: no device need hold the whole network."""

@@ -35,8 +35,8 @@ class Strategy(ABC):
     """What the engine says to the other ranks; there from `init` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
-    fused = False
-    """Whether one kernel updates many parameters; there from `pin_device` on."""
+    fused_sgd = True
+    """Whether PyTorch has a kernel that updates many of its parameters by SGD."""
     cuts_network = False
     """Whether each rank of the default process group has other parameters than the others."""
 
@@ -56,8 +56,6 @@ class Strategy(ABC):
         if self.gpu is not None:
             torch.cuda.set_device(self.gpu)
             self.device = torch.device("cuda", self.gpu)
-            # A fused kernel rounds otherwise than the operations that it is made of, and shards have none for SGD.
-            self.fused = self.flags.slices is None
         return self.device
 
     def choose_device(self) -> None:

@@ -90,3 +90,9 @@ def test_horovod_resolves_every_symbol_and_takes_the_one_nccl(framework):
     cuda_12 = {name for name, folder in folders.items() if folder.startswith("tensorflow-cuda12")}
     assert bool(cuda_12) == (framework == "tensorflow")
     assert framework == "torch" or set(folders) - cuda_12 == {"NCCL"}
+
+
+def test_horovod_opens_the_driver_by_the_name_that_containers_have():
+    """A stand-in cannot follow its all-reduce, so the oracle is the name in the library."""
+    [library] = Path(sys.prefix).glob("lib/*/site-packages/horovod/torch/mpi_lib_v2*.so")
+    assert b"\0libcuda.so.1\0" in (content := library.read_bytes()) and b"\0libcuda.so\0" not in content

@@ -66,20 +66,20 @@ CHECKS = {
     "images": Check(
         "training from JPEG files beside synthetic images",
         lambda effort, folder: [speed.real_images(effort, folder)],
-        60,
+        55,
     ),
     "decode": Check("--decode gpu beside the CPU's threads", speed.decoding, 20),
     "small": Check(
-        "PyTorch's CNN and ResNet-18 on small images beside ones by hand, and --deterministic",
+        "PyTorch's CNN and ResNet-18 on small images beside ones by hand, --compile and --deterministic",
         lambda effort, folder: speed.small("pytorch", effort, folder),
-        30,
+        40,
     ),
     "tensorflow-resnet50": Check("TensorFlow's ResNet-50 beside Keras' own", _large("tensorflow", compiled=False), 45),
     "tensorflow-resnet50-compiled": Check("both by XLA", _large("tensorflow", compiled=True), 85),
     "tensorflow-small": Check(
-        "TensorFlow's CNN beside one by hand, and --deterministic",
+        "TensorFlow's CNN beside one by hand, --compile and --deterministic",
         lambda effort, folder: speed.small("tensorflow", effort, folder),
-        35,
+        40,
     ),
 }
 _LEAST_SHARE = 0.5  # of its seconds that must be left for a check to be worth a start

@@ -24,7 +24,7 @@ NUM_THREADS = 4
 AS_FAST = ">= 0.97"
 SMALL_SHAPES = {"cnn": (28, 28, 1), "resnet18": (32, 32, 3)}
 SMALL_NETWORKS = {"pytorch": ("cnn", "resnet18"), "tensorflow": ("cnn",)}
-"""That are held against loops by hand."""
+"""That are held against loops by hand; the CNN with and without --compile."""
 
 Rates = Mapping[str, Sequence[float]]
 """Images per second of each block of each command that ended well, by the commands' names."""
@@ -66,7 +66,7 @@ def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> Fi
 
 
 def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
-    """Networks whose steps are bound by what starts them; and what --deterministic costs, which nobody must pay."""
+    """Networks whose steps are bound by what starts them; and what --compile gains and --deterministic costs there."""
     commands: dict[str, Sequence[object]] = {}
     for model, shape in SMALL_SHAPES.items():
         flags = _flags(model, shape, effort.small_batch[model], 10, 5 * effort.num_batches, effort)
@@ -74,7 +74,10 @@ def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
         commands[model] = _ours(framework, flags)
         if model in SMALL_NETWORKS[framework]:
             commands[f"{model}-hand"] = _by_hand(framework, flags)
-        if model == "resnet18":
+        if model == "cnn":
+            commands[f"{model}-compiled"] = [*commands[model], "--compile"]
+            commands[f"{model}-compiled-hand"] = [*commands[f"{model}-hand"], "--compile"]
+        else:
             commands[f"{model}-deterministic"] = [*commands[model], "--deterministic"]
     rates = rates_in_turn(commands, effort, folder / "it")
     return [
@@ -82,6 +85,8 @@ def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
             _figure(f"{framework}: {model}, images/s / by hand", rates, model, f"{model}-hand", ">= 1.0")
             for model in SMALL_NETWORKS[framework]
         ),
+        _figure(f"{framework}: cnn compiled, images/s / by hand", rates, "cnn-compiled", "cnn-compiled-hand", ">= 1.0"),
+        _figure(f"{framework}: cnn, images/s --compile / without", rates, "cnn-compiled", "cnn", ">= 1.0"),
         _figure(
             f"{framework}: resnet18, images/s --deterministic / without", rates, "resnet18-deterministic", "resnet18"
         ),
