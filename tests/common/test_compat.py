@@ -15,70 +15,77 @@ from allstep.common import compat
 
 KERAS = """
 import os, sys
-from contextlib import nullcontext
 from allstep.common.compat import without_unused_libraries
 os.environ["KERAS_BACKEND"] = "tensorflow"
-with {context}():
+with without_unused_libraries():
     import keras
-unused = {{"sklearn", "scipy", "matplotlib"}}
+unused = {"sklearn", "scipy", "matplotlib"}
 print(*sorted(unused & sys.modules.keys()))
 import scipy
 """
 
 
 def test_keras_is_imported_without_what_it_does_not_need():
-    """And what it is without can be imported afterwards."""
-    result = run(sys.executable, "-c", KERAS.format(context="without_unused_libraries"))
+    """What it would import otherwise (tests/tensorflow/test_compat.py), and what can be imported afterwards."""
+    result = run(sys.executable, "-c", KERAS)
     assert (result.returncode, result.stdout) == (0, "\n"), result.stderr
-
-
-def test_keras_would_import_it():
-    """Should it no longer do so, `without_unused_libraries` can go."""
-    assert run(sys.executable, "-c", KERAS.format(context="nullcontext")).stdout != "\n"
 
 
 # What the main thread does time and again while another one looks where it is.
 BUSY = {
-    "torch": "import torch; work = torch.ones(9, requires_grad=True).sum().backward",
-    "tensorflow": "import tensorflow as tf; work = lambda: tf.constant([1.0]) + tf.constant([2.0])",
-    "keras": "import keras; layer = keras.layers.Dense(2); work = lambda: layer(keras.ops.ones((1, 2)))",
-    "horovod": "import horovod.torch as hvd, torch; hvd.init(); work = lambda: hvd.allreduce(torch.ones(9))",
-    "a GPU's number": """
+    "PyTorch": """
+import horovod.torch as hvd, torch
+total = torch.ones(9, requires_grad=True).sum()
+look_at("torch", lambda: total.backward(retain_graph=True))
+hvd.init()
+look_at("horovod", lambda: hvd.allreduce(torch.ones(9)))
+""",
+    "TensorFlow": """
 import types
-from allstep.tensorflow.strategies.strategy import PendingNumber
+with lean_import():
+    import keras, tensorflow as tf
+    from allstep.tensorflow.strategies.strategy import PendingNumber
+look_at("tensorflow", lambda: tf.constant([1.0]) + tf.constant([2.0]))
+layer = keras.layers.Dense(2)
+look_at("keras", lambda: layer(keras.ops.ones((1, 2))))
 slow = types.SimpleNamespace(numpy=lambda: time.sleep(0.01) or 1.0)
-work = lambda: float(PendingNumber(slow))""",
-    "nobody": "work = lambda: sum(range(9))",
-    "nobody's thread": """
+look_at("a GPU's number", lambda: float(PendingNumber(slow)))
+""",
+    "nobody": """
 from concurrent.futures import ThreadPoolExecutor
+look_at("nobody", lambda: sum(range(9)))
 pool = ThreadPoolExecutor(1)
-work = lambda: pool.submit(time.sleep, 0.01).result()""",
+look_at("nobody's thread", lambda: pool.submit(time.sleep, 0.01).result())
+""",
 }
 LOOK = """
 import os, threading, time
 os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo", KERAS_BACKEND="tensorflow")
 from allstep.common.compat import is_in_framework
-{prepare}
-seen, is_over = set(), threading.Event()
-def look():
-    for _ in range(500):
-        seen.add(is_in_framework())
-        time.sleep(0.0005)
-        if True in seen:
-            break
-    is_over.set()
-threading.Thread(target=look).start()
-while not is_over.is_set():
-    {work}
-print(True in seen)
+from allstep.common.process.lean_import import lean_import
+
+def look_at(name, work):
+    seen, is_over = set(), threading.Event()
+    def look():
+        for _ in range(500):
+            seen.add(is_in_framework())
+            time.sleep(0.0005)
+            if True in seen:
+                break
+        is_over.set()
+    threading.Thread(target=look).start()
+    while not is_over.is_set():
+        work()
+    print(f"{name}: {True in seen}")
 """
 
 
 @pytest.mark.parametrize("library", BUSY)
 def test_the_main_thread_is_found_in_a_framework(library):
-    work = "work(retain_graph=True)" if library == "torch" else "work()"
-    result = run(sys.executable, "-c", LOOK.format(prepare=BUSY[library], work=work))
-    assert result.stdout.strip() == str(not library.startswith("nobody")), result.stderr
+    result = run(sys.executable, "-c", LOOK + BUSY[library])
+    expected = BUSY[library].count("look_at"), {str(library != "nobody")}
+    found = [line.rpartition(": ")[2] for line in result.stdout.splitlines()]
+    assert (len(found), set(found)) == expected, result.output
 
 
 def test_open_mpi_s_daemon_is_known_by_its_name(tmp_path):

@@ -13,12 +13,15 @@ FLAGS = (
 TIMES = ("epoch_seconds", "cumulative_seconds", "images_per_second", "peak_memory_bytes", "time")
 ALONE = ("single", "alone", 1)
 CASES = {
-    "pytorch": [("horovod", "horovodrun-gloo", 3), ("ddp", "alone", 2)],
+    "pytorch": [("horovod", "horovodrun-gloo", 3)],
     "tensorflow": [("horovod", "horovodrun-gloo", 3), ("mirrored", "alone", 2)],
 }
-ELSEWHERE = {"pytorch": ("fsdp", "alone", 4), "tensorflow": ("multi-worker-mirrored", "mpirun", 2)}
+ELSEWHERE = {"pytorch": ("ddp", "alone", 2), "tensorflow": ("multi-worker-mirrored", "mpirun", 2)}
 MORE_CASES = {
-    "pytorch": [("horovod", "mpirun", 4), ("ddp", "alone", 4), ("fsdp", "alone", 1), ("fsdp", "mpirun", 3)],
+    "pytorch": [
+        *(("horovod", "mpirun", 4), ("ddp", "alone", 4), ELSEWHERE["pytorch"]),
+        *(("fsdp", "alone", 1), ("fsdp", "mpirun", 3), ("fsdp", "alone", 4)),
+    ],
     "tensorflow": [("horovod", "mpirun", 2), ELSEWHERE["tensorflow"]],
 }
 

@@ -29,7 +29,7 @@ def job(request, tmp_path_factory) -> tuple[str, Path, Result, list]:
     flags = ("--elastic", "--commit-every", 5, "--epochs", 100, "--fault-timeout", 6, "--output-dir", directory / "run")
     command = ("horovodrun", *ranks, *discovery, sys.executable, SCRIPT, request.param, directory, *FLAGS, *flags)
     mark = process_tree.new_mark()
-    result = run(*command, timeout=240, **{process_tree.VARIABLE: mark})
+    result = run(*command, timeout=900, **{process_tree.VARIABLE: mark})
     assert result.returncode == 0, result.output
     left = process_tree.marked(mark)
     process_tree.kill(mark)

@@ -109,12 +109,13 @@ def test_a_loop_by_hand_goes_on_at_the_sample_on_other_ranks(tmp_path):
     assert undisturbed.returncode == 0, undisturbed.output
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / "step-00000060").rename(tmp_path / "b" / "step-00000060")
-    resumed = launch("horovodrun-gloo", 3, LOOP, tmp_path / "b")
+    resumed = launch("horovodrun-gloo", 2, LOOP, tmp_path / "b")
     assert resumed.returncode == 0, resumed.output
     [expected], [found] = (re.findall(r"87 steps, .* to (\S+)", result.stdout) for result in (undisturbed, resumed))
     assert float(found) == pytest.approx(float(expected), abs=1e-4)
 
 
+@pytest.mark.full  # tests/cluster/test_slurm.py has Slurm itself, and test_placement.py its variables
 def test_a_session_in_tasks_of_srun(tmp_path):
     """The variables are those of srun; the oracle is NumPy, in the program itself."""
     (tmp_path / "mine.py").write_text(SESSION)

@@ -37,9 +37,9 @@ def on_digits(tmp_path_factory):
 @pytest.mark.parametrize(
     ("framework", "launcher"),
     [
-        *(("pytorch", "alone"), ("pytorch", "horovodrun-mpi"), ("pytorch", "horovodrun-gloo")),
-        *(("tensorflow", "horovodrun-mpi"), full("tensorflow", "alone"), full("tensorflow", "mpirun")),
-        *(full("pytorch", "mpirun"), full("tensorflow", "horovodrun-gloo")),
+        *(("pytorch", "alone"), ("pytorch", "horovodrun-mpi"), ("tensorflow", "horovodrun-mpi")),
+        *(full("tensorflow", "alone"), full("tensorflow", "mpirun"), full("pytorch", "mpirun")),
+        *(full("pytorch", "horovodrun-gloo"), full("tensorflow", "horovodrun-gloo")),
     ],
 )
 def test_learns_digits(framework, launcher, on_digits):
@@ -64,9 +64,12 @@ def test_learns_digits(framework, launcher, on_digits):
     assert resolved["dataset"] == "digits" and resolved["strategy"] == start["strategy"]
 
 
-def test_equal_runs_end_with_equal_weights(on_digits):
-    runs = [on_digits("pytorch", launcher)[1] for launcher in ("horovodrun-mpi", "horovodrun-gloo")]
-    assert len({last(events(output_dir), "end")["weights_checksum"] for output_dir in runs}) == 1
+def test_equal_runs_have_equal_bits(on_digits, tmp_path):
+    """Losses of two epochs, the second of which is 1e-7 off where one bit of a weight is."""
+    _, output_dir = on_digits("pytorch", "horovodrun-mpi")
+    under_gloo = train("pytorch", "horovodrun-gloo", 2, tmp_path, "--log-every", 1, "--epochs", 2)
+    steps = [[event for event in run if event["event"] == "step"] for run in (under_gloo, events(output_dir))]
+    assert len(steps[0]) == 46 and steps[0] == steps[1][:46]
 
 
 @pytest.mark.parametrize(("framework", "launcher"), [("pytorch", "alone"), full("tensorflow", "horovodrun-mpi")])
@@ -113,12 +116,12 @@ def test_a_run_resumed_elsewhere_sets_aside_what_lies_there(tmp_path):
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_validation_is_the_same_on_any_number_of_ranks(framework, tmp_path):
     """Of weights that do not move: each of the 360 samples counts once, on ranks that do not divide the batches."""
-    still = ("--base-lr", "1e-60", "--epochs", 1, "--global-batch-size", 50)
-    runs = [train(framework, "mpirun", ranks, tmp_path / str(ranks), *still) for ranks in (1, 4)]
-    one, four = (last(run, "epoch") for run in runs)
-    assert one["validation_samples"] == four["validation_samples"] == 360
-    assert four["validation_accuracy"] == one["validation_accuracy"]
-    assert four["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-6)
+    still = ("--base-lr", "1e-60", "--epochs", 1, "--global-batch-size", 50, "--model", "mlp")
+    runs = [train(framework, "mpirun", ranks, tmp_path / str(ranks), *still) for ranks in (1, 3)]
+    one, three = (last(run, "epoch") for run in runs)
+    assert one["validation_samples"] == three["validation_samples"] == 360
+    assert three["validation_accuracy"] == one["validation_accuracy"]
+    assert three["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])

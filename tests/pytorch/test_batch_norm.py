@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from ranks import REPOSITORY, last, launch, train
+from ranks import REPOSITORY, full, last, launch, train
 
 from allstep.common.checkpoint import load
 from allstep.common.config.train_config import DataConfig, StrategyConfig, TrainConfig
@@ -33,7 +33,7 @@ def test_an_empty_slice_does_not_count():
     assert result.returncode == 0 and result.stdout.count("all right") == 2, result.output
 
 
-@pytest.fixture(scope="module", params=["horovod", "ddp"])
+@pytest.fixture(scope="module", params=["horovod", full("ddp")])
 def undisturbed(request, tmp_path_factory):
     output_dir = tmp_path_factory.mktemp("run")
     return request.param, output_dir, train_two(request.param, output_dir)

@@ -41,12 +41,12 @@ DDP, FSDP = ("--strategy", "ddp"), ("--strategy", "fsdp")
 
 JOBS = {
     "horovod, 3 passes": Job(("horovod", "--accumulate-steps", 3), (*HOROVODRUN_GLOO, 2), resumes=True),
-    "ddp": Job(("ddp", "--num-gpus", 2)),
-    "ddp under torchrun, 3 passes": Job(("ddp", "--accumulate-steps", 3), (*TORCHRUN, 2), resumes=True),
+    "ddp": Job(("ddp", "--num-gpus", 2), resumes=True),
+    "ddp under torchrun, 3 passes": Job(("ddp", "--accumulate-steps", 3), (*TORCHRUN, 2)),
     "ddp under horovodrun": Job(("ddp", "--no-gradient-as-bucket-view"), (*HOROVODRUN_GLOO, 2), resumes=True),
     "ddp under mpirun": Job(("ddp", "--no-static-graph"), (*MPIRUN, 3), resumes=True),
-    "fsdp": Job(("fsdp", "--num-gpus", 2)),
-    "fsdp, 2 passes": Job(("fsdp", "--num-gpus", 3, "--accumulate-steps", 2), resumes=True),
+    "fsdp": Job(("fsdp", "--num-gpus", 3)),
+    "fsdp, 2 passes": Job(("fsdp", "--num-gpus", 2, "--accumulate-steps", 2), resumes=True),
     "data-parallel": Job(("data-parallel", "--accumulate-steps", 2)),
     "model-parallel": Job(("model-parallel",)),
     "model-parallel, 3 stages": Job(("model-parallel", "--stages", 3, "--micro-batches", 3), (*MPIRUN, 3),
@@ -71,7 +71,7 @@ def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 
 # Other cases run the same code.
-REPEATED = ("ddp under horovodrun", "ddp under mpirun", "fsdp", "model-parallel, 3 stages")
+REPEATED = ("ddp", "ddp under horovodrun", "ddp under mpirun", "fsdp", "model-parallel, 3 stages")
 
 
 @pytest.mark.parametrize("name", [full(name) if name in REPEATED else name for name in JOBS])

@@ -6,7 +6,6 @@ Oracle: plain Keras in one process with the whole batch; the other rank's weight
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -81,18 +80,16 @@ def test_one_rank_refuses_nothing(tmp_path):
 
 def test_ranks_that_horovod_does_not_know_of_do_not_train():
     """Each would take itself for the only one."""
-    script = REPOSITORY / "examples" / "keras_fit.py"
-    by_hand = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    with ThreadPoolExecutor() as pool:
-        by_rank = [pool.submit(launch, "alone", 1, script, RANK=rank, **by_hand) for rank in ("0", "1")]
-    torchrun = run("torchrun", "--standalone", "--nproc-per-node", "2", script)
-    for result in (*(rank.result() for rank in by_rank), torchrun):
+    script = SCRIPTS / "lean.py", REPOSITORY / "examples" / "keras_fit.py"
+    by_hand = launch("alone", 1, *script, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    torchrun = run("torchrun", "--standalone", "--nproc-per-node", "2", *script)
+    for result in (by_hand, torchrun):
         assert result.returncode == 1
         assert "expected horovodrun, mpirun or srun for horovod_keras, received" in result.output
         assert "accuracy" not in result.output
 
 
-@pytest.mark.parametrize(("launcher", "num_ranks"), [("alone", 1), ("horovodrun-gloo", 2)])
+@pytest.mark.parametrize(("launcher", "num_ranks"), [full("alone", 1), ("horovodrun-gloo", 2)])
 def test_example(launcher, num_ranks, tmp_path):
     result = launch(launcher, num_ranks, REPOSITORY / "examples/keras_fit.py", TF_CPP_MIN_LOG_LEVEL="2")
     assert result.returncode == 0, result.output

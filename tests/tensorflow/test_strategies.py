@@ -92,10 +92,12 @@ def test_asynchronous_updates_are_stale(tmp_path):
 def test_operations_side_by_side_take_no_more_than_the_share_of_cores(num_devices, expected):
     """A rank of one thread on a host with idle cores has one: else what is measured on one rank is not of one core."""
     code = f"""
-import tensorflow as tf
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import ALONE
-from allstep.tensorflow.strategies.mirrored import Mirrored
+from allstep.common.process.lean_import import lean_import
+with lean_import():
+    import tensorflow as tf
+    from allstep.tensorflow.strategies.mirrored import Mirrored
 Mirrored(ALONE, StrategyConfig(num_devices={num_devices})).pin_device()
 threads = tf.config.threading
 print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_parallelism_threads())

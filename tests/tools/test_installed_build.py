@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from ranks import full
 
 BIN = Path(sys.prefix, "bin")
 
@@ -43,8 +42,9 @@ def test_check_build_says_what_was_built():
 
 @pytest.mark.parametrize(
     ("framework", "controller"),
-    [("torch", "--gloo"), ("tensorflow", "--mpi"), full("torch", "--mpi"), full("tensorflow", "--gloo")],
+    [(framework, controller) for framework in ALL_REDUCE for controller in ("--gloo", "--mpi")],
 )
+@pytest.mark.full  # tests below do so, too
 def test_two_ranks_all_reduce(run_ranks, framework, controller):
     result = run_ranks(ALL_REDUCE[framework], controller)
     assert result.returncode == 0, result.stdout
@@ -97,27 +97,12 @@ import time, torch, horovod.torch as hvd
 hvd.init()
 if hvd.rank() == 1:
     time.sleep(5)
-hvd.allreduce(torch.ones(2), name="late")
+assert hvd.allreduce(torch.ones(2), name="late", op=hvd.Sum).tolist() == [2, 2]
+assert hvd.gloo_enabled() and not hvd.mpi_enabled()
 """
     result = run_ranks(program, "--gloo", env={"HOROVOD_STALL_CHECK_TIME_SECONDS": "1"})
     assert result.returncode == 0, result.stdout
     assert "1: [allreduce.late]" in result.stdout
-
-
-def test_an_error_in_an_operation_reaches_the_rank_that_waits(run_ranks):
-    """The wait for a result sleeps on a condition; an error must wake it like a success."""
-    program = """
-import torch, horovod.torch as hvd
-hvd.init()
-try:
-    hvd.allreduce(torch.ones(2 + hvd.rank()), name="mismatch")
-except RuntimeError as error:
-    print("refused", "Mismatched" in str(error))
-assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == 2
-"""
-    result = run_ranks(program, "--mpi")
-    assert result.returncode == 0, result.stdout
-    assert result.stdout.count("refused") == 2
 
 
 def test_who_waits_is_answered_as_soon_as_all_have_the_tensor(run_ranks):
@@ -125,6 +110,7 @@ def test_who_waits_is_answered_as_soon_as_all_have_the_tensor(run_ranks):
     program = """
 import time, torch, horovod.torch as hvd
 hvd.init()
+assert hvd.mpi_enabled()
 def reduce_group():
     return hvd.grouped_allreduce_async([torch.ones(2)] * 2, name="group", op=hvd.Sum)
 if hvd.rank() == 1:
@@ -140,11 +126,21 @@ assert [tensor[0] for tensor in hvd.synchronize(group)] == [2, 2]
     assert result.returncode == 0, result.stdout
 
 
-def test_broadcasting_the_optimizer_s_state_leaves_the_weights(run_ranks):
-    """Oracle: the weights before, bit for bit, and the root's count of steps. 0.28.1 decayed the weights."""
+def test_errors_reach_who_waits_and_broadcasting_the_optimizer_s_state_leaves_the_weights(run_ranks):
+    """The wait for a result sleeps on a condition; an error must wake it like a success.
+
+    Oracle of the broadcast: the weights before, bit for bit, and the root's count of steps. 0.28.1 decayed the weights.
+    """
     program = """
 import torch, horovod.torch as hvd
 hvd.init()
+try:
+    hvd.allreduce(torch.ones(2 + hvd.rank()), name="mismatch")
+    raise AssertionError("tensors of two shapes were added up")
+except RuntimeError as error:
+    assert "Mismatched" in str(error), error
+assert hvd.allreduce(torch.ones(2), op=hvd.Sum)[0] == 2
+
 for root_has_state in (False, True):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
@@ -163,12 +159,20 @@ for root_has_state in (False, True):
     assert result.returncode == 0, result.stdout
 
 
-def test_horovod_tensorflow_takes_variables_of_keras_3(run_ranks):
-    """Oracles: rank 0's weights; the mean of both gradients; Keras's BatchNormalization of both batches."""
-    program = """
+def test_horovod_tensorflow_on_two_ranks(run_ranks):
+    result = run_ranks(TENSORFLOW + VARIABLES_OF_KERAS_3 + ALL_REDUCE_IN_PLACE, "--mpi")
+    assert result.returncode == 0, result.stdout
+
+
+TENSORFLOW = """
 import keras, numpy as np, tensorflow as tf
 import horovod.tensorflow as hvd
 hvd.init()
+assert hvd.mpi_enabled()
+"""
+
+# It takes them. Oracles: rank 0's weights; the mean of both gradients; Keras's BatchNormalization of both batches.
+VARIABLES_OF_KERAS_3 = """
 layer = keras.layers.Dense(1, use_bias=False)
 layer.build((None, 2))
 layer.kernel.assign(tf.fill((2, 1), float(hvd.rank() + 1)))
@@ -198,17 +202,10 @@ assert np.allclose(model.layers[0].moving_mean, whole.moving_mean, atol=1e-6)
 model(batches[hvd.rank()], training=True)
 assert not (model.layers[1].moving_variance.numpy() == 1).all()
 """
-    result = run_ranks(program, "--mpi")
-    assert result.returncode == 0, result.stdout
 
-
-def test_an_all_reduce_in_place_takes_nobody_else_s_tensor(run_ranks):
-    """In a graph, where the tensors have no other reader, and where they have one. Oracle: the sum of both ranks'."""
-    program = """
-import tensorflow as tf
-import horovod.tensorflow as hvd
-hvd.init()
-
+# It takes nobody else's tensor, in a graph where the tensors have no other reader, and where they have one. Oracle: the
+# sum of both ranks'.
+ALL_REDUCE_IN_PLACE = """
 @tf.function
 def reduce(x, number):
     own, kept = [[x + n for n in range(base, base + 3)] for base in (10 * number, 10 * number + 5)]
@@ -226,8 +223,6 @@ for number in range(2):
     assert all((t.numpy() == hvd.rank() + 10 * number + 5 + n).all() for n, t in enumerate(inputs)), inputs
 assert (x.numpy() == hvd.rank()).all()
 """
-    result = run_ranks(program, "--mpi")
-    assert result.returncode == 0, result.stdout
 
 
 def test_open_mpi_knows_its_parameters():

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,7 @@ def test_a_notice_is_passed_on_and_queues_the_job_again(words, name, host, capsy
     job = start(written(capsys, *words), host, WAITS=name)
     while not (host / "calls").exists():
         assert job.poll() is None
+        time.sleep(0.01)
     job.send_signal(10)  # SIGUSR1
     job.wait(30)
     assert calls(host)[1:] == [f"{name} noticed", "scontrol requeue 7"]

@@ -12,13 +12,16 @@ import ctypes, resource, sys
 from importlib import import_module
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import placement
+from allstep.common.process.lean_import import lean_import
 from allstep.common.process.memory import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()
 elif sys.argv[1] != "default":
     module, strategy = sys.argv[1].split(":")
-    getattr(import_module(module), strategy)(placement(), StrategyConfig()).pin_device()
+    with lean_import():
+        strategies = import_module(module)
+    getattr(strategies, strategy)(placement(), StrategyConfig()).pin_device()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
