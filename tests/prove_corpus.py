@@ -57,6 +57,9 @@ for group in plain_optimizer.param_groups:
     group["lr"] = args.lr
 optimizer = hvd.DistributedOptimizer(plain_optimizer, named_parameters=parameters, op=hvd.Adasum)
 """
+_ADASUM_TAPE = """average = hvd.DistributedGradientTape
+hvd.DistributedGradientTape = lambda tape: average(tape, op=hvd.Adasum)
+optimizer = keras.optimizers.SGD(0.05"""
 _SAMPLER = "DataLoader(train, batch_size=args.batch_size, sampler=train_sampler)"
 _STATE = """if hvd.rank() == 0:
     for parameter in model.parameters():
@@ -154,6 +157,7 @@ FAULTS = (
     # A loop of one's own with GradientTape.
     Fault("weights-differ", _G, "        if is_first:\n", "        if False:\n"),
     Fault("gradients-not-averaged", _G, "    tape = hvd.DistributedGradientTape(tape)\n", ""),
+    Fault("", _G, "optimizer = keras.optimizers.SGD(0.05 * size", _ADASUM_TAPE),
     Fault("same-samples", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512, seed=1)",
           is_combined=True),
     Fault("dropout-same", _G, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_combined=True),

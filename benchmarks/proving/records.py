@@ -143,7 +143,7 @@ class Collective:
     shape: tuple[int, ...]
     line: str
     operation: str = ""
-    """Of Horovod's reductions in PyTorch: average, sum or adasum."""
+    """Of Horovod's reductions: average, sum or adasum; in TensorFlow the last alone."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ def archive_bomb(path: Path) -> None:
     path.write_bytes(zeros_after(info.tobuf(), 600 * 2**20))
 
 
-REGULAR = "a data directory that can be used"
+REGULAR = "files of the data set that can be used"
 MISTAKES = {
     # mnist
     "images a FIFO": Mistake(MNIST, REGULAR, "a FIFO", prepare=mnist(IMAGES, os.mkfifo)),

@@ -1,6 +1,6 @@
 """Observes Horovod for TensorFlow, at the functions on which all others of it stand: looked up in Horovod 0.28.1.
 
-What is called while a graph is traced is a part of the step, and not looked at by itself.
+What is called while a graph is traced is a part of the step, and not looked at by itself, but for being Adasum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
 from allstep.benchmarks.proving.observer.observer import Observer, replace_everywhere
-from allstep.benchmarks.proving.records import Collective, World
+from allstep.benchmarks.proving.records import Collective, World, Wrapped
 
 _COLLECTIVES = ("_allreduce", "_grouped_allreduce", "allgather", "broadcast", "broadcast_", "join")
 
@@ -34,10 +34,13 @@ def install(observer: Observer) -> None:
         @functools.wraps(call)
         def observed(*args: Any, **kwargs: Any) -> Any:
             line = observer.line()
+            operation = "adasum" if kwargs.get("op") == hvd.Adasum else ""
+            if operation and not tf.executing_eagerly():
+                observer.write(Wrapped("Adasum in a graph", line, operation))
             if not tf.executing_eagerly() or observer.is_inside or not line:
                 return call(*args, **kwargs)
             shape = tuple(getattr(args[0], "shape", ())) if args else ()
-            observer.write(Collective(kind.strip("_"), kwargs.get("name") or "", shape, line))
+            observer.write(Collective(kind.strip("_"), kwargs.get("name") or "", shape, line, operation))
             with observer.waiting(f"hvd.{kind.strip('_')}"):
                 return call(*args, **kwargs)
 

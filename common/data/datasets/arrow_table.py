@@ -48,7 +48,8 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
     Raises:
         UserError: a file is damaged, a column is not there or holds something else, or see `describe`.
     """
-    tables = [_open(paths, config) for paths in (train, validation) if paths]
+    parts = (train, f"the training part of {config.dataset}"), (validation, f"the validation part of {config.dataset}")
+    tables = [_open(paths, config, where) for paths, where in parts if paths]
     pool = None
     if isinstance(tables[0], ArrowImages):
         prepare_decoding(config)
@@ -66,10 +67,9 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
     return describe(*splits, where=config.dataset, scale=(MEAN, STD) if pool else None)
 
 
-def _open(paths: Sequence[Path], config: DataConfig) -> ArrowImages | ArrowNumbers:
+def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages | ArrowNumbers:
     import pyarrow as pa
 
-    where = str(paths[0].parent)
     with arrow_errors(where):
         table = pa.concat_tables([_mapped(path) for path in paths])
         names, target = choose_fields(table.column_names, config, where)

@@ -39,8 +39,8 @@ def data_dir_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or path
         raise UserError(
-            f"expected a data directory that can be used, received {where}: {error.strerror}; mend that or choose "
-            "another --data-dir"
+            f"expected files of the data set that can be used, received {where}: {error.strerror}; mend that or choose "
+            "another --dataset or --data-dir"
         ) from error
 
 

@@ -274,7 +274,7 @@ def test_a_write_that_fails_leaves_nothing(server, tmp_path):
     # A limit on file size stands in for a full disk: both make write fail in the middle.
     server.answers[NAME] = BODY
     output, _ = start_fetch(server, tmp_path, limit=50_000).communicate()
-    assert f"received {tmp_path}: File too large; mend that or choose another --data-dir\n" in output
+    assert f"received {tmp_path}: File too large; mend that or choose another --dataset or --data-dir\n" in output
     assert names_in(tmp_path) == []
 
 

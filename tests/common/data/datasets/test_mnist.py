@@ -234,7 +234,7 @@ def test_a_full_disk_while_unpacking_leaves_nothing_that_is_used(tmp_path, vouch
         "except UserError as error: print(error)"
     )
     output = subprocess.run([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True).stdout
-    assert f"received {tmp_path}: File too large; mend that or choose another --data-dir\n" in output
+    assert f"received {tmp_path}: File too large; mend that or choose another --dataset or --data-dir\n" in output
     assert not list(tmp_path.rglob("*.partial"))
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)

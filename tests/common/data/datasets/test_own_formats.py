@@ -262,7 +262,7 @@ def test_lists_of_several_lengths_and_pickles(tmp_path):
     with pytest.raises(UserError, match="expected arrays of numbers .* Object arrays cannot be loaded"):
         opened(f"npz:{tmp_path}/a.npz", tmp_path)
     pyarrow.parquet.write_table(pa.table({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="expected lists of one length in x"):
+    with pytest.raises(UserError, match="expected lists of one length in x of the training part of parquet:"):
         opened(f"parquet:{tmp_path}", tmp_path)
     pyarrow.parquet.write_table(pa.table({"x": [1.0, None], "y": [0, 1]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="expected a value in each row of x"):
