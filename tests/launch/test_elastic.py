@@ -1,5 +1,5 @@
-"""Elastic jobs: under a real horovodrun a killed rank, a host that leaves and returns, a frozen rank; under torchrun a
-killed rank.
+"""Elastic jobs: under a real horovodrun a killed rank, a host that leaves and returns, a frozen rank, and one that starts
+late; under torchrun a killed rank.
 
 Oracle: `single`, which nothing disturbs; the mishaps, by what `ranks/elastic.py` and `ranks/elastic_torchrun.py` do.
 """
@@ -54,6 +54,17 @@ def test_each_sample_counts_once_an_epoch_and_all_ends_in_the_bits_of_the_undist
     epochs = [event["epoch"] for event in disturbed if event["event"] == "epoch"]
     assert epochs == list(range(1, len(epochs) + 1))
     _assert_undisturbed(framework, directory, len(epochs), tmp_path)
+
+
+def test_a_rank_that_starts_too_late_is_met_at_the_next_try(tmp_path):
+    """Rank 0 waits for 3 s; the other one comes after 6."""
+    late = ("bash", "-c", '[ "$HOROVOD_RANK" = 0 ] || sleep 6; exec "$@"', "late")
+    ranks = ("-np", 2, "--min-np", 2, "--gloo-timeout-seconds", 3, "--host-discovery-script", "echo localhost:2")
+    trainer = (sys.executable, "pytorch/train.py", *FLAGS, "--elastic", "--epochs", 1, "--output-dir", tmp_path)
+    result = run("horovodrun", *ranks, *late, *trainer, timeout=120)
+    assert result.returncode == 0, result.output
+    assert "Wait timeout after 3 seconds" in result.stderr
+    assert [event["world_size"] for event in events(tmp_path) if event["event"] == "start"] == [2]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", full("fsdp")])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
+import torch
+
 from allstep.benchmarks.proving.observer import (
     pytorch_collectives,
     pytorch_data,
@@ -10,10 +14,13 @@ from allstep.benchmarks.proving.observer import (
     pytorch_optimizers,
 )
 from allstep.benchmarks.proving.observer.observer import Observer
+from allstep.common.launch.placement import apparent_rank
 
 
 def install(observer: Observer) -> None:
     """Hook torch, which has been imported."""
+    if multiprocessing.parent_process() is None:  # of a process of torch.multiprocessing.spawn nobody knows the rank yet
+        torch.manual_seed(apparent_rank())  # rank 0 has the weights of one rank, unless the script seeds
     models = pytorch_models.install(observer)
     pytorch_optimizers.install(observer, models)
     pytorch_data.install(observer)
