@@ -1,5 +1,5 @@
-"""Elastic jobs: under a real horovodrun a killed rank, a host that leaves and returns, a frozen rank, and one that starts
-late; under torchrun a killed rank.
+"""Elastic jobs: under a real horovodrun a killed rank, a host that leaves and returns, a frozen rank, a late one;
+under torchrun a killed rank.
 
 Oracle: `single`, which nothing disturbs; the mishaps, by what `ranks/elastic.py` and `ranks/elastic_torchrun.py` do.
 """

@@ -19,8 +19,10 @@ from allstep.common.launch.placement import apparent_rank
 
 def install(observer: Observer) -> None:
     """Hook torch, which has been imported."""
-    if multiprocessing.parent_process() is None:  # of a process of torch.multiprocessing.spawn nobody knows the rank yet
-        torch.manual_seed(apparent_rank())  # rank 0 has the weights of one rank, unless the script seeds
+    # Rank 0 has the weights of one rank, unless the script seeds. Which rank a process of torch.multiprocessing.spawn
+    # is nobody knows yet.
+    if multiprocessing.parent_process() is None:
+        torch.manual_seed(apparent_rank())
     models = pytorch_models.install(observer)
     pytorch_optimizers.install(observer, models)
     pytorch_data.install(observer)

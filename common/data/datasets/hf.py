@@ -5,8 +5,6 @@ DIR holds *.arrow, or a folder of them a split: train, and validation or test. `
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from allstep.common.data.datasets.arrow_table import load_tables
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.config import DataConfig
@@ -25,9 +23,4 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Maps the tables into memory."""
     require("pyarrow", "pyarrow", config)
-    train, validation = find_parts(config, (".arrow",))
-    return load_tables(config, _own(train), _own(validation))
-
-
-def _own(paths: list[Path]) -> list[Path]:
-    return [path for path in paths if not path.name.startswith(_CACHE)]
+    return load_tables(config, *find_parts(config, (".arrow",), leftovers=_CACHE))

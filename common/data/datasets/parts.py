@@ -20,7 +20,7 @@ _INPUT_NAMES = (
 _TARGET_NAMES = ("y", "label", "labels", "target", "targets", "cls", "class", "image/class/label", "fine_label")
 
 
-def find_parts(config: DataConfig, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:
+def find_parts(config: DataConfig, suffixes: Sequence[str], *, leftovers: str = ".") -> tuple[list[Path], list[Path]]:
     """Files to train on and files to validate on, each in the order of their names; none of the latter where no folder
     and no file name speaks of them.
 
@@ -28,6 +28,7 @@ def find_parts(config: DataConfig, suffixes: Sequence[str]) -> tuple[list[Path],
 
     Args:
         suffixes: of the files; others are passed over.
+        leftovers: how the names of those begin that are passed over, too, beside hidden ones.
 
     Raises:
         UserError: there is no such file to train on.
@@ -35,13 +36,13 @@ def find_parts(config: DataConfig, suffixes: Sequence[str]) -> tuple[list[Path],
     folder = config.path
     assert folder is not None  # it is a data set of the user's own
     if (folder / "train").is_dir():
-        train = _files(folder / "train", suffixes)
+        train = _files(folder / "train", suffixes, leftovers)
         folders = [folder / name for name in VALIDATION_NAMES if (folder / name).is_dir()]
-        validation = _files(folders[0], suffixes) if folders else []
+        validation = _files(folders[0], suffixes, leftovers) if folders else []
         where = folder / "train"
     else:
         parts: dict[str, list[Path]] = {}
-        for path in _files(folder, suffixes):
+        for path in _files(folder, suffixes, leftovers):
             match = _PART_IN_NAME.search(path.name)
             parts.setdefault(match[1] if match else "", []).append(path)
         train = parts.get("train") or parts.get("", [])
@@ -55,9 +56,11 @@ def find_parts(config: DataConfig, suffixes: Sequence[str]) -> tuple[list[Path],
     return train, validation
 
 
-def _files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+def _files(folder: Path, suffixes: Sequence[str], leftovers: str) -> list[Path]:
     return sorted(
-        path for path in folder.iterdir() if path.name.endswith(tuple(suffixes)) and not path.name.startswith(".")
+        path
+        for path in folder.iterdir()
+        if path.name.endswith(tuple(suffixes)) and not path.name.startswith((".", leftovers))
     )
 
 

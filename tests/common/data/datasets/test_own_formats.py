@@ -229,6 +229,7 @@ FLIPPED[40] ^= 1
         ("webdataset", {"a.tar": b"no archive" * 100}, "expected a whole tar archive"),
         ("parquet", {"a.parquet": b"PAR1" * 9}, "expected a whole table in .*a.parquet"),
         ("hf", {"data-0.arrow": b"\xff\xff\xff\xff" * 9}, "expected a whole table"),
+        ("hf", {"cache-0.arrow": b"\xff\xff\xff\xff" * 9}, "expected files .*arrow to train on"),
     ],
 )  # fmt: skip
 def test_damaged_files(kind, files, expected, tmp_path):
