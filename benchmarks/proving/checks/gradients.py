@@ -7,6 +7,7 @@ which are the same on all ranks and no fault.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -22,6 +23,8 @@ _NEAR = 0.02
 """Of a factor."""
 _NEAR_LOSS = {True: 0.25, False: 0.1}
 """Of a ratio of losses: other samples have other losses, and so have other weights, which may not be the same."""
+_FIRST_STEPS = 3
+"""Whose losses must agree on such a ratio."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -162,17 +165,30 @@ def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def loss_share(runs: Runs, optimizer: int) -> float:
-    """The first loss on several ranks beside that on one: 1, or a power of the number of ranks, if it is near that."""
+    """The first loss on several ranks beside that on one: 1, or a power of the number of ranks.
+
+    It must be near that power, and those of the first steps together nearer to it than to 1: a small batch may have
+    twice the loss of another one by chance.
+    """
     if runs.alone is None:
         return 1.0
-    [alone, *_], steps = [*runs.alone.steps(optimizer)] or [()], next(runs.together.steps(optimizer))
+    alone, together = (
+        list(itertools.islice(run.steps(optimizer), _FIRST_STEPS)) for run in (runs.alone, runs.together)
+    )
+    losses = [(_loss(one), _loss(several)) for one, several in zip(alone, together, strict=False)]
+    ratios = [several / one for one, several in losses if one and several is not None]
+    if not ratios:
+        return 1.0
+    bound, size = _NEAR_LOSS[alone[0][0].weights == together[0][0].weights], runs.together.num_ranks
+    share = next((float(share) for share in (size**-2, 1 / size, size) if abs(ratios[0] / share - 1) < bound), 1.0)
+    return share if abs(statistics.mean(ratios) / share - 1) < abs(statistics.mean(ratios) - 1) else 1.0
+
+
+def _loss(steps: Sequence[Step]) -> float | None:
+    """Of a step, as the mean over the ranks."""
     # Before the first step of Keras nothing is broadcast yet: rank 0 alone has the weights that it has on one rank.
     losses = [step.loss for step in (steps if steps[0].weights else steps[:1]) if step.loss is not None]
-    if not alone or not alone[0].loss or not losses:
-        return 1.0
-    ratio, size = statistics.mean(losses) / alone[0].loss, runs.together.num_ranks
-    bound = _NEAR_LOSS[alone[0].weights == steps[0].weights]
-    return next((float(share) for share in (size**-2, 1 / size, size) if abs(ratio / share - 1) < bound), 1.0)
+    return statistics.mean(losses) if losses else None
 
 
 def _near(value: float, target: float) -> bool:
