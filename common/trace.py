@@ -64,12 +64,12 @@ def digest(array: np.ndarray) -> int:
     last = int(np.dot(words[num_words - num_last :], weights[:num_last]))
     if num_left:
         last += int.from_bytes(data[-num_left:].tobytes(), "little") * int(weights[num_last])
-    of_rows = odd_weights(num_rows + 1)
-    total = OFFSET + last * int(of_rows[-1])
+    row_weights = odd_weights(num_rows + 1)
+    total = OFFSET + last * int(row_weights[-1])
     if num_rows:
         # Twice as fast as np.matmul, which has no vector instructions for integers.
         rows = np.einsum("ij,j->i", words[: num_words - num_last].reshape(num_rows, LANES), weights)
-        total += int(np.dot(rows, of_rows[:-1]))
+        total += int(np.dot(rows, row_weights[:-1]))
     return (total + 2**63) % 2**64 - 2**63
 
 

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -39,11 +39,11 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
     """
     import tyro
 
-    defaults = {"list-strategies": False, **TrainConfig().flat()}
+    defaults = _defaults()
     parser = Parser(None, _DESCRIPTION, add_help=False)
     parser.add_argument("--config", action="append", type=nonempty_path, default=[])
     given, words = parser.parse_known_args(argv)
-    entries = {entry.key: entry for path in given.config for entry in config_file.read(path, defaults)}
+    entries = read_files(given.config)
     for word in words:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
@@ -74,6 +74,20 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
         config = dataclasses.replace(config, strategy=default_strategy(place))
     validate(config, strategies, place)
     return config
+
+
+def read_files(paths: Iterable[Path]) -> dict[str, config_file.ConfigLine]:
+    """What files of --config say, by the names of flags; the last one that has a flag decides.
+
+    Raises:
+        UserError: a file cannot be read, or holds something else.
+    """
+    names = _defaults()
+    return {entry.key: entry for path in paths for entry in config_file.read(path, names)}
+
+
+def _defaults() -> dict[str, Any]:
+    return {"list-strategies": False, **TrainConfig().flat()}
 
 
 _DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config FILE.yaml; flags win over the file."

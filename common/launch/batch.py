@@ -22,9 +22,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.common.config import config_file
+from allstep.common.config.command_line import read_files
 from allstep.common.config.flags import Kind, Parser, one_of, whole, wrong
-from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.sbatch_script import BatchJob, Each, to_script
 from allstep.common.launch.variables import MOST_PER_HOST, MOST_RANKS
 from allstep.common.process.errors import Fault, UserError, shown
@@ -144,10 +143,9 @@ def _runs_horovod(words: Sequence[str]) -> bool:
     parser.add_argument("--strategy")
     parser.add_argument("--config", action="append", type=Path, default=[])
     given, _ = parser.parse_known_args(words)
-    names = ("list-strategies", *TrainConfig().flat())
-    entries = (entry for path in given.config if path.is_file() for entry in config_file.read(path, names))
-    in_files = {entry.key: entry.words for entry in entries}
-    return (given.strategy or " ".join(in_files.get("strategy", ["horovod"]))) == "horovod"
+    in_files = read_files(path for path in given.config if path.is_file())
+    in_file = in_files["strategy"].words if "strategy" in in_files else ["horovod"]
+    return (given.strategy or " ".join(in_file)) == "horovod"
 
 
 def _without(words: list[str], flag: str) -> tuple[list[str], str | None]:

@@ -299,18 +299,18 @@ def test_a_measured_run(tmp_path, capsys):
     run = tmp_path / "metrics.jsonl"
     start = {**START, "world_size": 1, "parameter_count": 1_199_882}
 
-    def of_rates(*rates: float) -> own_runs.MeasuredRun:
+    def run_with_rates(*rates: float) -> own_runs.MeasuredRun:
         epochs = [{**EPOCHS[0], "images_per_second": rate} for rate in rates]
         run.write_text("".join(json.dumps(event) + "\n" for event in [start, *epochs]))
         return own_runs.read_run(tmp_path)
 
-    assert of_rates(100.0, 640.0) == own_runs.MeasuredRun(pytest.approx(0.1), 64, 1_199_882, None)
+    assert run_with_rates(100.0, 640.0) == own_runs.MeasuredRun(pytest.approx(0.1), 64, 1_199_882, None)
     # Epochs of 0.9, 1 and 1.1 times 0.1 s a step: a standard deviation of a tenth of the mean.
-    assert of_rates(1.0, 640 / 0.9, 640.0, 640 / 1.1).jitter == pytest.approx(0.1)
+    assert run_with_rates(1.0, 640 / 0.9, 640.0, 640 / 1.1).jitter == pytest.approx(0.1)
     for flags, jitter in (([], "10.0%"), (["--jitter", "0.03"], "3.0%"), (["--jitter", "0"], "0.0%")):
         predict.main(["--run", str(tmp_path), *flags])
         assert f"jitter {jitter}" in capsys.readouterr().out
-    of_rates(100.0, 640.0)
+    run_with_rates(100.0, 640.0)
     predict.main(["--run", str(tmp_path)])
     assert f"jitter {predict.JITTER:.1%}" in capsys.readouterr().out
     epochs = [{**EPOCHS[0], "images_per_second": 640.0, "gradient_noise_scale": scale} for scale in (70.0, 128.0)]

@@ -181,7 +181,8 @@ def loss_share(runs: Runs, optimizer: int) -> float:
         return 1.0
     bound, size = _NEAR_LOSS[alone[0][0].weights == together[0][0].weights], runs.together.num_ranks
     share = next((float(share) for share in (size**-2, 1 / size, size) if abs(ratios[0] / share - 1) < bound), 1.0)
-    return share if abs(statistics.mean(ratios) / share - 1) < abs(statistics.mean(ratios) - 1) else 1.0
+    ratio = statistics.mean(ratios)
+    return share if abs(ratio / share - 1) < abs(ratio - 1) else 1.0
 
 
 def _loss(steps: Sequence[Step]) -> float | None:

@@ -23,4 +23,4 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Maps the tables into memory."""
     require("pyarrow", "pyarrow", config)
-    return load_tables(config, *find_parts(config, (".arrow",), leftovers=_CACHE))
+    return load_tables(config, *find_parts(config, (".arrow",), leftovers=(_CACHE,)))

@@ -20,7 +20,9 @@ _INPUT_NAMES = (
 _TARGET_NAMES = ("y", "label", "labels", "target", "targets", "cls", "class", "image/class/label", "fine_label")
 
 
-def find_parts(config: DataConfig, suffixes: Sequence[str], *, leftovers: str = ".") -> tuple[list[Path], list[Path]]:
+def find_parts(
+    config: DataConfig, suffixes: Sequence[str], *, leftovers: tuple[str, ...] = ()
+) -> tuple[list[Path], list[Path]]:
     """Files to train on and files to validate on, each in the order of their names; none of the latter where no folder
     and no file name speaks of them.
 
@@ -56,11 +58,11 @@ def find_parts(config: DataConfig, suffixes: Sequence[str], *, leftovers: str = 
     return train, validation
 
 
-def _files(folder: Path, suffixes: Sequence[str], leftovers: str) -> list[Path]:
+def _files(folder: Path, suffixes: Sequence[str], leftovers: tuple[str, ...]) -> list[Path]:
     return sorted(
         path
         for path in folder.iterdir()
-        if path.name.endswith(tuple(suffixes)) and not path.name.startswith((".", leftovers))
+        if path.name.endswith(tuple(suffixes)) and not path.name.startswith((".", *leftovers))
     )
 
 
