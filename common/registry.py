@@ -52,7 +52,7 @@ _DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", "bucket_size", "stat
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {
         "horovod": StrategyEntry(
-            "horovod", "Horovod", (*_HOROVOD, "trace"), "horovodrun", measures_noise=True, polls=True
+            "horovod", "Horovod", (*_HOROVOD, "trace", "bucket_size"), "horovodrun", measures_noise=True, polls=True
         ),
         "ddp": StrategyEntry(
             "ddp", "DDP", (*_DDP, "comm_hook", "trace"), "torchrun", "--num-gpus", spawns=True, measures_noise=True
@@ -60,7 +60,7 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
         "fsdp": StrategyEntry(
             "fsdp",
             "FSDP",
-            ("compile", "accumulate_steps", "slices", "audit", "sync_batch_norm", "num_gpus", "elastic"),
+            ("compile", "accumulate_steps", "slices", "audit", "sync_batch_norm", "num_gpus", "bucket_size", "elastic"),
             "torchrun",
             "--num-gpus",
             spawns=True,

@@ -183,8 +183,9 @@ class StrategyConfig:
     """pytorch ddp, fsdp: without a launcher, start N processes on this host; data-parallel: use N devices."""
 
     bucket_size: Annotated[float | None, number(0, 2**20)] = None
-    """pytorch ddp: megabytes of gradients that are reduced together; by default 25, and 1 for those that come first.
-    A number holds for all: a network that fits into one bucket then reduces nothing beside its backward pass."""
+    """pytorch ddp, and with --slices horovod and fsdp: megabytes of gradients that are reduced together; by default 25,
+    and 1 for those that come first. A number holds for all: a network that fits into one bucket then reduces nothing
+    beside its backward pass."""
 
     static_graph: bool = True
     """pytorch ddp: the network uses the same parameters in every step. Without effect under --accumulate-steps."""

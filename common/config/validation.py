@@ -57,7 +57,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         )
     _check_output(config.output)
     _check_optimizer(config)
-    _check_slices(config.parallel)
+    _check_slices(config.parallel, config.strategy_name)
     _check_trace(config)
     check_size(config.model, config.model_depth, config.model_width)
     _check_images(config)
@@ -132,17 +132,22 @@ def _check_optimizer(config: TrainConfig) -> None:
             )
 
 
-def _check_slices(flags: StrategyConfig) -> None:
+def _check_slices(flags: StrategyConfig, strategy: str) -> None:
     """Refuse devices without a slice, and what makes of gradients something else than their sum."""
     if flags.slices is None:
         if flags.audit is not None:
             raise UserError(
                 "expected --slices with --audit, which has them computed by two ranks, received none; give --slices V"
             )
+        if flags.bucket_size is not None and strategy in ("horovod", "fsdp"):
+            raise UserError(
+                f"expected --slices with --bucket-size and --strategy {strategy}, received none: without it {strategy} "
+                "has no buckets; give --slices V, or leave --bucket-size out"
+            )
         return
     for what, number in (("processes", flags.num_gpus or 1), ("devices", flags.num_devices or 1)):
         _check_as_many_slices(flags.slices, what, number)
-    for name in ("compression", "op", "sync_batch_norm", "bucket_size", "comm_hook"):
+    for name in ("compression", "op", "sync_batch_norm", "comm_hook"):
         value, default = getattr(flags, name), getattr(StrategyConfig, name)
         if value != default:
             raise UserError(

@@ -64,7 +64,7 @@ class DDP(ProcessGroup):
         """4. Done in `wrap`: by DistributedDataParallel, when it was made."""
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
-        if self.flags.slices:  # they meet when all have their gradients
+        if self.flags.slices:  # `SlicedStep` has them meet
             return super().compile_train_step(step)
         model = step.model
         assert isinstance(model, DistributedDataParallel)

@@ -74,7 +74,7 @@ class FSDP(ProcessGroup):
         """4. Done in `wrap`, before a rank had but a part."""
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
-        if self.flags.slices:  # they meet when all have their gradients
+        if self.flags.slices:  # `SlicedStep` has them meet
             return super().compile_train_step(step)
         model = step.model
         assert isinstance(model, FSDPModule)  # which fully_shard makes of any module

@@ -19,7 +19,7 @@ from allstep.common.launch.devices import check_agreement
 from allstep.common.strategies import SUM_OF_SLICES, check_horovod, configure_horovod
 from allstep.pytorch.compat import all_reduce_handles
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.ordered_sum import Exchange
+from allstep.pytorch.strategies.ordered_sum import Exchange, Wait
 from allstep.pytorch.strategies.strategy import CompiledTrainStep, Strategy, TrainStep
 
 
@@ -63,7 +63,7 @@ class Horovod(Strategy):
 
     def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
         """The last pass waits for the averages, since they may be changed before the optimizer takes them."""
-        if self.flags.slices:  # they meet when all have their gradients
+        if self.flags.slices:  # `SlicedStep` has them meet
             return super().compile_train_step(step)
         if self.flags.op == "adasum":  # it adds up what the optimizer makes of each rank's own gradients
             return super().compile_train_step(step)
@@ -125,15 +125,17 @@ class HorovodExchange:
     keeps_order: bool
     """MPI and Gloo choose a way by size; NCCL may measure first."""
 
-    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
-        return hvd.alltoall(sent, name="allstep.slices")
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
+        handle = hvd.alltoall_async(sent, name=f"allstep.slices.{number}")
+        return lambda: cast("tuple[torch.Tensor, torch.Tensor]", hvd.synchronize(handle))[0]
 
-    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        return hvd.allgather(part, name="allstep.sum_of_slices")
+    def all_gather(self, part: torch.Tensor, number: int) -> Wait:
+        handle = hvd.allgather_async(part, name=f"allstep.sum_of_slices.{number}")
+        return lambda: cast("torch.Tensor", hvd.synchronize(handle))
 
-    def all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
-        hvd.allreduce_(vector, op=hvd.Sum, name="allstep.slices")
-        return vector
+    def all_reduce(self, vector: torch.Tensor, number: int) -> Wait:
+        handle = hvd.allreduce_async_(vector, op=hvd.Sum, name=f"allstep.slices.{number}")
+        return lambda: cast("torch.Tensor", hvd.synchronize(handle))
 
 
 def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -5,28 +5,36 @@ the tree's (two ranks have no other, and Open MPI's halving and doubling has it 
 each rank gets one part of everybody's sums (all-to-all), adds them up by the tree, and all of them get all parts
 (all-gather): of a vector of M bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in a
 ring.
+
+Sums of several vectors overlap with what else a rank does, and with each other: see `SumsUnderWay`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from allstep.common.slices import Node, TreeSum, adds_in_order, own_nodes
 
+Wait = Callable[[], torch.Tensor]
+"""Waits for what was begun, and returns it."""
+
 
 class Exchange(Protocol):
-    """How tensors of one axis travel between ranks."""
+    """How tensors of one axis travel between ranks.
+
+    What a method begins is known to all ranks by a number, which no other one has that is under way.
+    """
 
     @property
     def keeps_order(self) -> bool:
         """Whether the order of `all_reduce` depends on the size of a vector alone."""
         ...
 
-    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
         """What each rank has sent to this one, in the order of ranks.
 
         Args:
@@ -34,12 +42,12 @@ class Exchange(Protocol):
         """
         ...
 
-    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, part: torch.Tensor, number: int) -> Wait:
         """The parts of all ranks, of one size, in the order of ranks."""
         ...
 
-    def all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
-        """The sum of one vector of each rank, in an order of its own."""
+    def all_reduce(self, vector: torch.Tensor, number: int) -> Wait:
+        """The sum of one vector of each rank, in an order of its own; the vector may become it."""
         ...
 
 
@@ -53,50 +61,61 @@ class OrderedSum:
         """`exchange` is for more than one rank."""
         self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
         self._nodes = [own_nodes(other, world_size, num_slices) for other in range(world_size)]
-        self.reduces_in_order: bool | None = None
-        """Whether an all-reduce is what adds up; known from the first sum of several ranks on."""
+        self.in_order: dict[int, bool] = {}
+        """Whether an all-reduce of so many elements is what adds up; known from the first sum of several ranks on."""
 
     def padding(self, size: int) -> int:
         """How many elements a vector of `size` lacks to be cut into parts of one size for all ranks."""
         return -size % self._world_size
 
     def __call__(self, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
-        """The sum over all slices.
+        """The sum over all slices; see `begin`."""
+        return self.begin(partial, 0)()()
+
+    def begin(self, partial: Mapping[Node, torch.Tensor], number: int) -> Callable[[], Wait]:
+        """Begin the sum over all slices.
 
         Args:
             partial: this rank's `TreeSum.partial`: vectors of one size, with padding.
+            number: see `Exchange`.
+
+        Returns: what goes on with it before the next one begins, which all ranks do in one order; it returns what waits
+            for the sum.
         """
         if self._exchange is None:
-            return partial[0, self.num_slices]
-        own = partial[self._nodes[self._rank][0]]
-        if self.reduces_in_order is None:
-            self.reduces_in_order = self._try_order(self._exchange, own.numel())
-        if self.reduces_in_order:
-            return self._exchange.all_reduce(own)
-        return self._exchange.all_gather(self._own_part(self._exchange, partial))
+            return lambda: lambda: partial[0, self.num_slices]
+        exchange, own = self._exchange, partial[self._nodes[self._rank][0]]
+        if own.numel() not in self.in_order:
+            self.in_order[own.numel()] = self._try_order(exchange, own.numel(), number)
+        if not self.in_order[own.numel()]:
+            part = self._begin_own_part(exchange, partial, number)
+            return lambda: exchange.all_gather(part(), number)
+        wait = exchange.all_reduce(own, number)
+        # Of more ranks Horovod must not find two at a time: it would add them up as one, of a size that was not tried.
+        return lambda: wait if self._world_size == 2 else _waited(wait)
 
-    def _try_order(self, exchange: Exchange, size: int) -> bool:
+    def _try_order(self, exchange: Exchange, size: int, number: int) -> bool:
         """Whether an all-reduce of `size` elements adds them up in the order of the tree; all ranks call it."""
         if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
             return True
         if not exchange.keeps_order:
             return False
         return adds_in_order(
-            lambda array: exchange.all_reduce(torch.from_numpy(array)).numpy(),
+            lambda array: exchange.all_reduce(torch.from_numpy(array), number)().numpy(),
             size,
             rank=self._rank,
             world_size=self._world_size,
             num_slices=self.num_slices,
         )
 
-    def _own_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
+    def _begin_own_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor], number: int) -> Wait:
         own = [partial[node] for node in self._nodes[self._rank]]
         part_size = own[0].numel() // self._world_size
         # To each rank its part of all of this one's sums.
         sent = own[0] if len(own) == 1 else torch.stack([one.view(self._world_size, -1) for one in own], 1).flatten()
-        received = exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes])
+        received = exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes], number)
         nodes = list(itertools.chain.from_iterable(self._nodes))
-        return _add_up(nodes, received.split(part_size), self.num_slices)
+        return lambda: _add_up(nodes, received().split(part_size), self.num_slices)
 
 
 class OrderedScatter(OrderedSum):
@@ -106,11 +125,43 @@ class OrderedScatter(OrderedSum):
         super().__init__(num_slices, rank, world_size, exchange)
         self.num_parts = world_size
 
-    def __call__(self, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
-        """This rank's part of the sum, whose parts are of one size and in the order of ranks."""
+    def begin(self, partial: Mapping[Node, torch.Tensor], number: int) -> Callable[[], Wait]:
+        """Begin this rank's part of the sum, whose parts are of one size and in the order of ranks."""
         if self._exchange is None:
-            return partial[0, self.num_slices]
-        return self._own_part(self._exchange, partial)
+            return super().begin(partial, number)
+        part = self._begin_own_part(self._exchange, partial, number)
+        return lambda: _waited(part)
+
+
+class SumsUnderWay:
+    """Sums of several vectors, of which each begins when its vector is there and not when those before have ended.
+
+    All ranks begin them in one order. Before one begins, the first half of that before is waited for, and its second
+    half begins.
+    """
+
+    def __init__(self, ordered_sum: OrderedSum) -> None:
+        self._sum, self._waits = ordered_sum, list[Wait]()
+        self._go_on: Callable[[], Wait] | None = None
+
+    def begin(self, partial: Mapping[Node, torch.Tensor]) -> None:
+        """Begin the next one, of this rank's `TreeSum.partial`."""
+        self._end_first_half()
+        self._go_on = self._sum.begin(partial, len(self._waits))
+
+    def totals(self) -> list[torch.Tensor]:
+        """Wait for all of them, of which there is one at least."""
+        self._end_first_half()
+        return [wait() for wait in self._waits]
+
+    def _end_first_half(self) -> None:
+        if self._go_on:
+            self._waits.append(self._go_on())
+
+
+def _waited(wait: Wait) -> Wait:
+    value = wait()
+    return lambda: value
 
 
 def _add_up(nodes: Sequence[Node], parts: Sequence[torch.Tensor], num_slices: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ from allstep.common.launch import rendezvous
 from allstep.common.launch.devices import check_agreement
 from allstep.common.launch.placement import SPAWN_LISTENER, SPAWN_PORT, Placement
 from allstep.pytorch.compat import gloo_is_busy
-from allstep.pytorch.strategies.ordered_sum import Exchange
+from allstep.pytorch.strategies.ordered_sum import Exchange, Wait
 from allstep.pytorch.strategies.strategy import Strategy
 
 _MOMENT_SECONDS = 0.01
@@ -97,25 +97,31 @@ class ProcessGroupCollectives:
 
 
 class ProcessGroupExchange:
-    """Of the gradients of slices; see `ordered_sum.Exchange`."""
+    """Of the gradients of slices; see `ordered_sum.Exchange`. The group knows what is under way by its order."""
 
     keeps_order = False
     """Gloo goes round in a ring, and NCCL chooses."""
 
-    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int]) -> torch.Tensor:
+    def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
         received = sent.new_empty(sum(received_sizes))
         sent_sizes = [sent.numel() // len(received_sizes)] * len(received_sizes)
-        dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
-        return received
+        return _wait_for(dist.all_to_all_single(received, sent, received_sizes, sent_sizes, async_op=True), received)
 
-    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, part: torch.Tensor, number: int) -> Wait:
         gathered = part.new_empty(part.numel() * dist.get_world_size())
-        dist.all_gather_into_tensor(gathered, part)
-        return gathered
+        return _wait_for(dist.all_gather_into_tensor(gathered, part, async_op=True), gathered)
 
-    def all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(vector)
-        return vector
+    def all_reduce(self, vector: torch.Tensor, number: int) -> Wait:
+        return _wait_for(dist.all_reduce(vector, async_op=True), vector)
+
+
+def _wait_for(work: dist.Work | None, result: torch.Tensor) -> Wait:
+    def wait() -> torch.Tensor:
+        assert work  # this rank is in the group
+        work.wait()
+        return result
+
+    return wait
 
 
 def _count_on_gpus(store: Store, place: Placement, *, on_gpu: bool) -> int:

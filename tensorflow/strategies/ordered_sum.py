@@ -67,8 +67,8 @@ class OrderedSum:
         """`exchange` is for more than one rank."""
         self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
         self._nodes = [own_nodes(other, world_size, num_slices) for other in range(world_size)]
-        self.reduces_in_order: bool | None = None
-        """Whether an all-reduce is what adds up; known from the first sum of several ranks on."""
+        self.in_order: dict[int, bool] = {}
+        """Whether an all-reduce of so many elements is what adds up; known from the first sum of several ranks on."""
 
     def padding(self, size: int) -> int:
         """How many elements a vector of `size` lacks to be cut into parts of one size for all ranks."""
@@ -84,9 +84,9 @@ class OrderedSum:
             return partial[0, self.num_slices]
         own = [partial[node] for node in self._nodes[self._rank]]
         size = own[0].shape.num_elements()
-        if self.reduces_in_order is None:
-            self.reduces_in_order = self._try_order(self._exchange, size)
-        if self.reduces_in_order:
+        if size not in self.in_order:
+            self.in_order[size] = self._try_order(self._exchange, size)
+        if self.in_order[size]:
             return self._exchange.all_reduce(own[0])
         part_size = size // self._world_size
         # To each rank its part of all of this one's sums.

@@ -29,6 +29,8 @@ MORE_CASES = {
 def start(framework, strategy, launcher, num_ranks, output_dir, *flags):
     flag = {"ddp": "--num-gpus", "fsdp": "--num-gpus", "mirrored": "--num-devices"}.get(strategy)
     own = (flag, num_ranks) if flag and launcher == "alone" else ()
+    if framework == "pytorch" and strategy != "single":
+        own += ("--bucket-size", 0.05)  # the network has four of them
     words = (f"{framework}/train.py", "--output-dir", output_dir, *FLAGS, "--strategy", strategy, *own, *flags)
     return launch(launcher, num_ranks, *map(str, words))
 
@@ -138,7 +140,9 @@ def test_what_needs_whole_weights_or_draws_is_the_same_on_any_rank(optimizer, tm
     left = []
     for strategy, num_ranks in (("single", 1), ("fsdp", 3)):
         output_dir = tmp_path / strategy
-        own = ("--strategy", strategy, *(("--num-gpus", num_ranks) if num_ranks > 1 else ()))
+        own = ("--strategy", strategy)
+        if num_ranks > 1:
+            own += ("--num-gpus", num_ranks, "--bucket-size", 0.001)  # two buckets
         result = run("python", "pytorch/train.py", "--output-dir", output_dir, *map(str, (*words, *own)))
         assert result.returncode == 0, result.output
         left.append(what_it_left(output_dir))
@@ -154,6 +158,7 @@ def test_what_needs_whole_weights_or_draws_is_the_same_on_any_rank(optimizer, tm
         (("--slices", 2, "--strategy", "model-parallel"), "expected --slices with --strategy horovod"),
         (("--slices", 2, "--strategy", "ddp", "--sync-batch-norm"), "--slices or --sync-batch-norm, received both"),
         (("--slices", 2, "--strategy", "ddp", "--comm-hook", "fp16"), "--slices or --comm-hook, received both"),
+        (("--bucket-size", 3, "--strategy", "fsdp"), "expected --slices with --bucket-size and --strategy fsdp"),
         (("--slices", 2, "--strategy", "fsdp", "--trace", "--output-dir", "x"), "expected --trace with --strategy"),
         (("--slices", 0), "expected --slices to be at least 1, received 0"),
         (("--audit", 0.1), "expected --slices with --audit, which has them computed by two ranks, received none"),

@@ -31,13 +31,20 @@ def main() -> None:
             return
         compute = sliced_step._slices
 
-        def flipped(batch, *arguments):
-            for number, vector in compute(batch, *arguments):
-                if session.progress.step + 1 == PLANTED and (which == "all" or batch.read_slice_of):
-                    vector = flip(vector)
-                yield number, vector
+        def is_planted(batch) -> bool:
+            return session.progress.step + 1 == PLANTED and (which == "all" or batch.read_slice_of)
 
-        sliced_step._slices = flipped
+        def flipped_vectors(batch, loss_scale):
+            for number, vector in compute(batch, loss_scale):
+                yield number, flip(vector) if is_planted(batch) else vector
+
+        def flipped_buckets(batch, one_pass, give):
+            def give_flipped(number, bucket, vector):
+                give(number, bucket, flip(vector) if bucket == 0 and is_planted(batch) else vector)
+
+            compute(batch, one_pass, give_flipped)
+
+        sliced_step._slices = flipped_buckets if framework == "pytorch" else flipped_vectors
     session.train()
 
 

@@ -38,7 +38,7 @@ for num_slices, size in [(world_size, 400), (world_size, 40_000), (world_size, 4
     assert tuple(own) == own_nodes(rank, world_size, num_slices)
     total = ordered_sum({node: to_tensor(vector) for node, vector in own.items()})
     assert np.array_equal(total.numpy(), tree_sum(num_slices, range(num_slices), size).total)
-    found.append(ordered_sum.reduces_in_order)
+    found.append(ordered_sum.in_order[size])
 if rank == 0:
     print("by all-reduce:", *found)
 hvd.shutdown()

@@ -13,10 +13,15 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from allstep.common.config.train_config import StrategyConfig
+from allstep.common.data.loader import Batch, Slice
+from allstep.common.data.sharding import Position
 from allstep.common.launch.placement import placement
+from allstep.common.process.errors import UserError
 from allstep.pytorch.compat import without_compiler
+from allstep.pytorch.sliced_step import SlicedStep
 from allstep.pytorch.strategies.strategy import TrainStep
 
 LEARNING_RATE, NUM_STEPS, NUM_SAMPLES = 0.1, 6, 15
@@ -108,6 +113,7 @@ def check_ddp() -> None:
     check_lossy(strategy, 1e-1, comm_hook="bf16")
     check_lossy(strategy, 1.0, comm_hook="powersgd")
     check_batch_norm(strategy)
+    check_slices(strategy)
 
 
 def check_small_first_bucket(strategy) -> None:
@@ -134,6 +140,71 @@ def check_horovod() -> None:
     check_lossy(strategy, 1e-2, compression="fp16")
     check_lossy(strategy, 1.0, op="adasum")
     check_batch_norm(strategy)
+    check_slices(strategy)
+
+
+def check_slices(strategy) -> None:
+    """The sum of the last layers' gradients begins before the first layer has any, and not when a step is audited."""
+    model = network()
+    (loss_sum(model(IMAGES), LABELS) / NUM_SAMPLES).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    seen = sliced_gradients(strategy, model)
+    assert seen == [0, 1, "first layer", 2], seen
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+    assert sliced_gradients(strategy, model, audited=True) == ["first layer", "first layer", 0, 1, 2]
+    try:
+        sliced_gradients(strategy, TwiceTheSame())
+    except UserError as error:
+        assert "received another one" in str(error)
+        strategy.collectives.barrier()  # who ends now would end the others
+    else:
+        raise AssertionError("a gradient came too late, and nobody noticed")
+
+
+def sliced_gradients(strategy, model: nn.Module, *, audited: bool = False) -> list[int | str]:
+    """Gradients by a slice a rank in three buckets.
+
+    Returns: the numbers of the buckets as their sums begin, and between them when the first layer has its gradient.
+    """
+    strategy = with_flags(strategy, slices=PLACE.world_size, bucket_size=0.0005)
+    strategy.wrap(model, optimizer(model))
+    seen: list[int | str] = []
+    ordered_sum = strategy.ordered_sum()
+    begin = ordered_sum.begin
+    ordered_sum.begin = lambda partial, number: seen.append(number) or begin(partial, number)
+    strategy.ordered_sum = lambda: ordered_sum
+    hook = next(model.parameters()).register_hook(lambda _: seen.append("first layer"))
+    step = TrainStep(model, loss_sum)
+
+    def batch_of(rank: int) -> Batch:
+        own = slice(*(NUM_SAMPLES * number // PLACE.world_size for number in (rank, rank + 1)))
+        size = own.stop - own.start
+        samples = IMAGES[own].numpy(), LABELS[own].numpy()
+        return Batch(*samples, size, NUM_SAMPLES, 1 / NUM_SAMPLES, Position(0, 0), [Slice(rank, 0, size)])
+
+    def one_pass(part: Batch, number: int) -> torch.Tensor:
+        return step(torch.as_tensor(part.inputs), torch.as_tensor(part.targets), part.loss_weight)
+
+    batch = dataclasses.replace(batch_of(PLACE.rank), read_slice_of=batch_of if audited else None)
+    model.zero_grad()
+    SlicedStep(model, strategy)(batch, one_pass)
+    hook.remove()
+    return seen
+
+
+class TwiceTheSame(nn.Module):
+    """A layer in two passes of their own, of which each hands it a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(108, 16), nn.Linear(16, 16)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs.flatten(1))
+        for _ in range(2):
+            hidden = checkpoint(self.layer, hidden, use_reentrant=True)
+        return hidden
 
 
 def check_model_parallel() -> None:
