@@ -59,24 +59,29 @@ def audit(
     rank, world_size = collectives.rank, collectives.world_size
     owners = np.array([owner for owner in range(world_size) for _ in own_slices(owner, world_size, num_slices)])
 
-    def answers(digests: Mapping[int, int], distance: int) -> np.ndarray:
-        """For each slice, the digest computed by the rank that many ranks after its owner."""
-        row = np.zeros(num_slices, np.int64)
-        row[list(digests)] = list(digests.values())
-        return collectives.all_gather(row)[(owners + distance) % world_size, np.arange(num_slices)]
+    def answers(*found: Mapping[int, int], first: int) -> np.ndarray:
+        """For each slice, a row of digests by the rank so many ranks after its owner, and one by each next rank."""
+        rows = np.zeros((len(found), num_slices), np.int64)
+        for row, of_slices in zip(rows, found, strict=True):
+            row[list(of_slices)] = list(of_slices.values())
+        distances = np.arange(len(found))[:, np.newaxis]
+        ranks = (owners + first + distances) % world_size
+        of_all = collectives.all_gather(rows.ravel()).reshape(world_size, *rows.shape)
+        return of_all[ranks, distances, np.arange(num_slices)]
 
-    def computed(distance: int, numbers: np.ndarray) -> np.ndarray:
+    def computed(distance: int, numbers: np.ndarray) -> Mapping[int, int]:
+        """Digests of the slices of the rank so many ranks before this one."""
         assert batch.read_slice_of
         other = batch.read_slice_of((rank - distance) % world_size)
         # One rank with several devices computes each slice on another one.
         slices = [one for one in (*other.slices[1:], other.slices[0]) if one.number in numbers]
-        return answers(compute(dataclasses.replace(other, slices=slices)), distance)
+        return compute(dataclasses.replace(other, slices=slices))
 
-    both = np.stack([answers(digests, 0), computed(1, np.arange(num_slices))])
+    both = answers(digests, computed(1, np.arange(num_slices)), first=0)
     disputed = np.flatnonzero(both[0] != both[1])
     if not disputed.size:
         return
-    opinions = both if world_size < 3 else np.stack([*both, computed(2, disputed)])
+    opinions = both if world_size < 3 else np.concatenate([both, answers(computed(2, disputed), first=2)])
     first, *others = disputed
     more = f"; and {len(others)} more of {num_slices} slices" if others else ""
     raise UnequalBits(_verdict(int(first), opinions[:, first].tolist(), int(owners[first]), world_size) + more)

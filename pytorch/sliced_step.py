@@ -21,10 +21,11 @@ import torch
 from allstep.common.audit import audit
 from allstep.common.data.loader import Batch, Slice
 from allstep.common.process.errors import UserError
-from allstep.common.replica_check import digest
 from allstep.common.slices import Node, TreeSum
+from allstep.common.trace import digest
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.optimizers.layers import local
+from allstep.pytorch.step_trace import tensor_digest
 from allstep.pytorch.strategies.ordered_sum import SumsUnderWay
 from allstep.pytorch.strategies.strategy import Strategy
 
@@ -121,7 +122,7 @@ class SlicedStep:
 
         def give(number: int, bucket: int, vector: torch.Tensor) -> None:
             if batch.read_slice_of:
-                digests[number].append(_digest(vector))  # before another one is added to it
+                digests[number].append(int(tensor_digest(vector)))  # before another one is added to it
             sums[bucket].add((number, number + 1), vector)
             if number == last and not batch.read_slice_of:
                 begin_sum(sums[bucket].partial)
@@ -131,7 +132,9 @@ class SlicedStep:
 
             def compute(other: Batch) -> dict[int, int]:
                 found: dict[int, list[int]] = defaultdict(list)
-                self._slices(other, one_pass, lambda number, _, vector: found[number].append(_digest(vector)))
+                self._slices(
+                    other, one_pass, lambda number, _, vector: found[number].append(int(tensor_digest(vector)))
+                )
                 return _of_slices(found)
 
             audit(batch, _of_slices(digests), compute, self._collectives, self._sum.num_slices)
@@ -245,10 +248,6 @@ def _split(vector: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
     """The tensors of a part of a vector."""
     ends = itertools.accumulate(map(_aligned, sizes), initial=0)
     return [vector[begin : begin + size] for begin, size in zip(ends, sizes, strict=False)]
-
-
-def _digest(vector: torch.Tensor) -> int:
-    return digest(vector.cpu().numpy())
 
 
 def _of_slices(digests: Mapping[int, Sequence[int]]) -> dict[int, int]:

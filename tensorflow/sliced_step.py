@@ -12,12 +12,12 @@ import tensorflow as tf
 from allstep.common.audit import audit
 from allstep.common.data.loader import Batch
 from allstep.common.process.errors import UserError
-from allstep.common.replica_check import digest
 from allstep.common.slices import TreeSum
+from allstep.common.trace import digest
 from allstep.common.worker import StepResult
 from allstep.tensorflow.networks.batch_norm import BatchNorm, statistics_set_aside
 from allstep.tensorflow.step_trace import StepTrace
-from allstep.tensorflow.strategies.ordered_sum import OrderedSum, add
+from allstep.tensorflow.strategies.ordered_sum import OrderedSum, add, host_array
 from allstep.tensorflow.strategies.strategy import Samples, Strategy
 
 Gradients = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, list[tf.Tensor]]]
@@ -87,12 +87,12 @@ class SlicedStep:
             if self.trace:
                 self.trace.see_slice(number, vector, has_samples=number in with_samples)
             if batch.read_slice_of:
-                digests[number] = digest(vector.numpy())
+                digests[number] = digest(host_array(vector))
             sums.add((number, number + 1), vector)
         if batch.read_slice_of:
 
             def compute(other: Batch) -> dict[int, int]:
-                return {number: digest(vector.numpy()) for number, vector in self._slices(other, loss_scale)}
+                return {number: digest(host_array(vector)) for number, vector in self._slices(other, loss_scale)}
 
             audit(batch, digests, compute, self._collectives, self._sum.num_slices)
         num_with_samples = min(self._sum.num_slices, batch.num_global)
