@@ -33,6 +33,8 @@ _FLAGS = (
     *("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59, "--epochs", 1, "--log-every", 1),
     *("--base-lr", 0.05, "--checkpoint-every", 10),
 )
+_BUCKET_SIZE = 0.05
+"""Megabytes: the gradients of the network travel in three buckets of PyTorch."""
 _TIMES = ("time", "epoch_seconds", "cumulative_seconds", "images_per_second", "peak_memory_bytes")
 
 
@@ -105,6 +107,8 @@ def train(place: Place, flags: Sequence[object]) -> Digests:
     """
     entry = STRATEGIES[place.framework][place.strategy]
     own = (entry.num_ranks_flag, place.num_ranks) if place.launcher is None and entry.num_ranks_flag else ()
+    if "bucket_size" in entry.flags:
+        own += ("--bucket-size", _BUCKET_SIZE)
     with tempfile.TemporaryDirectory() as output_dir:
         words = (*start(place.launcher, place.num_ranks), "-m", f"allstep.{place.framework}.train")
         given = ("--strategy", place.strategy, *own, *_FLAGS, "--output-dir", output_dir, *flags)
