@@ -1,4 +1,8 @@
-"""A step with --slices: gradients slice by slice, added up in one fixed order, and then applied."""
+"""A step with --slices: gradients slice by slice, added up in one fixed order, and then applied.
+
+The sum begins after the backward pass. So it does without --slices: the all-reduces of Horovod and of tf.distribute
+take all gradients as one group.
+"""
 
 from __future__ import annotations
 
