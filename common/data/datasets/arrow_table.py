@@ -159,7 +159,10 @@ class ArrowImages:
 
 
 class ArrowNumbers:
-    """Columns of numbers, whose chunks are arrays in mapped memory."""
+    """Columns of numbers, whose chunks are arrays in mapped memory.
+
+    Of tokens, `inputs` are the least and the largest of each chunk, from which `describe` learns how many there are.
+    """
 
     parallel = False
 
@@ -168,6 +171,8 @@ class ArrowNumbers:
         self.ends = np.cumsum([len(chunk) for chunk in chunks])
         self.dtype = inputs_of(chunks[0][:0], where).dtype
         self.shape = chunks[0].shape[1:]
+        if self.dtype == np.int64:
+            self.inputs = np.array([(chunk.min(), chunk.max()) for chunk in chunks])
 
     def __len__(self) -> int:
         return len(self.targets)
