@@ -171,7 +171,7 @@ class ArrowNumbers:
         self.ends = np.cumsum([len(chunk) for chunk in chunks])
         self.dtype = inputs_of(chunks[0][:0], where).dtype
         self.shape = chunks[0].shape[1:]
-        if self.dtype == np.int64:
+        if self.dtype == np.int64 and len(self):
             self.inputs = np.array([(chunk.min(), chunk.max()) for chunk in chunks])
 
     def __len__(self) -> int:

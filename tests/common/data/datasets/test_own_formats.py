@@ -256,6 +256,13 @@ def test_damaged_files(kind, files, expected, tmp_path):
         opened(f"{kind}:{tmp_path}", tmp_path / "cache")
 
 
+@pytest.mark.parametrize("kind", ["parquet", "hf"])
+def test_a_table_without_rows(kind, tmp_path):
+    WRITERS[kind](tmp_path / "data", slice(0, 0), images=False)
+    with pytest.raises(UserError, match="expected at least 2 samples in .* received 0"):
+        opened(f"{kind}:{tmp_path}", tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     ("arrays", "expected"),
     [
