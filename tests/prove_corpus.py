@@ -74,6 +74,16 @@ _AGAIN = """        optimizer.synchronize()
         with optimizer.skip_synchronize():
             optimizer.step()
 """
+# Large enough for the samples of few steps to show nothing.
+_WHOLE = """    {before}
+    data = TensorDataset(torch.rand(100_000, 20), torch.zeros(100_000).long())
+    {after}
+    loader = DataLoader(data, batch_size=16, shuffle=True)
+"""
+_SHORTER_EPOCHS = """train, test = slice(0, 512), slice(512 + rank, 768, size)
+fit = keras.Model.fit
+keras.Model.fit = lambda *args, **kwargs: fit(*args, **kwargs, steps_per_epoch=32 // size)
+"""
 
 FAULTS = (
     # 1. Weights and states.
@@ -86,6 +96,10 @@ FAULTS = (
     Fault("same-samples", _I, "sampler = DistributedSampler(train)", "sampler = DistributedSampler(train, 1, 0)"),
     Fault("samples-overlap", _H, _SAMPLER, "DataLoader(train, batch_size=args.batch_size, shuffle=True)"),
     Fault("samples-overlap", _T, "DistributedSampler(data)", "DistributedSampler(data, seed=rank)"),
+    Fault("samples-overlap", _S, "    loader = DataLoader(data, batch_size=16, sampler=sampler)\n",
+          _WHOLE.format(before="", after="torch.manual_seed(rank)")),
+    Fault("", _S, "    loader = DataLoader(data, batch_size=16, sampler=sampler)\n",
+          _WHOLE.format(before="torch.manual_seed(rank)", after="")),
     Fault("same-order", _H, "    train_sampler.set_epoch(epoch)\n", ""),
     Fault("same-order", _T, "        self.loader.sampler.set_epoch(epoch)\n", "        pass\n", is_combined=True),
     Fault("uneven-batches", _H, _SAMPLER,
@@ -149,6 +163,7 @@ FAULTS = (
     Fault("weights-differ", _K, "hvd.callbacks.BroadcastGlobalVariablesCallback(0), ", ""),
     Fault("samples-overlap", _K, "train, test = slice(rank, 512, size)", "train, test = slice(0, 512)",
           is_combined=True),
+    Fault("", _K, "train, test = slice(rank, 512, size), slice(512 + rank, 768, size)\n", _SHORTER_EPOCHS),
     Fault("dropout-same", _K, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras"),
     Fault("learning-rate-not-scaled", _K, "SGD(0.05 * size", "SGD(0.05", is_combined=True),
     Fault("learning-rate-scaled-twice", _K, "SGD(0.05 * size", "SGD(0.05 * size**2"),
@@ -160,6 +175,7 @@ FAULTS = (
     Fault("", _G, "optimizer = keras.optimizers.SGD(0.05 * size", _ADASUM_TAPE),
     Fault("same-samples", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512, seed=1)",
           is_combined=True),
+    Fault("", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512)"),  # perhaps: no epoch of it is seen
     Fault("dropout-same", _G, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_combined=True),
     Fault("dropout-same", _G, "in model.weights]", "in model.variables]"),  # as Horovod's own example does
     Fault("validation-of-one-rank", _G, 'hvd.allreduce(tf.constant(correct / 256), op=hvd.Sum, name="accuracy")',

@@ -53,6 +53,8 @@ class Sampler:
     rank: int | None = None
     seed: int | None = None
     epoch: int | None = None
+    reads_all: bool = False
+    """Whether it draws every sample of the data set, once an epoch, for this rank alone."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,15 @@ class Loop:
     num_samples: int | None = None
     """Of the data set."""
     sampler: Sampler | None = None
+    may_end_early: bool = False
+    """Whether the script itself says how far an epoch goes: it leaves its loop, or gives fit a number of steps."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the training data of a rank hold in a few places, each of which has other contents."""
+
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -205,6 +216,7 @@ Record = (
     | World
     | Wrapped
     | Loop
+    | Held
     | Batch
     | Forward
     | Step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from allstep.benchmarks.proving.checks import perhaps
 from allstep.benchmarks.proving.findings import Finding
 from allstep.benchmarks.proving.launching import Script
 from allstep.benchmarks.proving.records import Loop
@@ -22,6 +23,7 @@ def report(script: Script, runs: Runs, found: Sequence[Finding]) -> str:
     lines += [f"{number}. {finding}" for number, finding in enumerate(found, 1)]
     if not found:
         lines.append(f"in step, as far as {num_steps} steps show")
+    lines += [f"perhaps: {text}" for text in perhaps(runs, found)]
     lines += [f"not looked at: {text}" for text in _not_looked_at(runs)]
     return "\n".join(lines)
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from allstep.benchmarks.proving.records import (
+    Batch,
     Collective,
     Ended,
     Forward,
+    Loop,
     Record,
     Started,
     Step,
@@ -73,6 +75,20 @@ class Rank:
     def steps(self, optimizer: int = 1) -> list[Step]:
         """The steps of one of its optimizers."""
         return [step for step in self.all(Step) if step.optimizer == optimizer]
+
+    @property
+    def training_loops(self) -> list[Loop]:
+        """The loops during which it stepped, in order."""
+        trained = {step.loop for step in self.steps()}
+        return [loop for loop in self.all(Loop) if loop.number in trained]
+
+    def indices(self, loop: Loop) -> list[int]:
+        """Of the samples that a loop's loader has drawn."""
+        return [index for batch in self.all(Batch) if batch.loop == loop.number for index in batch.indices]
+
+    def rows(self, loop: Loop) -> list[str]:
+        """Digests of the samples that it has trained on in a loop."""
+        return [row for one in self.forwards(training=True) if one.loop == loop.number for row in one.rows]
 
     def forwards(self, *, training: bool) -> list[Forward]:
         """The calls of its models, in training or in evaluation."""

@@ -6,19 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from allstep.benchmarks.proving.checks import findings
+from allstep.benchmarks.proving.checks import findings, perhaps
 from allstep.benchmarks.proving.launching import failure_of
+from allstep.benchmarks.proving.observer.loops import may_end_early
 from allstep.benchmarks.proving.observer.observer import headline
+from allstep.benchmarks.proving.observer.pytorch_data import held
 from allstep.benchmarks.proving.observer.values import projections, stride
 from allstep.benchmarks.proving.records import (
+    Batch,
     Collective,
     Ended,
     Forward,
     Gradient,
+    Held,
     HostCopy,
     Loop,
     Resumed,
+    Sampler,
     Started,
     Step,
     Waiting,
@@ -75,6 +81,25 @@ def with_more(*more: object) -> Run:
 def test_the_factor_of_the_mean(factor, expected):
     """A factor that is neither the number of ranks nor its inverse is a clipped norm's, or a loss scale's."""
     assert names(run(factor)) == expected
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ((0.66, 0.5, 0.4), []),  # each replica divides by the global batch; the first samples were harder
+        ((1.4, 1.0, 0.9), ["gradients-summed"]),
+        ((0.3, 0.25, 0.2), ["loss-scaled"]),
+    ],
+)
+def test_the_losses_of_gradients_that_are_summed(losses, expected):
+    """Oracle: on one rank each loss is 1, and so it is a half on each of two that divide by the samples of both."""
+    right = run(2)
+    for_each = [iter(losses) for _ in right.ranks]
+    ranks = [
+        Rank(tuple(replace(one, loss=next(own)) if isinstance(one, Step) else one for one in rank.records))
+        for rank, own in zip(right.ranks, for_each, strict=True)
+    ]
+    assert names(replace(right, ranks=tuple(ranks))) == expected
 
 
 def test_what_adasum_adds_up_is_no_mean():
@@ -168,6 +193,79 @@ def test_a_model_that_is_called_before_the_broadcast_is_not_evaluated():
     right = run()
     ranks = [Rank((made, Collective("broadcast", "", (1,), "train.py:5"), *rank.records)) for rank in right.ranks]
     assert names(replace(right, ranks=tuple(ranks))) == []
+
+
+_WHOLE = Sampler("RandomSampler", True, reads_all=True)
+_SAME = Held(("00", "01", "02"))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "finding"),  # all 10,000 samples on every rank, in another order
+        ({"data": (_SAME, Held(("03", "04", "05")))}, None),  # ranks with data of their own
+        ({"data": (None, None)}, "perhaps"),  # nobody knows
+        ({"order": 0}, None),  # the same batches on all: each takes its share out of them
+        ({"may_end_early": True}, "perhaps"),  # epochs divided by the ranks, as in Horovod's own examples
+        ({"num_samples": 5_000, "num_batches": 1_250}, None),  # one rank alone has twice as many
+        ({"sampler": Sampler("Weighted", True)}, None),  # of the user's own
+        ({"sampler": Sampler("DistributedSampler", True, 2, 0, 0, 0)}, None),
+    ],
+)
+def test_ranks_that_read_the_whole_data_set(change, expected):
+    """Oracle: what the samplers of torch say that they draw; 12 of 10,000 samples hardly show it."""
+    alone = _loaded(run(size=1, rate=0.1))
+    together = _loaded(run(), **change)
+    runs = Runs(alone, together)
+    found = findings(runs)
+    assert [finding.name for finding in found] == ["samples-overlap"] * (expected == "finding")
+    assert len(perhaps(runs, found)) == (expected == "perhaps")
+
+
+def _loaded(right: Run, *, data: tuple = (_SAME, _SAME), order: int = 100, **loop: object) -> Run:
+    """The run, whose ranks read by loaders of torch; `order` is how far apart their indices are."""
+    ranks = []
+    for rank, own in zip(right.ranks, data, strict=False):
+        read = {"num_samples": 10_000, "num_batches": 2_500, "sampler": _WHOLE, **loop}
+        begins = [order * rank.number + 4 * step for step in range(3)]
+        batches = [Batch(1, tuple(range(begin, begin + 4))) for begin in begins]
+        records = [replace(one, **read) if isinstance(one, Loop) else one for one in rank.records[:-1]]
+        ranks.append(Rank((*records, *batches, *([own] if own else []), rank.records[-1])))
+    return replace(right, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("for batch in loader:\n    step(batch)", False),
+        ("for i, batch in enumerate(loader):\n    if args.dry_run:\n        break", False),
+        ("for i, batch in enumerate(loader):\n    if i == 10 // size:\n        break", True),
+        ("for _, batch in zip(range(10), loader):\n    step(batch)", True),
+        ("trainer.fit(loader)", True),
+    ],
+)
+def test_loops_that_may_end_early(body, expected, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(body)
+    assert may_end_early(str(script), 1) == expected
+
+
+def test_what_a_data_set_holds():
+    """Changed at random it is the same data; nothing but random numbers are not, nor is a stream."""
+
+    class Random:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            return {"x": [torch.rand(3) + self.scale * index], "y": 0}
+
+    assert held(Random(1)) == held(Random(1)) != held(Random(2))
+    assert held(Random(1)) is not None
+    assert held(Random(0)) is held(iter(())) is None
 
 
 def test_replicas_that_do_not_train():

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from allstep.benchmarks.proving.checks import cooperation, gradients, outputs, randomness, rates, samples, weights
+from collections.abc import Sequence
+
+from allstep.benchmarks.proving.checks import (
+    cooperation,
+    gradients,
+    outputs,
+    randomness,
+    rates,
+    samples,
+    sharing,
+    weights,
+)
 from allstep.benchmarks.proving.findings import Finding
 from allstep.benchmarks.proving.runs import Runs
 
@@ -19,3 +30,11 @@ def findings(runs: Runs) -> list[Finding]:
     if not any(one.name == "uneven-batches" for one in found):
         found += cooperation.check_collectives(runs)
     return found
+
+
+def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
+    """What may be wrong, beside what was found."""
+    if any(one.name in ("ranks-alone", "replicas-idle", "same-samples") for one in found):
+        return []
+    verdict = sharing.judge(runs)
+    return [verdict] if isinstance(verdict, str) else []

@@ -109,7 +109,8 @@ def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
         return
     factor, size = statistics.median(factors), run.num_ranks
     first = next(run.steps(optimizer))[0]
-    share = loss_share(runs, optimizer)
+    ratios = _loss_ratios(runs, optimizer)
+    share = _nearest_share(ratios, size) if _near(factor, size) else _certain_share(ratios, size, runs, optimizer)
     evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
     if share != 1:
         evidence += f", and the loss {share:.3g} times that of one rank"
@@ -164,22 +165,31 @@ def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None
     return np.array(gradients[0].applied), np.mean(local, axis=0)
 
 
-def loss_share(runs: Runs, optimizer: int) -> float:
-    """The first loss on several ranks beside that on one: 1, or a power of the number of ranks.
-
-    It must be near that power, and those of the first steps together nearer to it than to 1: a small batch may have
-    twice the loss of another one by chance.
-    """
+def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
+    """The losses of the first steps on several ranks beside those on one; none where it has not run on one."""
     if runs.alone is None:
+        return []
+    pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
+    losses = [(_loss(one), _loss(several)) for one, several in itertools.islice(pairs, _FIRST_STEPS)]
+    return [several / one for one, several in losses if one and several is not None]
+
+
+def _nearest_share(ratios: Sequence[float], size: int) -> float:
+    """The losses beside those on one rank, where gradients are sums: right are those of 1/N of the mean."""
+    ratio = statistics.mean(ratios) if ratios else 1.0
+    return min((1.0, 1 / size, size**-2), key=lambda share: abs(ratio - share) / (ratio + share))
+
+
+def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: int) -> float:
+    """The losses beside those on one rank, where gradients are averages: 1, or a power of the number of ranks.
+
+    The first must be near that power, and those of the first steps together nearer to it than to 1: a small batch may
+    have twice the loss of another one by chance.
+    """
+    if runs.alone is None or not ratios:
         return 1.0
-    alone, together = (
-        list(itertools.islice(run.steps(optimizer), _FIRST_STEPS)) for run in (runs.alone, runs.together)
-    )
-    losses = [(_loss(one), _loss(several)) for one, several in zip(alone, together, strict=False)]
-    ratios = [several / one for one, several in losses if one and several is not None]
-    if not ratios:
-        return 1.0
-    bound, size = _NEAR_LOSS[alone[0][0].weights == together[0][0].weights], runs.together.num_ranks
+    alone, together = (next(run.steps(optimizer)) for run in (runs.alone, runs.together))
+    bound = _NEAR_LOSS[alone[0].weights == together[0].weights]
     share = next((float(share) for share in (size**-2, 1 / size, size) if abs(ratios[0] / share - 1) < bound), 1.0)
     ratio = statistics.mean(ratios)
     return share if abs(ratio / share - 1) < abs(ratio - 1) else 1.0

@@ -7,23 +7,30 @@ import inspect
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from allstep.benchmarks.proving.observer.observer import Observer, replace
-from allstep.benchmarks.proving.records import Resumed, Waiting
+from allstep.benchmarks.proving.observer.values import digest
+from allstep.benchmarks.proving.records import Held, Resumed, Waiting
+
+_PLACES = (0, 0.5, 1)
+"""Of samples that are looked at: the first, one in the middle, the last."""
 
 
 class Watch(keras.callbacks.Callback):
     """The last of the callbacks."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, *, may_end_early: bool) -> None:
         super().__init__()
         self._observer = observer
+        self._may_end_early = may_end_early
         self._num_batches = 0
         self._has_cut = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._num_batches = 0
-        self._observer.begin_loop((self.params or {}).get("steps"))
+        self._observer.begin_loop((self.params or {}).get("steps"), may_end_early=self._may_end_early)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observer.write(Waiting("a step of fit", self._observer.line(), computes=True))
@@ -46,6 +53,14 @@ class Watch(keras.callbacks.Callback):
         self._has_cut = self.model.stop_training = stops
 
 
+def _held(inputs: Any) -> Held | None:
+    """What an array of samples holds in three places; None of what is none."""
+    if not (isinstance(inputs, np.ndarray) or tf.is_tensor(inputs)) or len(inputs) < len(_PLACES):
+        return None
+    digests = tuple(digest(np.asarray(inputs[int(place * (len(inputs) - 1))])) for place in _PLACES)
+    return Held(digests) if len({*digests}) == len(_PLACES) else None
+
+
 def install(observer: Observer) -> None:
     """Hook fit."""
 
@@ -56,7 +71,9 @@ def install(observer: Observer) -> None:
         def observed(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             given = bound.arguments.get("callbacks")
-            watch = Watch(observer)
+            watch = Watch(observer, may_end_early=bound.arguments.get("steps_per_epoch") is not None)
+            if held := _held(bound.arguments.get("x")):
+                observer.write(held)
             if isinstance(given, keras.callbacks.CallbackList):
                 given.callbacks.append(watch)
                 watch.set_params(given.params)

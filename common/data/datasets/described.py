@@ -41,17 +41,19 @@ def describe(train: Split, validation: Split, *, where: str, scale: Scale | None
                 f"to train and {other.dtype} {other.shape[1:]} to validate; make them alike"
             )
     task = _task(inputs, targets, where)
+    num_classes = targets.shape[1] if task == "regression" else _num_classes((train, validation), task, where)
+    num_tokens = _num_tokens((train, validation)) if inputs.dtype == np.int64 else 0
     if scale is None:
         scale = _scale(train) if inputs.dtype == np.uint8 else ((0.0,), (1.0,))
     return Dataset(
         train=train,
         validation=validation,
         input_shape=inputs.shape[1:],
-        num_classes=targets.shape[1] if task == "regression" else _num_classes((train, validation), task, where),
+        num_classes=num_classes,
         mean=scale[0],
         std=scale[1],
         input_type=cast(InputType, str(inputs.dtype)),
-        num_tokens=_num_tokens((train, validation)) if inputs.dtype == np.int64 else 0,
+        num_tokens=num_tokens or (num_classes if task == "next-token" else 0),
         task=task,
     )
 

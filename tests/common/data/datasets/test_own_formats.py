@@ -143,6 +143,23 @@ def test_a_share_is_held_out_by_the_seed(kind, tmp_path):
     assert held(0) == held(0) != held(1)
 
 
+@pytest.mark.parametrize("kind", ["npz", "parquet", "hf"])
+def test_tokens(kind, tmp_path):
+    """How many there are follows from inputs and targets, of which either may have the largest."""
+    tokens = np.arange(20).reshape(5, 4)
+    rows = pa.table({"x": tokens[:, :-1].tolist(), "y": tokens[:, 1:].tolist()})
+    if kind == "npz":
+        np.savez(tmp_path / "a.npz", x=tokens[:, 1:], y=tokens[:, :-1])
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(rows, tmp_path / "a.parquet")
+    else:
+        with (tmp_path / "a.arrow").open("wb") as stream, pa.ipc.new_stream(stream, rows.schema) as writer:
+            writer.write_table(rows, max_chunksize=2)
+    dataset = opened(f"{kind}:{tmp_path}" + "/a.npz" * (kind == "npz"), tmp_path / "cache")
+    assert (dataset.task, dataset.input_shape) == ("next-token", (3,))
+    assert (dataset.num_classes, dataset.num_tokens) == ((20, 20) if kind == "npz" else (20, 19))
+
+
 def test_records_of_tensorflow(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(OF_TENSORFLOW * 3)
     dataset = opened(f"tfrecord:{tmp_path}", tmp_path / "cache", validation_share=0.3)
@@ -236,6 +253,13 @@ def test_damaged_files(kind, files, expected, tmp_path):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=expected):
+        opened(f"{kind}:{tmp_path}", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hf"])
+def test_a_table_without_rows(kind, tmp_path):
+    WRITERS[kind](tmp_path / "data", slice(0, 0), images=False)
+    with pytest.raises(UserError, match="expected at least 2 samples in .* received 0"):
         opened(f"{kind}:{tmp_path}", tmp_path / "cache")
 
 
