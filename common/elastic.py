@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import signal
 import socket
 import sys
 import threading
@@ -128,7 +129,7 @@ def train(config: TrainConfig, build: Callable[[], Session | None]) -> None:
 
 
 class _Hosts:
-    """Whether the hosts of the job have changed: a listener of Horovod's notifications."""
+    """What horovodrun has for the ranks, as a listener of Horovod's notifications: hosts that change, and its end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,6 +141,16 @@ class _Hosts:
         with self._lock:
             self._have_changed = True
             self._ask()
+
+    def on_stop(self, number: int) -> bool:
+        """Horovod calls it on rank 0, in a thread of its own, where horovodrun received this signal.
+
+        Returns: whether the ranks stop and save; while they are formed anew the newest commit is saved as it is.
+        """
+        with self._lock:
+            if self._ask_to_stop:
+                self._ask_to_stop(signal.Signals(number).name)
+            return self._ask_to_stop is not None
 
     @contextlib.contextmanager
     def passing_on(self, ask_to_stop: Callable[[str], None]) -> Iterator[None]:

@@ -62,6 +62,9 @@ def to_script(job: BatchJob, *, written_by: str, repository: Path, environment: 
         settings += [f"values=({' '.join(job.each.values)})", "value=${values[$SLURM_ARRAY_TASK_ID]}"]
         output_dir = f'{output_dir}/"$value"'
         words += [f"--{job.each.flag}", '"$value"']
+    if job.command[:2] == ("allstep", "compare"):
+        # It compares on one host, and refuses to go on on another one, to which the job may be sent after a restart.
+        output_dir = f'{output_dir}/"$SLURMD_NODENAME"'
     words += ["--output-dir", output_dir]
     settings.append("job=$SLURM_JOB_ID")
     if job.trains:
@@ -70,14 +73,16 @@ def to_script(job: BatchJob, *, written_by: str, repository: Path, environment: 
             settings.append("export OMPI_MCA_mca_base_component_show_load_errors=0")
         settings += ["resume=()", _RESUME.format(output_dir=output_dir)]
         words = [*_start(job), "python", *words, '"${resume[@]}"']
-    else:
-        # The launchers that it calls would take the one task of the allocation for all the ranks that may be.
-        settings.append('unset "${!SLURM_@}"')
+    line = " ".join(words)
+    if not job.trains:
+        # The launchers that it calls would take the one task of the allocation for all the ranks that may be. The
+        # script itself keeps them: scontrol may need SLURM_CONF.
+        line = f'(unset "${{!SLURM_@}}" && exec {line})'
     return _SCRIPT.format(
         written_by=written_by,
         options="\n".join(f"#SBATCH --{name}={value}" for name, value in _options(job).items()),
         settings="\n".join(settings),
-        line=" ".join(words),
+        line=line,
         # A trainer saves on either; other commands end on SIGTERM, and go on when they are called again.
         signal="USR1" if job.trains else "TERM",
     )

@@ -32,12 +32,13 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+SlurmdParameters=config_overrides
 SlurmctldParameters=preempt_send_user_signal
 SchedulerParameters=sched_interval=2,bf_interval=2,requeue_setup_env_fail
 ReturnToService=2
 KillWait=20
 AuthInfo=cred_expire=5
-NodeName=server[1-$num_hosts] CPUs=2 State=UNKNOWN
+NodeName=server[1-$num_hosts] CPUs=4 State=UNKNOWN
 PartitionName=normal Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=120
 PartitionName=urgent Nodes=ALL PriorityTier=9 PreemptMode=OFF
 END

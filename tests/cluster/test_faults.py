@@ -184,3 +184,12 @@ def test_a_host_that_is_down_before_the_start(launcher, tmp_path):
     assert result.returncode not in (0, 124), result.output
     assert result.output.count("connect to host server2 port 22") == 1, result.output
     assert "Traceback" not in result.output
+
+
+def test_a_host_of_an_elastic_job_that_is_down_before_the_start():
+    """horovodrun reaches all hosts once, to find out over which network they meet."""
+    ranks = "-np 2 --min-np 2 --host-discovery-script 'echo server1:1; echo server2:1'"
+    line = f"ip link set v2 down; horovodrun {ranks} python pytorch/train.py --elastic --global-batch-size 32"
+    result = bed.run("bash", "-c", line, timeout=60)
+    assert result.returncode == 1, result.output
+    assert re.fullmatch("horovodrun: cannot start on server2: ssh: connect to host server2 .*\n", result.output)

@@ -1,6 +1,6 @@
 """Jobs of `allstep launch` on a real Slurm in the bed, which takes their hosts away and gives them back.
 
-Oracles: an undisturbed run's weights, bit for bit, and Slurm's own word on each job.
+Oracles: an undisturbed run's weights, bit for bit; of an array, what each of its tasks is given; and Slurm's own word.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import bed
-from ranks import REPOSITORY, events, last, train
+from ranks import REPOSITORY, events, last, run, train
 from requirements import need
 
 need("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
@@ -18,7 +18,10 @@ need("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
 STRATEGIES = {"mpirun": "horovod", "srun": "ddp"}
 FLAGS = ("--deterministic", "--model", "mlp", "--epochs", "12", "--log-every", "1")
 FLAGS = (*FLAGS, "--stall-timeout", "0", "--fault-timeout", "200")
-# Both jobs share the two hosts. Rank 1 of each is stopped until Slurm has given notice, or it could be through before.
+# The values of an array, each of a task of its own: of the last one nothing can be measured.
+BATCH_SIZES = ("32", "64", "0")
+# The jobs share the two hosts. What could be through before Slurm has given notice is stopped until then: rank 1 of
+# each trainer, and the first two tasks of the array.
 SCRIPT = """
 wait_for() {{ until eval "$1" 2>/dev/null; do sleep 0.05; done; }}
 signal_rank_1() {{ # SIGNAL LAUNCHER
@@ -27,47 +30,77 @@ signal_rank_1() {{ # SIGNAL LAUNCHER
       kill -$1 $process
   done
 }}
-mkdir {output} && rm -f slurm-[12].out
+mkdir {output} && rm -f slurm-[123]*.out
 for launcher in {launchers}; do
   allstep launch --slurm --nodes 2 --launcher ${{launcher%:*}} --submit -- \\
     pytorch/train.py --strategy ${{launcher#*:}} --output-dir {output}/${{launcher%:*}} {flags}
 done
+allstep launch --slurm --each batch-sizes={batch_sizes} --submit -- allstep compare --quick --frameworks pytorch \\
+  --strategies independent --ranks 1 --models mlp --workloads synthetic-weak --output-dir {output}/array
 for launcher in {launchers}; do
   (wait_for "grep -q '\\"step\\": 3' {output}/${{launcher%:*}}/metrics.jsonl"; signal_rank_1 STOP ${{launcher%:*}}) &
 done
+for size in 32 64; do
+  (wait_for "ls {output}/array/$size/*/compare.json"; pkill -STOP -f "allstep compare .*{output}/array/$size/") &
+done
 wait
 sbatch --partition urgent --nodes 2 --exclusive --output /dev/null --wrap true
-for job in 1 2; do wait_for "! scontrol show job $job | grep -q PreemptTime=None"; done
+for job in 1 2 3_0 3_1; do wait_for "! scontrol show job $job | grep -q PreemptTime=None"; done
 wait_for 'grep -q "Forwarding signal" slurm-1.out'
 for launcher in {launchers}; do signal_rank_1 CONT ${{launcher%:*}}; done
+pkill -CONT -f "allstep compare .*{output}/array/"
 wait_for '! squeue -h | grep -q .'
-for job in 1 2; do scontrol show job $job; cat slurm-$job.out; done
-rm slurm-[12].out
+for job in 1 2 3; do scontrol show job $job; cat slurm-$job*.out; done
+rm slurm-[123]*.out
 """
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[str, list[dict]]:
-    """The events of the two jobs, and of an undisturbed one: on two ranks the sums of both strategies have its bits."""
+def cluster(tmp_path_factory) -> tuple[Path, str]:
+    """The folder in which the jobs wrote, and what was said when all had ended."""
     folder = tmp_path_factory.mktemp("slurm")
     launchers = " ".join(f"{launcher}:{strategy}" for launcher, strategy in STRATEGIES.items())
-    script = SCRIPT.format(output=folder / "runs", launchers=launchers, flags=" ".join(FLAGS))
+    script = SCRIPT.format(
+        output=folder / "runs", launchers=launchers, flags=" ".join(FLAGS), batch_sizes=",".join(BATCH_SIZES)
+    )
     result = bed.run(Path(__file__).with_name("slurm.sh"), "2", "bash", "-c", script, timeout=400)
     assert result.returncode == 0, result.output
-    assert len(re.findall(r"Restarts=1 .*ExitCode=0:0", result.stdout)) == len(STRATEGIES), result.output
-    assert result.stdout.count("stopped after step") == len(STRATEGIES), result.output
     assert not list(REPOSITORY.glob("slurm-*.out"))
-    return {
-        **{launcher: events(folder / "runs" / launcher) for launcher in STRATEGIES},
-        "undisturbed": train("pytorch", "horovodrun-gloo", 2, folder / "undisturbed", *FLAGS),
-    }
+    return folder / "runs", result.output
 
 
-@pytest.mark.parametrize("launcher", STRATEGIES)
-def test_a_pre_empted_job_ends_in_the_bits_of_an_undisturbed_one(launcher, runs):
-    run, undisturbed = runs[launcher], runs["undisturbed"]
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> list[dict]:
+    """On two ranks the sums of both strategies have its bits."""
+    return train("pytorch", "horovodrun-gloo", 2, tmp_path_factory.mktemp("undisturbed"), *FLAGS)
+
+
+def ended(said: str, job: str) -> tuple[str, str]:
+    """By Slurm's word, how often a job was started anew, and its status."""
+    [found] = re.findall(rf"^JobId={job}\b.*?Restarts=(\d+) .*?ExitCode=(\d+):0", said, re.MULTILINE | re.DOTALL)
+    return found
+
+
+@pytest.mark.parametrize(("job", "launcher"), list(enumerate(STRATEGIES, 1)))
+def test_a_pre_empted_job_ends_in_the_bits_of_an_undisturbed_one(job, launcher, cluster, undisturbed):
+    folder, said = cluster
+    assert ended(said, f"{job} JobName=allstep") == ("1", "0"), said
+    assert said.count("stopped after step") == len(STRATEGIES), said
+    run = events(folder / launcher)
     starts = [(one["launcher"], one["strategy"], one["world_size"]) for one in run if one["event"] == "start"]
     assert starts == [(launcher, STRATEGIES[launcher], 2)] * 2
     steps, expected = ([one["step"] for one in each if one["event"] == "step"] for each in (run, undisturbed))
     assert steps == expected
     assert last(run, "end")["weights_checksum"] == last(undisturbed, "end")["weights_checksum"]
+
+
+def test_an_array_compares_in_tasks_of_its_own(cluster):
+    """Two tasks are pre-empted and go on, the third one says why it fails; one report has what the others measured."""
+    folder, said = cluster
+    tasks = [ended(said, rf"\d+ ArrayJobId=3 ArrayTaskId={task}") for task in range(len(BATCH_SIZES))]
+    assert tasks == [("1", "0"), ("1", "0"), ("0", "2")], said
+    assert said.count("expected --batch-sizes to be at least 1, received 0") == 1, said
+    result = run("allstep", "report", folder / "array")
+    assert result.returncode == 0, result.output
+    measured = re.findall(r"batch (\d+), float32$", (folder / "array" / "report.md").read_text(), re.MULTILINE)
+    assert measured == ["32", "64"]

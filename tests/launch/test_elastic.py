@@ -1,12 +1,15 @@
-"""Elastic jobs: under a real horovodrun a killed rank, a host that leaves and returns, a frozen rank, a late one;
-under torchrun a killed rank.
+"""Elastic jobs: under a real horovodrun a killed rank, a host that leaves and returns, a frozen rank, a late one,
+Ctrl-C; under torchrun a killed rank.
 
 Oracle: `single`, which nothing disturbs; the mishaps, by what `ranks/elastic.py` and `ranks/elastic_torchrun.py` do.
 """
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,9 @@ from jobs import losses
 from ranks import Result, events, full, run, train
 
 from allstep.benchmarks.harness import process_tree
+from allstep.benchmarks.proofs.faults import CLEAN_SECONDS
+from allstep.benchmarks.proofs.training import training
+from allstep.common.checkpoint import load
 
 SCRIPT = Path(__file__).parent / "ranks" / "elastic.py"
 FLAGS = ("--global-batch-size", 32, "--log-every", 1, "--model", "mlp", "--slices", 4)
@@ -56,15 +62,25 @@ def test_each_sample_counts_once_an_epoch_and_all_ends_in_the_bits_of_the_undist
     _assert_undisturbed(framework, directory, len(epochs), tmp_path)
 
 
-def test_a_rank_that_starts_too_late_is_met_at_the_next_try(tmp_path):
+def test_a_rank_that_starts_too_late_is_met_at_the_next_try_and_ctrl_c_saves(tmp_path):
     """Rank 0 waits for 3 s; the other one comes after 6."""
     late = ("bash", "-c", '[ "$HOROVOD_RANK" = 0 ] || sleep 6; exec "$@"', "late")
     ranks = ("-np", 2, "--min-np", 2, "--gloo-timeout-seconds", 3, "--host-discovery-script", "echo localhost:2")
-    trainer = (sys.executable, "pytorch/train.py", *FLAGS, "--elastic", "--epochs", 1, "--output-dir", tmp_path)
-    result = run("horovodrun", *ranks, *late, *trainer, timeout=120)
-    assert result.returncode == 0, result.output
-    assert "Wait timeout after 3 seconds" in result.stderr
+    trainer = (sys.executable, "pytorch/train.py", *FLAGS, "--elastic", "--epochs", 1000, "--output-dir", tmp_path)
+    with training(("horovodrun", *ranks, *late, *trainer), tmp_path, 2) as job:
+        job.wait_for_step(3)
+        job.signal_launcher(signal.SIGINT)
+        status, printed = job.wait(60), job.printed()
+        deadline = time.monotonic() + CLEAN_SECONDS
+        while left := job.left():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    assert status == 128 + signal.SIGINT, printed
+    assert "Wait timeout after 3 seconds" in printed
     assert [event["world_size"] for event in events(tmp_path) if event["event"] == "start"] == [2]
+    stopped = r"rank 0 of 2 on \S+ stopped after step \d+ by SIGINT; resumable: --resume latest"
+    assert len(re.findall(stopped, printed)) == 1, printed
+    assert load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step == len(losses(events(tmp_path)))
 
 
 @pytest.mark.parametrize("strategy", ["ddp", full("fsdp")])

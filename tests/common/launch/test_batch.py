@@ -89,7 +89,7 @@ def host(tmp_path, monkeypatch):
 
 def start(script: str, host: Path, **environ: str) -> subprocess.Popen:
     path = re.sub(r"^export PATH=.*$", f"export PATH={host}/bin:$PATH", script, flags=re.MULTILINE)
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURMD_NODENAME": "gpu01"}
     return subprocess.Popen(["bash", "-c", path], env={**os.environ, **slurm, **environ})
 
 
@@ -108,7 +108,7 @@ STARTED = [
     "--config on-the-cluster.yaml --output-dir runs/a",
     f"{MPIRUN} pytorch/train.py --seed 1 --output-dir runs/a/1",
     f"{MPIRUN} tensorflow/train.py --model $(reboot) --output-dir runs/a b'c",
-    "allstep compare --models resnet18 --output-dir runs/a/resnet18",
+    "allstep compare --models resnet18 --output-dir runs/a/resnet18/gpu01",
     f"{MPIRUN} pytorch/train.py --output-dir runs/a",
 ]
 
