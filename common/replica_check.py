@@ -6,13 +6,13 @@ parameter, so a check after every epoch costs next to nothing, and an unsynchron
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable
 
 import numpy as np
 
 from allstep.common.collectives import Collectives
+from allstep.common.digest import digest
 from allstep.common.process.errors import Fault
 
 DROP_IN_CHECK = "check_replicas"
@@ -40,12 +40,6 @@ def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectiv
     if collectives.world_size == 1:
         return
     compare(names, collectives.all_gather(np.array(digests, np.int64)), moment)
-
-
-def digest(array: np.ndarray) -> int:
-    """64 bits of BLAKE2b (RFC 7693) of an array's values, as a signed integer."""
-    hashed = hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8).data, digest_size=8)
-    return int.from_bytes(hashed.digest(), "little", signed=True)
 
 
 def compare(names: list[str], digests: np.ndarray, moment: str) -> None:

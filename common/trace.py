@@ -4,14 +4,12 @@ Each rank has two files in the folder `trace` of the output directory: `rank-N.j
 the run was, `rank-N.digests` is a ring of rows, one a step. The ring is mapped into memory, so that it has every step
 that ended before the process was killed. `allstep bisect` compares the traces of two runs.
 
-A digest is a sum over 64-bit words, each times two odd weights that depend on its place, modulo 2^64 (multilinear
-hashing: Carter and Wegman 1979). So a change of one word always changes it, and others but for one in 2^64. It is no
-guard against forgery.
+Digests of arrays in a GPU's memory are not those of `digest.py`, but are computed there. 0 stands for what was not
+recorded.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
@@ -25,6 +23,7 @@ import numpy as np
 from allstep.common.arithmetic import processor
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.loader import Batch
+from allstep.common.digest import digest
 from allstep.common.files import strict_json
 from allstep.common.files.records import Count, from_json, to_json
 from allstep.common.files.regular_file import read_regular, regular
@@ -35,42 +34,9 @@ from allstep.common.process.errors import UserError, shown
 from allstep.common.reporting.base import output_dir_errors, write_whole
 
 FOLDER = "trace"
-FORMAT = 1
-LANES = 512
-"""Words of a row of a tensor, whose sums are taken first."""
-OFFSET = 0x5EED
-"""The digest of zeros; 0 stands for what was not recorded."""
+FORMAT = 2
 _RING_BYTES, _MOST_ROWS = 16 * 2**20, 2**16
 _MOST_HEADER_BYTES = 16 * 2**20
-
-
-@functools.cache
-def odd_weights(count: int) -> np.ndarray:
-    """Int64 (count,): odd numbers, by the generator of Steele et al. 2014 (SplitMix64)."""
-    z = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64)
-
-
-def digest(array: np.ndarray) -> int:
-    """64 bits of an array's bytes in the order of its axes, as a signed integer."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    num_words, num_left = divmod(data.size, 8)
-    words = data[: data.size - num_left].view(np.int64)
-    num_rows, num_last = divmod(num_words, LANES)
-    weights = odd_weights(LANES)
-    # Of the words behind the last row, which most tensors have alone. As Python's integers, which do not wrap.
-    last = int(np.dot(words[num_words - num_last :], weights[:num_last]))
-    if num_left:
-        last += int.from_bytes(data[-num_left:].tobytes(), "little") * int(weights[num_last])
-    row_weights = odd_weights(num_rows + 1)
-    total = OFFSET + last * int(row_weights[-1])
-    if num_rows:
-        # Twice as fast as np.matmul, which has no vector instructions for integers.
-        rows = np.einsum("ij,j->i", words[: num_words - num_last].reshape(num_rows, LANES), weights)
-        total += int(np.dot(rows, row_weights[:-1]))
-    return (total + 2**63) % 2**64 - 2**63
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ import torch
 
 from allstep.common.audit import audit
 from allstep.common.data.loader import Batch, Slice
+from allstep.common.digest import digest
 from allstep.common.process.errors import UserError
 from allstep.common.slices import Node, TreeSum
-from allstep.common.trace import digest
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.optimizers.layers import local
-from allstep.pytorch.step_trace import tensor_digest
+from allstep.pytorch.step_trace import StepTrace, tensor_digest
 from allstep.pytorch.strategies.ordered_sum import SumsUnderWay
 from allstep.pytorch.strategies.strategy import Strategy
 
@@ -57,6 +57,9 @@ class SlicedStep:
     mean over all slices becomes the next ones. Where ranks keep shards of the weights, a vector has a part for each
     rank: the same, but of its shards alone.
     """
+
+    trace: StepTrace | None = None
+    """What looks at the slices of each step, where --trace wants it."""
 
     def __init__(self, network: torch.nn.Module, strategy: Strategy) -> None:
         self._network, self._strategy = network, strategy
@@ -198,6 +201,8 @@ class SlicedStep:
         gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
         for weight in weights:
             weight.grad = None
+        if self.trace:
+            self.trace.see_slice(weights, gradients)
         num_parts = self._sum.num_parts
         shards = [torch.atleast_1d(one).chunk(num_parts) for one in gradients]
         parts = [[*first, *(own[rank] for own in shards if rank < len(own))] for rank in range(num_parts)]

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
 from allstep.common.data.loader import Batch
-from allstep.common.trace import LANES, OFFSET, OpenRecorder, digest, odd_weights
+from allstep.common.digest import digest
+from allstep.common.trace import OpenRecorder
+
+_LANES = 512
+"""Words of a row of a tensor on a GPU, whose sums are taken first."""
+_OFFSET = 0x5EED
+"""The digest of zeros on a GPU; 0 stands for what was not recorded."""
 
 
 class StepTrace:
     """Digests of the steps of a rank.
 
-    Looked at are the gradient of each weight as a pass hands it out, before Horovod or DDP sends it; the averaged ones,
-    before they are changed; the weights after the step; and, at the output of each module that has weights of its own,
-    the gradient of one sample a pass, another one in each step: all of them would cost as much as the pass's own
-    traffic to memory.
+    Looked at are the gradient of each weight as a pass hands it out, before Horovod or DDP sends it, or that of a
+    slice; the averaged ones, before they are changed; the weights after the step; and, at the output of each module
+    that has weights of its own, the gradient of one sample a pass, another one in each step: all of them would cost as
+    much as the pass's own traffic to memory.
+
+    Between two kernels the processor's caches hold nothing of Python, and a line of it takes ten times as long. So as
+    much as possible is done after the passes.
     """
 
     part = 0
     """Number of the slice that is computed; 0 without slices."""
 
-    def __init__(self, network: torch.nn.Module, open_recorder: OpenRecorder) -> None:
-        """`network` gets hooks for good."""
+    def __init__(self, network: torch.nn.Module, open_recorder: OpenRecorder, *, sliced: bool) -> None:
+        """`network` gets hooks for good; with `sliced`, `see_slice` is called for each slice."""
         # In the order of backward, in which a fault goes from one to the next.
         weights = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
         weights = dict(reversed(weights.items()))
@@ -37,27 +47,37 @@ class StepTrace:
         self._columns: dict[str, np.ndarray] = {name: row[name] for name in header.row_type.names or ()}
         self._row: np.ndarray | None = None
         self._found: list[tuple[int, torch.Tensor | int]] = []
+        self._samples: list[tuple[int, torch.Tensor]] = []
+        self._step = 0
+        self._places = {parameter: place for place, parameter in enumerate(self._parameters)}
         self._unwritten: deque[_Found] = deque()
         self._knows_weights = False
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self._parameters if not sliced else ()):
             parameter.register_hook(partial(self._see_local, index))
         for index, module in enumerate(modules.values()):
             module.register_forward_hook(partial(self._watch, index))
 
     def begin_step(self, batch: Batch, learning_rate: float) -> None:
         """A step begins on this rank's part of a global batch."""
-        self._row, self._found = self._recorder.begin(batch, learning_rate), []
+        self._row, self._found, self._samples = self._recorder.begin(batch, learning_rate), [], []
+        self._step = int(self._row["step"])
         if not self._knows_weights:  # later on they are those after the step before
-            self._see_all("weights_before", self._parameters)
+            self._see_all(self._columns["weights_before"], self._parameters)
             self._knows_weights = True
+
+    def see_slice(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        """Look at the gradients of some of the weights of the slice that is computed."""
+        columns = self._columns["local_gradients"][self.part]
+        self._see_all(columns[[self._places[weight] for weight in weights]], gradients)
 
     def see_average(self) -> None:
         """Look at the averaged gradients, before they are changed."""
-        self._see_all("reduced_gradients", [parameter.grad for parameter in self._parameters])
+        self._see_all(self._columns["reduced_gradients"], [parameter.grad for parameter in self._parameters])
 
     def end_step(self) -> None:
         """Look at the weights after the step, and write those of a step before: a GPU may still compute this one."""
-        self._see_all("weights_after", self._parameters)
+        self._see_all(self._columns["weights_after"], self._parameters)
+        self._found += [(column, tensor_digest(_in_order_of_memory(sample))) for column, sample in self._samples]
         assert self._row is not None
         self._unwritten.append(_Found(self._row, self._found))
         self._row = None
@@ -71,8 +91,8 @@ class StepTrace:
         while len(self._unwritten) > num_left:
             self._recorder.write(self._unwritten.popleft().settle())
 
-    def _see_all(self, field: str, tensors: list) -> None:
-        for column, tensor in zip(self._columns[field], tensors, strict=True):
+    def _see_all(self, columns: np.ndarray, tensors: Sequence[torch.Tensor | None]) -> None:
+        for column, tensor in zip(columns.tolist(), tensors, strict=True):
             if tensor is not None:
                 self._found.append((column, tensor_digest(tensor)))
 
@@ -86,12 +106,9 @@ class StepTrace:
             output.register_hook(partial(self._see_activation, index))
 
     def _see_activation(self, index: int, gradient: torch.Tensor) -> None:
-        if self._row is None or not gradient.ndim or not len(gradient):
-            return
-        sample = gradient[int(self._row["step"]) % len(gradient)]
-        # In the order of memory, which is another one where channels are last.
-        sample = sample.permute(sorted(range(sample.ndim), key=lambda axis: -sample.stride(axis)))
-        self._found.append((self._columns["activations"][self.part, index], tensor_digest(sample)))
+        if self._row is not None and gradient.ndim and len(gradient):
+            sample = gradient[self._step % len(gradient)].clone()
+            self._samples.append((self._columns["activations"][self.part, index], sample))
 
 
 class _Found:
@@ -117,8 +134,18 @@ class _Found:
         return self._row
 
 
+def _in_order_of_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The same without gaps between its numbers, whose order may be another one than that of its axes."""
+    return tensor.permute(sorted(range(tensor.ndim), key=lambda axis: -tensor.stride(axis)))
+
+
 def tensor_digest(tensor: torch.Tensor) -> torch.Tensor | int:
-    """What `common.trace.digest` gives of a tensor's values; on a GPU, () int64 there, for which nobody waits."""
+    """64 bits of a tensor's values in the order of its axes; on a GPU, () int64 there, for which nobody waits.
+
+    On a GPU it is a sum over 64-bit words, each times two odd weights that depend on its place, modulo 2^64
+    (multilinear hashing: Carter and Wegman 1979). So a change of one word always changes it, and others but for one
+    in 2^64.
+    """
     data = tensor.detach().reshape(-1)
     if not data.is_cuda:
         return digest(data.view(torch.uint8).numpy())
@@ -126,17 +153,25 @@ def tensor_digest(tensor: torch.Tensor) -> torch.Tensor | int:
         data = data.clone()
     data = data.view(torch.uint8)
     weights = _weights(data.device)
-    num_rows = data.numel() // (8 * LANES)
-    last = torch.nn.functional.pad(data[num_rows * 8 * LANES :], (0, (num_rows + 1) * 8 * LANES - data.numel()))
-    rows = [data[: num_rows * 8 * LANES].view(torch.int64).view(-1, LANES), last.view(torch.int64)[None]]
+    num_rows = data.numel() // (8 * _LANES)
+    last = torch.nn.functional.pad(data[num_rows * 8 * _LANES :], (0, (num_rows + 1) * 8 * _LANES - data.numel()))
+    rows = [data[: num_rows * 8 * _LANES].view(torch.int64).view(-1, _LANES), last.view(torch.int64)[None]]
     sums = torch.cat([(part * weights).sum(1) for part in rows])
-    return (sums * _weights(data.device, num_rows + 1)).sum() + OFFSET
+    return (sums * _weights(data.device, num_rows + 1)).sum() + _OFFSET
 
 
-def _weights(device: torch.device, count: int = LANES) -> torch.Tensor:
+def _weights(device: torch.device, count: int = _LANES) -> torch.Tensor:
     if (device, count) not in _WEIGHTS:
-        _WEIGHTS[device, count] = torch.from_numpy(odd_weights(count)).to(device)
+        _WEIGHTS[device, count] = torch.from_numpy(_odd_numbers(count)).to(device)
     return _WEIGHTS[device, count]
+
+
+def _odd_numbers(count: int) -> np.ndarray:
+    """Int64 (count,), by the generator of Steele et al. 2014 (SplitMix64)."""
+    z = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64)
 
 
 _WEIGHTS: dict[tuple[torch.device, int], torch.Tensor] = {}

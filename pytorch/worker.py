@@ -95,7 +95,9 @@ class Worker:
         self._scale, self._shift = 1 / (largest * std), -mean / std
 
     def trace(self, open_recorder: OpenRecorder) -> StepTrace:
-        self._trace = StepTrace(self._network, open_recorder)
+        self._trace = StepTrace(self._network, open_recorder, sliced=self._sliced_step is not None)
+        if self._sliced_step:
+            self._sliced_step.trace = self._trace
         return self._trace
 
     def compile(self, batch: Batch) -> None:

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from allstep.common.audit import audit
 from allstep.common.data.loader import Batch
+from allstep.common.digest import digest
 from allstep.common.process.errors import UserError
 from allstep.common.slices import TreeSum
-from allstep.common.trace import digest
 from allstep.common.worker import StepResult
 from allstep.tensorflow.networks.batch_norm import BatchNorm, statistics_set_aside
 from allstep.tensorflow.step_trace import StepTrace

@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.data.loader import Batch
-from allstep.common.trace import OpenRecorder, digest
+from allstep.common.digest import digest
+from allstep.common.trace import OpenRecorder
 from allstep.tensorflow.models import CanonicalWeight
 from allstep.tensorflow.optimizers.base import Optimizer
 from allstep.tensorflow.strategies.ordered_sum import host_array
@@ -45,13 +46,14 @@ class StepTrace:
             weights: have gradients, in the order in which a slice's vector has them, behind its loss.
             looks_into_passes: whether passes run on one device, and keep what they compute.
         """
-        self._weights, self._strategy, self._optimizer = weights[::-1], strategy, optimizer  # in backward's order
+        self._optimizer = optimizer
+        self._weights = [strategy.copies(weight.variable)[0] for weight in weights[::-1]]  # in backward's order
         shapes = [weight.variable.value.shape for weight in weights]
         self._bounds = list(pairwise(accumulate((shape.num_elements() for shape in shapes), initial=1)))[::-1]
         outputs = list(_outputs(model))[::-1] if looks_into_passes and getattr(model, "inputs", None) else []
         self.with_outputs = keras.Model(model.inputs, [*(o for _, o in outputs), *model.outputs]) if outputs else None
         """The network, with what its layers give before what it gives itself."""
-        self._recorder = open_recorder([name for name, _ in outputs], [weight.name for weight in self._weights])
+        self._recorder = open_recorder([name for name, _ in outputs], [weight.name for weight in weights[::-1]])
         sizes = [math.prod(output.shape[1:]) for _, output in outputs]
         self._layer_bounds = list(pairwise(accumulate(sizes, initial=0)))
         self._layers = tf.Variable(tf.zeros(sum(sizes)), trainable=False)
@@ -89,7 +91,7 @@ class StepTrace:
         """A step begins on this rank's part of a global batch."""
         self._row = self._recorder.begin(batch, learning_rate)
         if not self._knows_weights:  # later on they are those after the step before
-            self._row["weights_before"] = self._digests_of_weights()
+            self._row["weights_before"] = [digest(_values(weight)) for weight in self._weights]
             self._knows_weights = True
 
     def see_slice(self, number: int, vector: tf.Tensor, *, has_samples: bool) -> None:
@@ -113,10 +115,10 @@ class StepTrace:
         assert self._row is not None
         if self._local:
             self._see_layers(0)
-            self._row["local_gradients"][0] = [digest(host_array(kept)) for kept in self._local[::-1]]
+            self._row["local_gradients"][0] = [digest(_values(kept)) for kept in self._local[::-1]]
             if not overflowed:
-                self._row["reduced_gradients"] = [digest(host_array(kept)) for kept in self._reduced[::-1]]
-        self._row["weights_after"] = self._digests_of_weights()
+                self._row["reduced_gradients"] = [digest(_values(kept)) for kept in self._reduced[::-1]]
+        self._row["weights_after"] = [digest(_values(weight)) for weight in self._weights]
         self._recorder.write(self._row)
 
     def close(self) -> None:
@@ -124,15 +126,17 @@ class StepTrace:
 
     def _see_layers(self, number: int) -> None:
         assert self._row is not None
-        layers = host_array(self._layers)
+        layers = _values(self._layers)
         self._row["activations"][number] = [digest(layers[begin:end]) for begin, end in self._layer_bounds]
 
     def _digests_of(self, vector: tf.Tensor) -> list[int]:
         array = host_array(vector)
         return [digest(array[begin:end]) for begin, end in self._bounds]
 
-    def _digests_of_weights(self) -> list[int]:
-        return [digest(host_array(self._strategy.copies(weight.variable)[0])) for weight in self._weights]
+
+def _values(variable: tf.Variable) -> np.ndarray:
+    # The operation itself: what a variable does around it takes as long again, some dozen times a step.
+    return host_array(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 
 
 def _outputs(model: keras.Model) -> Iterator[tuple[str, keras.KerasTensor]]:

@@ -7,7 +7,7 @@ import pytest
 from ranks import launch
 
 from allstep.common.process.errors import Fault
-from allstep.common.replica_check import compare, digest
+from allstep.common.replica_check import compare
 
 
 def test_names_ranks_and_first_parameter():
@@ -18,14 +18,6 @@ def test_names_ranks_and_first_parameter():
 
 def test_equal_weights_pass():
     compare(["a", "b"], np.array([[1, 2], [1, 2]]), "after step 1")
-
-
-def test_one_bit_changes_the_digest():
-    weights = np.linspace(0, 1, 1000, dtype=np.float32)
-    changed = weights.copy()
-    changed.view(np.uint32)[777] ^= 1
-    assert digest(weights) != digest(changed)
-    assert digest(weights[::2]) == digest(weights[::2].copy())
 
 
 # A trainer whose rank 1 changes one weight in its third step, behind the strategy's back.
