@@ -109,6 +109,18 @@ def takes_cpu_tensors() -> bool:
     return torch.device("cpu") in torch.distributed.group.WORLD._device_types  # pyright: ignore
 
 
+def all_gather(
+    gathered: torch.Tensor,
+    own: torch.Tensor,
+    *,
+    group: torch.distributed.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> torch.distributed.Work | None:
+    """Bring together tensors of one size, one after the other: by the function that torch 2.14 does not warn of."""
+    call = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
+    return call(gathered, own, group=group, async_op=async_op)
+
+
 def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """The handles of the all-reduces that Horovod 0.28.1's DistributedOptimizer has started, by parameter.
 

@@ -49,7 +49,7 @@ class StepTrace:
         self._found: list[tuple[int, torch.Tensor | int]] = []
         self._samples: list[tuple[int, torch.Tensor]] = []
         self._step = 0
-        self._places = {parameter: place for place, parameter in enumerate(self._parameters)}
+        self._places: dict[torch.Tensor, int] = {one: place for place, one in enumerate(self._parameters)}
         self._unwritten: deque[_Found] = deque()
         self._knows_weights = False
         for index, parameter in enumerate(self._parameters if not sliced else ()):

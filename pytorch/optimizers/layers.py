@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from allstep.pytorch.compat import norms_of
+from allstep.pytorch.compat import all_gather, norms_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -77,7 +77,7 @@ def _whole(parameters: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -
     pad = torch.nn.functional.pad
     own = torch.cat([pad(one.flatten(), (0, size - one.numel())) for one, size in zip(shards, sizes, strict=True)])
     gathered = own.new_empty(mesh.size() * len(own))
-    torch.distributed.all_gather_into_tensor(gathered, own, group=mesh.get_group())
+    all_gather(gathered, own, group=mesh.get_group())
     # Each in memory of its own: on a GPU sums depend on where a tensor begins.
     return [
         torch.cat([*rows])[: parameter.numel()].view(parameter.shape)

@@ -20,7 +20,7 @@ from torch.distributed import rendezvous as env_rendezvous  # pyright: ignore[re
 from allstep.common.launch import rendezvous
 from allstep.common.launch.devices import check_agreement
 from allstep.common.launch.placement import SPAWN_LISTENER, SPAWN_PORT, Placement
-from allstep.pytorch.compat import gloo_is_busy
+from allstep.pytorch.compat import all_gather, gloo_is_busy
 from allstep.pytorch.strategies.ordered_sum import Exchange, Wait
 from allstep.pytorch.strategies.strategy import Strategy
 
@@ -109,7 +109,7 @@ class ProcessGroupExchange:
 
     def all_gather(self, part: torch.Tensor, number: int) -> Wait:
         gathered = part.new_empty(part.numel() * dist.get_world_size())
-        return _wait_for(dist.all_gather_into_tensor(gathered, part, async_op=True), gathered)
+        return _wait_for(all_gather(gathered, part, async_op=True), gathered)
 
     def all_reduce(self, vector: torch.Tensor, number: int) -> Wait:
         return _wait_for(dist.all_reduce(vector, async_op=True), vector)

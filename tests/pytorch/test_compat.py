@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from ranks import REPOSITORY, launch, run
 from allstep.pytorch import compat
 from allstep.pytorch.compat import (
     BatchNorm,
+    all_gather,
     known_arguments,
     set_most_programs,
     share_tensors,
@@ -149,5 +151,17 @@ def test_which_tensors_a_process_group_takes(backend, expected):
         assert takes_cpu_tensors() == expected
         with contextlib.nullcontext() if expected else pytest.raises(RuntimeError, match="No backend type"):
             torch.distributed.all_reduce(torch.zeros(1))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_tensors_are_brought_together_without_a_warning():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        gathered = torch.zeros(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            all_gather(gathered, torch.arange(3.0))
+        assert gathered.tolist() == [0, 1, 2]
     finally:
         torch.distributed.destroy_process_group()
