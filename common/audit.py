@@ -62,12 +62,12 @@ def audit(
     def answers(*found: Mapping[int, int], first: int) -> np.ndarray:
         """For each slice, a row of digests by the rank so many ranks after its owner, and one by each next rank."""
         rows = np.zeros((len(found), num_slices), np.int64)
-        for row, of_slices in zip(rows, found, strict=True):
-            row[list(of_slices)] = list(of_slices.values())
+        for row, own in zip(rows, found, strict=True):
+            row[list(own)] = list(own.values())
         distances = np.arange(len(found))[:, np.newaxis]
         ranks = (owners + first + distances) % world_size
-        of_all = collectives.all_gather(rows.ravel()).reshape(world_size, *rows.shape)
-        return of_all[ranks, distances, np.arange(num_slices)]
+        gathered = collectives.all_gather(rows.ravel()).reshape(world_size, *rows.shape)
+        return gathered[ranks, distances, np.arange(num_slices)]
 
     def computed(distance: int, numbers: np.ndarray) -> Mapping[int, int]:
         """Digests of the slices of the rank so many ranks before this one."""
