@@ -176,7 +176,7 @@ def check_inputs(model: str, dataset: Dataset) -> None:
     """
     tokens = dataset.input_type == "int64"
     if MODELS[model].takes_text:
-        expected, fits = "texts to classify", tokens and dataset.task == "classification" and dataset.num_tokens > 0
+        expected, fits = "texts to classify", tokens and dataset.task == "classification"
         if model == "text-decoder":
             expected, fits = "texts whose next characters are to be predicted", dataset.task == "next-token"
         advice = "--dataset text-topics with text-encoder, --dataset text with text-decoder"
@@ -188,6 +188,11 @@ def check_inputs(model: str, dataset: Dataset) -> None:
     if not fits:
         received = f"{dataset.task} of {dataset.input_type} of shape {dataset.input_shape}"
         raise UserError(f"expected {expected} for --model {model}, received a data set for {received}; use {advice}")
+    if tokens and not dataset.num_tokens:
+        raise UserError(
+            f"expected tokens from 0 on, and a data set that says how many there are, for --model {model}, received "
+            "negative ones or no number; number them from 0, or give the object num_tokens, a whole number"
+        )
 
 
 def check_image_size(model: str, height: int, width: int) -> None:

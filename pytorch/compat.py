@@ -121,6 +121,12 @@ def all_gather(
     return call(gathered, own, group=group, async_op=async_op)
 
 
+def reduce_scatter(shard: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Add up tensors and give each rank a shard of the sum: by the function that torch 2.14 does not warn of."""
+    call = getattr(torch.distributed, "reduce_scatter_single", None) or torch.distributed.reduce_scatter_tensor
+    call(shard, tensor)
+
+
 def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """The handles of the all-reduces that Horovod 0.28.1's DistributedOptimizer has started, by parameter.
 

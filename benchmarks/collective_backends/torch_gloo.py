@@ -10,6 +10,7 @@ from allstep.benchmarks.collective_backends import Operation
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import placement
 from allstep.common.process.memory import keep_freed_memory
+from allstep.pytorch import compat
 from allstep.pytorch.strategies.ddp import DDP
 
 
@@ -31,11 +32,11 @@ class TorchGloo:
 
     def all_gather(self, array: np.ndarray) -> Operation:
         buffer, received = torch.from_numpy(array), torch.empty(self.size * len(array))
-        return Operation(lambda: dist.all_gather_into_tensor(received, buffer), received.numpy)
+        return Operation(lambda: compat.all_gather(received, buffer), received.numpy)
 
     def reduce_scatter(self, array: np.ndarray) -> Operation:
         buffer, received = torch.from_numpy(array), torch.empty(len(array) // self.size)
-        return Operation(lambda: dist.reduce_scatter_tensor(received, buffer), received.numpy)
+        return Operation(lambda: compat.reduce_scatter(received, buffer), received.numpy)
 
     def all_to_all(self, array: np.ndarray) -> Operation:
         buffer, received = torch.from_numpy(array), torch.empty(len(array))

@@ -32,6 +32,8 @@ _COLLECTIVES = (
     "scatter",
     "scatter_object_list",
 )
+_RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
+"""Their names in torch 2.14, where the function of the old name calls that of the new one."""
 
 
 def install(observer: Observer) -> None:
@@ -75,5 +77,6 @@ def install(observer: Observer) -> None:
 
     replace_everywhere("torch.distributed", distributed_c10d, "init_process_group", wrap_init)
     for name in _COLLECTIVES:
+        name = renamed if hasattr(distributed_c10d, renamed := _RENAMED.get(name, name)) else name
         replace_everywhere("torch.distributed", distributed_c10d, name, functools.partial(wrap_collective, name))
     replace(DistributedDataParallel, "__init__", wrap_ddp)

@@ -60,7 +60,7 @@ class Dataset:
     """Whether splits give `encoded.EncodedImage` as inputs, which the worker makes pixels of on its device."""
     input_type: InputType = "uint8"
     num_tokens: int = 0
-    """int64: inputs are below it."""
+    """int64: inputs are below it; 0 where that is not known."""
     task: Task = "classification"
     """Targets: int64 (n,), the classes; float32 (n, num_classes) in regression; int64 (n, length), the tokens that come
     after each one, in next-token."""

@@ -42,7 +42,10 @@ def describe(train: Split, validation: Split, *, where: str, scale: Scale | None
             )
     task = _task(inputs, targets, where)
     num_classes = targets.shape[1] if task == "regression" else _num_classes((train, validation), task, where)
-    num_tokens = _num_tokens((train, validation)) if inputs.dtype == np.int64 else 0
+    if task == "next-token":
+        num_tokens = num_classes
+    else:
+        num_tokens = _num_tokens((train, validation)) if inputs.dtype == np.int64 else 0
     if scale is None:
         scale = _scale(train) if inputs.dtype == np.uint8 else ((0.0,), (1.0,))
     return Dataset(
@@ -53,7 +56,7 @@ def describe(train: Split, validation: Split, *, where: str, scale: Scale | None
         mean=scale[0],
         std=scale[1],
         input_type=cast(InputType, str(inputs.dtype)),
-        num_tokens=num_tokens or (num_classes if task == "next-token" else 0),
+        num_tokens=num_tokens,
         task=task,
     )
 
@@ -100,9 +103,12 @@ def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
 
 
 def _num_tokens(splits: tuple[Split, Split]) -> int:
-    """One more than the largest token; 0 where splits do not have all of them in an array."""
+    """One more than the largest token; 0 where splits neither say it nor have all of them, or where one is negative."""
+    if (given := getattr(splits[0], "num_tokens", None)) is not None:
+        return given
     tokens = [array for split in splits if (array := getattr(split, "inputs", None)) is not None]
-    return 1 + max(int(array.max()) for array in tokens) if len(tokens) == len(splits) else 0
+    is_known = len(tokens) == len(splits) and all(array.min() >= 0 for array in tokens)
+    return 1 + max(int(array.max()) for array in tokens) if is_known else 0
 
 
 def _scale(split: Split) -> Scale:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
-from allstep.common.data.datasets.arrays import inputs_of
+from allstep.common.data.datasets.arrays import inputs_of, targets_of
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.datasets.decoding import UnreadableImage
@@ -34,6 +35,8 @@ class SampleFormat:
     """Finds the samples of a file; raises UserError where it is damaged."""
     input_of: Callable[[bytes, DataConfig], bytes | np.ndarray]
     """Of a sample's bytes its input: the bytes of an image file, or numbers; raises Damaged."""
+    tokens_of: Callable[[bytes, DataConfig], np.ndarray]
+    """Of a sample's bytes its input and its target, (2, ...), where these are tokens both; raises Damaged."""
 
 
 def prepare_indexes(config: DataConfig, samples: SampleFormat) -> None:
@@ -77,12 +80,18 @@ class IndexedSamples:
 
     def __init__(self, index: SampleIndex, samples: SampleFormat, config: DataConfig) -> None:
         self.index, self.samples, self.config = index, samples, config
-        self.labels = index.targets
         self.name = index.name
 
+    @property
+    def labels(self) -> np.ndarray:
+        """The targets of images."""
+        assert self.index.targets is not None  # `located` takes no tokens for them
+        return self.index.targets
+
     def value(self, index: int) -> bytes | np.ndarray:
-        """The input of a sample; raises Damaged."""
-        return self.samples.input_of(self.index.content(index), self.config)
+        """The input of a sample, or what `tokens_of` returns where the index has no target; raises Damaged."""
+        read = self.samples.tokens_of if self.index.targets is None else self.samples.input_of
+        return read(self.index.content(index), self.config)
 
     def content(self, index: int) -> bytes:
         try:
@@ -95,30 +104,37 @@ class IndexedSamples:
 
 
 class NumbersSplit:
-    """Samples whose inputs are numbers, of one shape and type."""
+    """Samples whose inputs are numbers, of one shape and type.
+
+    Of tokens, `inputs` are the least and the largest of each sample, from which `describe` learns how many there are.
+    """
 
     parallel = True
 
     def __init__(self, samples: IndexedSamples) -> None:
-        self.samples, self.targets = samples, samples.labels
-        self.like = self._input(0)
+        self.samples, self.targets, self.inputs = samples, samples.index.targets, samples.index.token_ranges
+        self.like = self._value(0)
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.samples.index.records)
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        inputs = np.empty((len(indices), *self.like.shape), self.like.dtype)
+        values = np.empty((len(indices), *self.like.shape), self.like.dtype)
         for number, index in enumerate(np.asarray(indices).tolist()):
-            value = self._input(index)
-            if value.shape != inputs.shape[1:]:
+            value = self._value(index)
+            if value.shape != values.shape[1:]:
                 raise UserError(
-                    f"expected numbers of the shape {inputs.shape[1:]} of the first sample in "
+                    f"expected numbers of the shape {values.shape[1:]} of the first sample in "
                     f"{self.samples.name(index)}, received {value.shape}; give every sample the same shape"
                 )
-            inputs[number] = value
-        return inputs_of(inputs, f"the inputs of {self.samples.config.dataset}", indices), self.targets[indices]
+            values[number] = value
+        where = self.samples.config.dataset
+        if self.targets is not None:
+            return inputs_of(values, f"the inputs of {where}", indices), self.targets[indices]
+        inputs, targets = np.ascontiguousarray(values.swapaxes(0, 1))
+        return inputs_of(inputs, f"the inputs of {where}"), targets_of(targets, f"the targets of {where}")
 
-    def _input(self, index: int) -> np.ndarray:
+    def _value(self, index: int) -> np.ndarray:
         try:
             value = self.samples.value(index)
         except Damaged as error:
@@ -133,18 +149,33 @@ class NumbersSplit:
         return value
 
 
-def target_of(value: object, where: str) -> int | tuple[float, ...]:
-    """The target of a sample as an index keeps it: a class, or the numbers of a regression.
+def located(offset: int, length: int, value: object, target: object, where: str) -> Located:
+    """What an index keeps of a sample, of whose bytes `value` is the input.
 
     Raises:
-        UserError: it is something else.
+        UserError: the target is none that can be learnt.
     """
+    if not _is_tokens(value):
+        return Located(offset, length, _target_of(target, where))
+    if _is_tokens(target) and value.shape == target.shape != (1,):
+        return Located(offset, length, None, (min(value.min(), target.min()), max(value.max(), target.max())))
+    return Located(offset, length, _target_of(target, where), (value.min(), value.max()))
+
+
+def _is_tokens(value: object) -> TypeGuard[np.ndarray]:
+    """Whether `inputs_of` would take it for tokens."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.dtype == np.uint8:
+        return False
+    return value.size > 0 < value.ndim
+
+
+def _target_of(value: object, where: str) -> int | tuple[float, ...]:
     if isinstance(value, np.ndarray) and value.size:
         if value.dtype.kind in "iu" and value.size == 1:
             return int(value.item())
         if value.dtype.kind == "f" and np.isfinite(value).all():
             return tuple(value.astype(float).ravel().tolist())
     raise UserError(
-        f"expected a whole number (a class), or finite fractions, as the target in {where}, received "
-        f"{shown(value)}; name another --target-field, or correct it"
+        f"expected a whole number (a class), finite fractions, or as many tokens as in the input, as the target in "
+        f"{where}, received {shown(value)}; name another --target-field, or correct it"
     )

@@ -19,8 +19,8 @@ class Subset:
         self.whole, self.indices = split, indices
         self.parallel = split.parallel
         # Of all samples, so that both parts have the same classes and tokens.
-        self.num_classes, self.targets, self.inputs = (
-            getattr(split, name, None) for name in ("num_classes", "targets", "inputs")
+        self.num_classes, self.num_tokens, self.targets, self.inputs = (
+            getattr(split, name, None) for name in ("num_classes", "num_tokens", "targets", "inputs")
         )
 
     def __len__(self) -> int:

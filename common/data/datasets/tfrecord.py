@@ -2,7 +2,7 @@
 
 A record is 8 bytes of length, 4 of their checksum, the message, and 4 of its checksum (CRC-32C, masked;
 tensorflow/core/lib/io/record_writer.h). All are checked when the index is built, and the message again when it is read.
-An input is the bytes of a JPEG or PNG file, or numbers; the target a class, or numbers.
+An input is the bytes of a JPEG or PNG file, or numbers; the target a class, or numbers, or tokens that follow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.datasets.decoding import MAX_FILE_BYTES
 from allstep.common.data.datasets.encoded import require
 from allstep.common.data.datasets.example_proto import NotAnExample, parse_example
-from allstep.common.data.datasets.indexed import Damaged, SampleFormat, load_indexed, prepare_indexes, target_of
+from allstep.common.data.datasets.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
 from allstep.common.data.datasets.parts import choose_fields
 from allstep.common.data.datasets.sample_index import Located
 from allstep.common.files.regular_file import regular
@@ -52,8 +53,8 @@ def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
                 raise UserError(
                     f"expected a whole record in {where}, received a damaged one: {error}; write the file anew"
                 ) from error
-            _, target = choose_fields(features, config, where)
-            yield Located(offset + _HEADER.size, length + _CHECKSUM.size, target_of(features[target], where))
+            value, target = _sample(features, config, where)
+            yield located(offset + _HEADER.size, length + _CHECKSUM.size, value, target, where)
             offset += _HEADER.size + length + _CHECKSUM.size
 
 
@@ -87,13 +88,22 @@ def _masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
-    features = _features(data)
-    names, _ = choose_fields(features, config, "a record")
+def _sample(features: dict[str, bytes | np.ndarray], config: DataConfig, where: str) -> tuple[Any, Any]:
+    """Input and target."""
+    names, target = choose_fields(features, config, where)
     values = [features[name] for name in names]
-    if isinstance(values[0], bytes):
-        return values[0]
-    return values[0] if len(values) == 1 else np.concatenate(values)
+    if len(values) == 1 or isinstance(values[0], bytes):
+        return values[0], features[target]
+    return np.concatenate(values), features[target]
 
 
-_FORMAT = SampleFormat((".tfrecord", ".tfrecords", ".tfrec"), _scan, _input_of)
+def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
+    value, _ = _sample(_features(data), config, "a record")
+    return value
+
+
+def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
+    return np.stack(_sample(_features(data), config, "a record"))
+
+
+_FORMAT = SampleFormat((".tfrecord", ".tfrecords", ".tfrec"), _scan, _input_of, _tokens_of)

@@ -51,9 +51,10 @@ class CheckedSplit:
     parallel = True
 
     def __init__(self, samples: Any, where: str) -> None:
-        """`samples` may have `targets`, an array of all of them, or `num_classes`."""
+        """`samples` may have `targets`, an array of all of them, or `num_classes`; and `num_tokens`, of its inputs."""
         self.samples, self.where = samples, where
         self.num_classes = getattr(samples, "num_classes", None)
+        self.num_tokens = getattr(samples, "num_tokens", None)
         targets = getattr(samples, "targets", None)
         self.targets = None if targets is None else targets_of(targets, f"the targets of {where}")
 

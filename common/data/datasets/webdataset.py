@@ -2,7 +2,7 @@
 
     0001.jpg 0001.cls 0002.jpg 0002.cls ...
 
-An input is a JPEG or PNG file, or an array (.npy); the target a number as text (.cls), or an array (.npy).
+An input is a JPEG or PNG file, or an array (.npy); the target a number as text (.cls), or an array (x.npy, y.npy).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -18,14 +19,13 @@ import numpy as np
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.datasets.decoding import MAX_FILE_BYTES
-from allstep.common.data.datasets.indexed import Damaged, SampleFormat, load_indexed, prepare_indexes, target_of
+from allstep.common.data.datasets.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
 from allstep.common.data.datasets.parts import choose_fields
 from allstep.common.data.datasets.sample_index import Located
 from allstep.common.files.regular_file import regular
 from allstep.common.process.errors import UserError
 
 _NPY = b"\x93NUMPY"
-_MOST_TARGET_BYTES = 2**16
 
 
 def prepare(config: DataConfig) -> None:
@@ -72,23 +72,27 @@ def _sample(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], where
     name, *more = names
     if more:
         raise UserError(f"expected one name after --input-fields for {where}, received {len(names)}; name one")
-    member = members[name]
-    if member.size > MAX_FILE_BYTES:
-        raise UserError(
-            f"expected inputs of at most {MAX_FILE_BYTES} bytes, received {member.size} in {where}; leave it out"
-        )
-    return Located(member.offset_data, member.size, target_of(_target(archive, members[target], where), where))
+    both = members[name], members[target]
+    if (size := max(member.size for member in both)) > MAX_FILE_BYTES:
+        raise UserError(f"expected files of at most {MAX_FILE_BYTES} bytes, received {size} in {where}; leave it out")
+    value = _value(archive, both[0], where) if name.endswith("npy") else None
+    sample = located(both[0].offset_data, both[0].size, value, _value(archive, both[1], where), where)
+    if sample.target is not None:
+        return sample
+    # A part of the archive that is an archive itself: from the header of the one to the last block of the other.
+    begin = min(member.offset for member in both)
+    end = max(member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE for member in both)
+    return replace(sample, offset=begin, length=end - begin)
 
 
-def _target(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> object:
-    stream = archive.extractfile(member)
-    assert stream is not None  # it is a file
-    data = stream.read(_MOST_TARGET_BYTES)
+def _value(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> object:
+    """An array or a number, or the bytes where it is none."""
+    data = _content(archive, member)
     if data.startswith(_NPY):
         try:
             return _array(data)
         except Damaged as error:
-            raise UserError(f"expected an array as the target in {where}, received {error}; write it anew") from error
+            raise UserError(f"expected an array in {where}, {member.name}, received {error}; write it anew") from error
     text = data.decode(errors="replace").strip()
     try:
         return np.array(int(text))
@@ -99,8 +103,24 @@ def _target(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> ob
             return data
 
 
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    stream = archive.extractfile(member)
+    assert stream is not None  # it is a file
+    return stream.read()
+
+
 def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
     return _array(data) if data.startswith(_NPY) else data
+
+
+def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            members = {_ending(member): member for member in _files(archive)}
+            (name,), target = choose_fields(members, config, "a sample")
+            return np.stack([_array(_content(archive, members[field])) for field in (name, target)])
+    except (tarfile.TarError, ValueError) as error:
+        raise Damaged(error) from error
 
 
 def _array(data: bytes) -> np.ndarray:
@@ -113,4 +133,4 @@ def _array(data: bytes) -> np.ndarray:
     return array
 
 
-_FORMAT = SampleFormat((".tar",), _scan, _input_of)
+_FORMAT = SampleFormat((".tar",), _scan, _input_of, _tokens_of)

@@ -19,6 +19,7 @@ from PIL import Image
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from allstep.common.data.datasets import DataConfig, Dataset, load, prepare
+from allstep.common.models import check_inputs
 from allstep.common.process.errors import UserError
 
 NUM_SAMPLES, NUM_TRAIN = 40, 30
@@ -62,6 +63,8 @@ def example(**features: bytes | np.ndarray | int) -> bytes:
             return message((1, message((1, value))))
         if isinstance(value, int):
             return message((3, message((1, bytes([value])))))
+        if value.dtype.kind == "i":  # each below 128, as one byte
+            return message((3, message((1, bytes(value.tolist())))))
         return message((2, message((1, value.astype("<f4").tobytes()))))
 
     entries = [(1, message((1, name.encode()), (2, feature(value)))) for name, value in features.items()]
@@ -80,10 +83,14 @@ def webdataset(path: Path, part: slice, *, images: bool) -> None:
     with tarfile.open(path.with_suffix(".tar"), "w") as archive:
         for index in range(NUM_SAMPLES)[part]:
             value = {"png": png(COLOURS[index])} if images else {"npy": npy(NUMBERS[index])}
-            for ending, data in {**value, "cls": str(LABELS[index]).encode(), "json": b"{}"}.items():
-                member = tarfile.TarInfo(f"a.folder/{index:03}.{ending}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+            add(archive, f"a.folder/{index:03}", **value, cls=str(LABELS[index]).encode(), json=b"{}")
+
+
+def add(archive: tarfile.TarFile, key: str, **files: bytes) -> None:
+    for ending, data in files.items():
+        member = tarfile.TarInfo(f"{key}.{ending}")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
 
 
 def table(part: slice, *, images: bool) -> pa.Table:
@@ -143,21 +150,41 @@ def test_a_share_is_held_out_by_the_seed(kind, tmp_path):
     assert held(0) == held(0) != held(1)
 
 
-@pytest.mark.parametrize("kind", ["npz", "parquet", "hf"])
-def test_tokens(kind, tmp_path):
+@pytest.mark.parametrize("task", ["next-token", "classification"])
+@pytest.mark.parametrize("kind", ["npz", *WRITERS])
+def test_tokens(kind, task, tmp_path):
     """How many there are follows from inputs and targets, of which either may have the largest."""
     tokens = np.arange(20).reshape(5, 4)
-    rows = pa.table({"x": tokens[:, :-1].tolist(), "y": tokens[:, 1:].tolist()})
+    inputs, targets = tokens[:, :-1], tokens[:, 1:] if task == "next-token" else np.arange(5) % 2
+    flags = {}
     if kind == "npz":
-        np.savez(tmp_path / "a.npz", x=tokens[:, 1:], y=tokens[:, :-1])
-    elif kind == "parquet":
-        pyarrow.parquet.write_table(rows, tmp_path / "a.parquet")
+        np.savez(tmp_path / "a.npz", x=inputs, y=targets)
+    elif kind == "tfrecord":
+        with (tmp_path / "a.tfrecord").open("wb") as stream:
+            writer = RecordWriter(stream)
+            for x, y in zip(inputs, targets, strict=True):
+                writer.write(example(x=x, y=np.atleast_1d(y)))
+    elif kind == "webdataset":
+        flags = {"input_fields": ("x.npy",), "target_field": "y.npy"}
+        with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+            for number, (x, y) in enumerate(zip(inputs, targets, strict=True)):
+                files = {"y.npy": npy(y), "txt": b"?", "x.npy": npy(x)}
+                add(archive, "ä" * 120 + str(number), **files)  # of which the headers say more than one block
     else:
-        with (tmp_path / "a.arrow").open("wb") as stream, pa.ipc.new_stream(stream, rows.schema) as writer:
-            writer.write_table(rows, max_chunksize=2)
-    dataset = opened(f"{kind}:{tmp_path}" + "/a.npz" * (kind == "npz"), tmp_path / "cache")
-    assert (dataset.task, dataset.input_shape) == ("next-token", (3,))
-    assert (dataset.num_classes, dataset.num_tokens) == ((20, 20) if kind == "npz" else (20, 19))
+        rows = pa.table({"x": inputs.tolist(), "y": targets.tolist()})
+        if kind == "parquet":
+            pyarrow.parquet.write_table(rows, tmp_path / "a.parquet")
+        else:
+            with (tmp_path / "a.arrow").open("wb") as stream, pa.ipc.new_stream(stream, rows.schema) as writer:
+                writer.write_table(rows, max_chunksize=2)
+    dataset = opened(f"{kind}:{tmp_path}" + "/a.npz" * (kind == "npz"), tmp_path / "cache", **flags)
+    assert (dataset.task, dataset.input_shape) == (task, (3,))
+    assert (dataset.num_classes, dataset.num_tokens) == ((20, 20) if task == "next-token" else (2, 19))
+    read = [split.read(np.arange(len(split))[::-1], epoch=0) for split in (dataset.train, dataset.validation)]
+    first = np.concatenate([one[0][:, 0] for one in read])
+    order = np.argsort(first)
+    np.testing.assert_array_equal(np.concatenate([one[0] for one in read])[order], inputs)
+    np.testing.assert_array_equal(np.concatenate([one[1] for one in read])[order], targets)
 
 
 def test_records_of_tensorflow(tmp_path):
@@ -208,6 +235,14 @@ class Squares:
         return np.stack([indices, indices + epoch], 1) * 0.5, indices**2
 def read():
     return Squares()
+class Texts:
+    num_classes, num_tokens = 2, 7
+    def __len__(self):
+        return 20
+    def read(self, indices, epoch):
+        return np.stack([indices % 7, indices % 3], 1), indices % 2
+def texts():
+    return Texts()
 def fails():
     return missing
 """
@@ -223,7 +258,10 @@ def test_a_function_of_the_users_own(tmp_path, capfd):
     inputs, labels = dataset.train.read(np.arange(10), epoch=2)
     np.testing.assert_array_equal(labels, (2 * inputs[:, 0]) ** 2)
     np.testing.assert_array_equal(inputs[:, 1], inputs[:, 0] + 1)
-    with pytest.raises(UserError, match="received NameError: .*missing.* in line 17 of .*mine.py"):
+    dataset = opened(f"{tmp_path}/mine.py:texts", tmp_path, validation_share=0.5)
+    assert (dataset.num_tokens, dataset.num_classes) == (7, 2)
+    check_inputs("text-encoder", dataset)
+    with pytest.raises(UserError, match="received NameError: .*missing.* in line 25 of .*mine.py"):
         opened(f"{tmp_path}/mine.py:fails", tmp_path)
     with pytest.raises(UserError, match="expected a function absent in .*mine.py"):
         opened(f"{tmp_path}/mine.py:absent", tmp_path)
@@ -254,6 +292,26 @@ def test_damaged_files(kind, files, expected, tmp_path):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=expected):
         opened(f"{kind}:{tmp_path}", tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [(np.array([0.5]), "an input and 1 fraction"), (np.array([2, 3]), "tokens, and those that follow")],
+)
+def test_records_of_another_kind(label, expected, tmp_path):
+    with (tmp_path / "a.tfrecord").open("wb") as stream:
+        writer = RecordWriter(stream)
+        writer.write(example(x=np.array([0.5, 1.5]), y=3))
+        writer.write(example(x=label, y=label))
+    with pytest.raises(UserError, match=f"one kind .an input and a class., received another .*: {expected}"):
+        opened(f"tfrecord:{tmp_path}", tmp_path / "cache")
+
+
+def test_negative_tokens_are_for_networks_of_ones_own(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(-2, 18).reshape(5, 4), y=LABELS[:5])
+    dataset = opened(f"npz:{tmp_path}/a.npz", tmp_path)
+    with pytest.raises(UserError, match="expected tokens from 0 on, .* received negative ones"):
+        check_inputs("text-encoder", dataset)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "hf"])
@@ -297,10 +355,7 @@ def test_lists_of_several_lengths_and_pickles(tmp_path):
 def test_an_unreadable_image_is_named_or_replaced(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for index in range(10):
-            for ending, data in {"png": png(COLOURS[index]) if index != 4 else b"bad", "cls": b"1"}.items():
-                member = tarfile.TarInfo(f"{index}.{ending}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+            add(archive, str(index), png=png(COLOURS[index]) if index != 4 else b"bad", cls=b"1")
     with pytest.raises(UserError, match=r"expected an image in .*a.tar, byte \d+, received .*neither JPEG nor PNG"):
         dataset = opened(f"webdataset:{tmp_path}", tmp_path / "cache")
         for split in (dataset.train, dataset.validation):
