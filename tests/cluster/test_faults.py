@@ -193,3 +193,17 @@ def test_a_host_of_an_elastic_job_that_is_down_before_the_start():
     result = bed.run("bash", "-c", line, timeout=60)
     assert result.returncode == 1, result.output
     assert re.fullmatch("horovodrun: cannot start on server2: ssh: connect to host server2 .*\n", result.output)
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_host_that_starts_late(elastic):
+    """One line about it, and none of helpers that are on the way to it."""
+    hosts, flags = "-H server1:1,server2:1", ""
+    if elastic:
+        hosts = "--min-np 2 --host-discovery-script 'echo server1:1; echo server2:1'"
+        flags = "--elastic --global-batch-size 32"
+    slow = "tc qdisc add dev v2 root tbf rate 20kbit burst 2k latency 9s"
+    line = f"{slow}; horovodrun --start-timeout 1 -np 2 {hosts} python pytorch/train.py {flags}"
+    result = bed.run("bash", "-c", line, timeout=60)
+    assert result.returncode == 1, result.output
+    assert re.fullmatch("horovodrun: Timed out waiting .* Timeout after 1 seconds.\n", result.output), result.output
