@@ -79,8 +79,8 @@ class IndexedSamples:
     """The samples of a part, wherever they lie."""
 
     def __init__(self, index: SampleIndex, samples: SampleFormat, config: DataConfig) -> None:
-        self.index, self.samples, self.config = index, samples, config
-        self.name = index.name
+        self.index, self.config, self.name = index, config, index.name
+        self._value_of = samples.tokens_of if index.targets is None else samples.input_of
 
     @property
     def labels(self) -> np.ndarray:
@@ -90,8 +90,7 @@ class IndexedSamples:
 
     def value(self, index: int) -> bytes | np.ndarray:
         """The input of a sample, or what `tokens_of` returns where the index has no target; raises Damaged."""
-        read = self.samples.tokens_of if self.index.targets is None else self.samples.input_of
-        return read(self.index.content(index), self.config)
+        return self._value_of(self.index.content(index), self.config)
 
     def content(self, index: int) -> bytes:
         try:
