@@ -151,6 +151,7 @@ FAULTS = (
     Fault("every-rank-writes", _T, "            if self.rank == 0:\n", "            if True:\n", is_combined=True),
     Fault("collective-left-out", _H, "    accuracy = evaluate()\n    if hvd.rank() == 0:\n",
           "    if hvd.rank() == 0:\n        accuracy = evaluate()\n", is_quick=True),
+    Fault("", _T, "        loss.backward()\n", "        (loss + torch.inf).backward()\n"),  # the same gradients
     Fault("collective-left-out", _T, "self.save()\n        dist.barrier()",
           "self.save()\n                dist.barrier()"),
     Fault("ranks-alone", _T,

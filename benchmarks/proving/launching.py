@@ -107,8 +107,7 @@ def failure_of(run: Run, status: int | None, printed: str) -> str:
         status: of what has launched it; None where that had not ended yet.
         printed: by the script and what has launched it.
     """
-    was_seen = bool(run.ranks) and all(rank.ended and rank.ended.reason == "steps" for rank in run.ranks)
-    if was_seen or run.stacks or run.is_deserted:
+    if run.was_seen or run.stacks or run.is_deserted:
         return ""
     errors = [rank.error for rank in run.ranks if rank.error]
     if errors or not status:  # a launcher may take long to see the former

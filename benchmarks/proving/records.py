@@ -140,7 +140,7 @@ class Step:
     state: dict[str, str]
     """Digests of the optimizer's slots before the step, beside the first weights."""
     loss: float | None
-    """Of the last backward pass."""
+    """Of the last backward pass; None without one, or where it is not finite."""
     device: str
     line: str
 

@@ -110,8 +110,19 @@ class Run:
 
     @property
     def is_deserted(self) -> bool:
-        """Whether a rank has ended as if all was well, and another then failed."""
-        return any(rank.error for rank in self.ranks) and any(rank.ended and not rank.error for rank in self.ranks)
+        """Whether a rank has ended by itself as if all was well, and another then failed."""
+        has_left = any(rank.ended and rank.ended.reason == "script" for rank in self.ranks)
+        return has_left and any(rank.error for rank in self.ranks)
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether it was ended since it was seen enough: a rank may then fail in the step that another has ended in."""
+        num_steps = [len(rank.steps()) for rank in self.ranks]
+        is_over = all(
+            rank.ended and (rank.ended.reason == "steps" or (rank.error and number >= max(num_steps) - 1))
+            for rank, number in zip(self.ranks, num_steps, strict=True)
+        )
+        return is_over and any(rank.ended and rank.ended.reason == "steps" for rank in self.ranks)
 
     @property
     def library(self) -> str:

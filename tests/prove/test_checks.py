@@ -118,6 +118,18 @@ def test_an_error_of_a_rank_is_the_cause_before_its_launcher_has_ended(status):
     assert failure_of(Run(2, (failed_too, failed), {}), status, "no line of it") == "RuntimeError: no data"
 
 
+def test_a_rank_that_needs_one_that_was_seen_enough_has_no_fault():
+    """The step in which the one is ended may be one of several collectives; who ends by itself leaves the other."""
+    [first, second] = run().ranks
+    seen = Rank((*first.records[:-1], Ended("steps", "")))
+    failed = Rank((*second.records[:-2], Ended("RuntimeError: the connection is closed", "")))
+    assert failure_of(Run(2, (seen, failed), {}), 1, "") == ""
+    assert names(Run(2, (seen, failed), {})) == []
+    early = Rank((*second.records[:4], Ended("RuntimeError: no data", "")))
+    assert failure_of(Run(2, (seen, early), {}), 1, "") == "RuntimeError: no data"
+    assert "collective-left-out" in names(Run(2, (first, failed), {}))
+
+
 def test_directions_are_the_same_for_all_and_linear():
     one, other = _GRADIENTS[0, 0], _GRADIENTS[1, 0]
     both = np.add(projections(one), projections(other))

@@ -18,7 +18,7 @@ import tensorflow as tf
 from allstep.benchmarks.proving.observer.keras_values import call_with, native, some_values
 from allstep.benchmarks.proving.observer.observer import Observer, replace
 from allstep.benchmarks.proving.observer.tf_distribute import current_replica
-from allstep.benchmarks.proving.observer.values import digest, projections
+from allstep.benchmarks.proving.observer.values import digest, finite, projections
 from allstep.benchmarks.proving.records import Gradient, Step
 
 
@@ -74,7 +74,7 @@ class Gradients:
                 ),
                 weights={name: digest(weights[i]) for i, name in enumerate(names)} if looks_at_weights else {},
                 state={},
-                loss=None if math.isnan(loss) else float(loss),
+                loss=finite(loss),
                 device="cpu",
                 line=line,
             )

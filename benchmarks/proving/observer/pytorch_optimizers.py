@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from allstep.benchmarks.proving.observer.observer import Observer, replace, replace_everywhere
 from allstep.benchmarks.proving.observer.pytorch_models import Models, bytes_of
-from allstep.benchmarks.proving.observer.values import digest, projections, stride
+from allstep.benchmarks.proving.observer.values import digest, finite, projections, stride
 from allstep.benchmarks.proving.records import EarlyClip, Gradient, Projections, Step
 
 IS_PARTIAL = "_allstep_is_partial"
@@ -128,7 +128,7 @@ def install(observer: Observer, models: Models) -> None:
         @functools.wraps(backward)
         def observed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if tensor.numel() == 1:
-                optimizers.loss = float(tensor.detach().to("cpu"))
+                optimizers.loss = finite(float(tensor.detach().to("cpu")))
             with observer.waiting("the backward pass", computes=True):
                 return backward(tensor, *args, **kwargs)
 

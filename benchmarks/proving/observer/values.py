@@ -43,6 +43,11 @@ def projections(values: np.ndarray) -> Projections | None:
     return products if all(map(math.isfinite, products)) else None
 
 
+def finite(number: float) -> float | None:
+    """A number as records have it; None where it is infinite or not a number, which JSON does not know."""
+    return float(number) if math.isfinite(number) else None
+
+
 @functools.cache
 def _directions() -> np.ndarray:
     import numpy as np
