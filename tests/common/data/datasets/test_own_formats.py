@@ -158,6 +158,7 @@ def test_tokens(kind, task, tmp_path):
     inputs, targets = tokens[:, :-1], tokens[:, 1:] if task == "next-token" else np.arange(5) % 2
     flags = {}
     if kind == "npz":
+        inputs, targets = (targets, inputs) if task == "next-token" else (inputs, targets)
         np.savez(tmp_path / "a.npz", x=inputs, y=targets)
     elif kind == "tfrecord":
         with (tmp_path / "a.tfrecord").open("wb") as stream:
