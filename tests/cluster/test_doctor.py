@@ -123,8 +123,8 @@ def test_hosts_that_are_well(examined):
     assert [one for one in findings if one["level"] == "fault"] == []
     assert status == 0
     for host in ("server1", "server2"):
-        told = {one["subject"] for one in findings if one["host"] == host}
-        assert {"ssh", "pytorch", "tensorflow", "horovod", "memory", "disk", "software", "clock"} <= told
+        subjects = {one["subject"] for one in findings if one["host"] == host}
+        assert {"ssh", "pytorch", "tensorflow", "horovod", "memory", "disk", "software", "clock"} <= subjects
     assert {one["subject"] for one in findings if not one["host"]} == {"network", "ports", "all-reduce"}
     assert "2 ranks: " in found(findings, "all-reduce", "server1")[0]["found"]
     assert "10 Gbit/s" in found(findings, "network")[0]["found"]
@@ -142,8 +142,8 @@ def test_each_fault_has_its_line(name, examined):
 def test_nothing_else_is_told(examined):
     """The control: server1 has no fault, nor has any host one that was not made."""
     _, findings = examined["faults"]
-    told = {(one["host"], one["subject"]) for one in findings if one["level"] == "fault"}
-    assert told == {(host, subject) for examination, host, subject, _ in FAULTS.values() if examination == "faults"}
+    faults = {(one["host"], one["subject"]) for one in findings if one["level"] == "fault"}
+    assert faults == {(host, subject) for examination, host, subject, _ in FAULTS.values() if examination == "faults"}
 
 
 def test_a_slow_link(examined):

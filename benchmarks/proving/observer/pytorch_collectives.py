@@ -76,7 +76,8 @@ def install(observer: Observer) -> None:
         return observed
 
     replace_everywhere("torch.distributed", distributed_c10d, "init_process_group", wrap_init)
-    for name in _COLLECTIVES:
-        name = renamed if hasattr(distributed_c10d, renamed := _RENAMED.get(name, name)) else name
+    for old in _COLLECTIVES:
+        new = _RENAMED.get(old, old)
+        name = new if hasattr(distributed_c10d, new) else old
         replace_everywhere("torch.distributed", distributed_c10d, name, functools.partial(wrap_collective, name))
     replace(DistributedDataParallel, "__init__", wrap_ddp)

@@ -254,14 +254,14 @@ def test_a_file_that_cannot_be_read(tmp_path, vouch):
         prepare(config)
 
 
-def of_size(num_images: int) -> bytes:
+def empty_file_for(num_images: int) -> bytes:
     """A file whose header says so many images, and has none."""
     return gzip.compress(struct.pack(">4I", 0x0803, num_images, 28, 28))
 
 
 BOMBS = {
     "goes on after its images": zeros_after(gzip.decompress(FILES[TRAIN_IMAGES]), 2**26),
-    "says more than there can be": of_size(2**32 - 1),
+    "says more than there can be": empty_file_for(2**32 - 1),
     "goes on in another part": FILES[TRAIN_IMAGES] + zeros_after(b"", 2**26),
 }
 
@@ -279,7 +279,7 @@ def test_a_bomb_takes_no_more_than_its_header_says(tmp_path, vouch, kind):
 
 def test_content_larger_than_memory_is_not_read(tmp_path, vouch, monkeypatch):
     monkeypatch.setattr(regular_file, "available_memory", lambda: 2**26)
-    config = own_files(tmp_path, vouch, **{TRAIN_IMAGES: of_size(10**5)})
+    config = own_files(tmp_path, vouch, **{TRAIN_IMAGES: empty_file_for(10**5)})
     with pytest.raises(UserError, match="expected at most 67108864 bytes, the memory that is left, received 235200000"):
         prepare(config)
 
