@@ -16,7 +16,7 @@ from horovod.tensorflow import allreduce
 from allstep.common.elastic import form_anew
 from allstep.common.horovod_build import usable_gpus
 from allstep.common.launch.devices import check_agreement
-from allstep.common.strategies import check_horovod, configure_horovod
+from allstep.common.strategies import SUM_OF_SLICES, check_horovod, configure_horovod
 from allstep.tensorflow import horovod_keras as hvd
 from allstep.tensorflow.horovod_xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
@@ -81,6 +81,8 @@ class Horovod(Strategy):
         return HorovodExchange(keeps_order=self.gpu is None) if hvd.size() > 1 else None
 
     def pending_tensors(self) -> Sequence[str]:
+        if self.flags.slices:
+            return (SUM_OF_SLICES,)
         return self._names  # they travel as a group, so who waits for one waits for all
 
     def versions(self) -> dict[str, str]:
@@ -99,6 +101,7 @@ class HorovodExchange:
 
     keeps_order: bool
     """MPI and Gloo choose a way by size; NCCL may measure first."""
+    in_graph = True
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
         return cast("tf.Tensor", hvd.alltoall(sent, name="allstep.slices"))  # without splits it gives no sizes
@@ -106,8 +109,9 @@ class HorovodExchange:
     def all_gather(self, part: tf.Tensor) -> tf.Tensor:
         return hvd.allgather(part, name="allstep.sum_of_slices")
 
+    @tf.function(autograph=False)  # outside of a function TensorFlow gives operations names of its own
     def all_reduce(self, vector: tf.Tensor) -> tf.Tensor:
-        return hvd.allreduce(vector, op=hvd.Sum, name="allstep.slices")
+        return sum_over_ranks(vector, "slices")
 
 
 @dataclass(frozen=True)

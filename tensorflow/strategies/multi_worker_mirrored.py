@@ -91,6 +91,7 @@ class ReplicaExchange:
     world_size: int
     strategy: tf.distribute.Strategy
     keeps_order = False
+    in_graph = False
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
         longest = max(received_sizes) * self.world_size

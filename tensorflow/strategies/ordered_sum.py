@@ -10,7 +10,7 @@ ring.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -41,6 +41,11 @@ class Exchange(Protocol):
     @property
     def keeps_order(self) -> bool:
         """Whether the order of `all_reduce` depends on the size of a vector alone."""
+        ...
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether `all_reduce` can be called inside a TensorFlow function."""
         ...
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
@@ -84,9 +89,7 @@ class OrderedSum:
             return partial[0, self.num_slices]
         own = [partial[node] for node in self._nodes[self._rank]]
         size = own[0].shape.num_elements()
-        if size not in self.in_order:
-            self.in_order[size] = self._try_order(self._exchange, size)
-        if self.in_order[size]:
+        if self._is_in_order(self._exchange, size):
             return self._exchange.all_reduce(own[0])
         part_size = size // self._world_size
         # To each rank its part of all of this one's sums.
@@ -96,6 +99,19 @@ class OrderedSum:
         received = self._exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes])
         nodes = list(itertools.chain.from_iterable(self._nodes))
         return self._exchange.all_gather(_add_up(nodes, tf.split(received, len(nodes)), self.num_slices))
+
+    def within_a_step(self, size: int) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        """What adds up the ranks' own sums, of `size` elements, inside a TensorFlow function; None where nothing does.
+
+        All ranks call it.
+        """
+        exchange = self._exchange
+        return exchange.all_reduce if exchange and exchange.in_graph and self._is_in_order(exchange, size) else None
+
+    def _is_in_order(self, exchange: Exchange, size: int) -> bool:
+        if size not in self.in_order:
+            self.in_order[size] = self._try_order(exchange, size)
+        return self.in_order[size]
 
     def _try_order(self, exchange: Exchange, size: int) -> bool:
         """Whether an all-reduce of `size` elements adds them up in the order of the tree; all ranks call it."""

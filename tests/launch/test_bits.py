@@ -66,6 +66,19 @@ def test_any_number_of_ranks_and_any_strategy_leave_the_same_bits(cases, referen
         assert what_it_left(output_dir) == (numbers, files), (strategy, launcher, num_ranks)
 
 
+def test_a_step_that_is_one_function_leaves_the_same_bits(tmp_path):
+    """Of three slices one rank has one, whose step TensorFlow runs as a whole, and the other has two."""
+    left = []
+    for strategy, launcher, num_ranks in (ALONE, ("horovod", "mpirun", 2)):
+        output_dir = tmp_path / strategy
+        result = start(
+            "tensorflow", strategy, launcher, num_ranks, output_dir, "--slices", 3, "--precision", "fp16", "--epochs", 1
+        )
+        assert result.returncode == 0, result.output
+        left.append(what_it_left(output_dir))
+    assert left[0] == left[1]
+
+
 def test_a_run_that_goes_on_elsewhere_ends_in_the_same_bits(reference, tmp_path):
     """From the middle of an epoch, on another number of ranks by another strategy."""
     framework, alone = reference
