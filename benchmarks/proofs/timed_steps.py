@@ -20,7 +20,7 @@ from allstep.common.hooks import Hook, StopTraining
 from allstep.common.process.exit import run_rank
 from allstep.common.session import Session
 
-NUM_BLOCKS = 12
+NUM_BLOCKS = 40
 BLOCK_STEPS = 100
 """The default of --commit-every."""
 
