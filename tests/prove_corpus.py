@@ -37,8 +37,6 @@ class Fault:
     """Whether it is tried alone where pytest is not told `-m full`, too."""
     is_combined: bool = False
     """Whether it is also tried beside the other ones of its script of which this is said."""
-    finding_of_a_race: str = ""
-    """What is found instead where the script races with its own all-reduces and meets them half way."""
 
 
 def planted(faults: Sequence[Fault]) -> str:
@@ -109,7 +107,7 @@ FAULTS = (
     # 3. Gradients.
     Fault("gradients-not-averaged", _H, _WRAPPED, "optimizer = plain_optimizer\n"),
     Fault("gradients-not-averaged", _H, "        optimizer.step()\n", "        plain_optimizer.step()\n",
-          is_quick=True, finding_of_a_race="gradients-partly-averaged"),
+          is_quick=True),
     Fault("gradients-not-averaged", _O, "hvd.allreduce(parameter.grad)", "parameter.grad"),
     Fault("gradients-not-averaged", _T, "self.model(points)", "self.model.module(points)"),
     Fault("gradients-partly-averaged", _T, "    model = DistributedDataParallel(model)\n",

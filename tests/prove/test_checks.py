@@ -29,6 +29,7 @@ from allstep.benchmarks.proving.records import (
     Step,
     Waiting,
     World,
+    Wrapped,
     Write,
 )
 from allstep.benchmarks.proving.runs import Rank, Run, Runs
@@ -108,6 +109,25 @@ def test_what_adasum_adds_up_is_no_mean():
     right = run(2, rate=0.1)
     assert names(right) == ["gradients-summed", "learning-rate-not-scaled"]
     assert names(replace(right, ranks=tuple(Rank((*rank.records[:-1], call)) for rank in right.ranks))) == []
+
+
+@pytest.mark.parametrize(
+    ("is_wrapped", "expected"), [(True, "gradients-partly-averaged"), (False, "gradients-not-averaged")]
+)
+def test_some_averages_that_come_in_time(is_wrapped, expected):
+    """Where the step does not wait for Horovod, how many do says nothing of the script."""
+    wrapper = Wrapped("hvd.DistributedOptimizer", "train.py:3")
+
+    def with_a_late_average(record: object) -> object:
+        if not isinstance(record, Step):
+            return record
+        [in_time] = record.gradients
+        late = Gradient("late", in_time.local, in_time.local)
+        return replace(record, gradients=(in_time, late), is_wrapped=is_wrapped)
+
+    right = run()
+    ranks = [Rank((wrapper, *map(with_a_late_average, rank.records))) for rank in right.ranks]
+    assert names(replace(right, ranks=tuple(ranks))) == [expected]
 
 
 @pytest.mark.parametrize("status", [None, 1])

@@ -75,20 +75,29 @@ def _equal(projections: Sequence[Projections | None]) -> bool:
 def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Finding:
     rank, step = run.ranks[0], steps[0]
     others = len(step.gradients) - len(names)
-    which = "gradients-partly-averaged" if others else "gradients-not-averaged"
-    what = "each rank applies its own gradients" + (" of some weights" if others else "")
     evidence = f"in step {step.number}, {ranks(range(len(steps)))} applied different gradients of {listed(names)}"
     if others:
         evidence += f", and the same of {others} other weights"
+    # Of averages that nothing waits for, any number comes in time.
+    if others and not _wrapper_without_step(rank, step):
+        which, what = "gradients-partly-averaged", "each rank applies its own gradients of some weights"
+    else:
+        which, what = "gradients-not-averaged", "each rank applies its own gradients"
     return Finding(which, f"{what}: nothing averages them", evidence, _averaging(rank, step), step.line)
+
+
+def _wrapper_without_step(rank: Rank, step: Step) -> Wrapped | None:
+    """Horovod's wrapper where the optimizer inside of it steps, which does not wait for the averages."""
+    horovod = [one for one in rank.all(Wrapped) if one.kind.startswith("hvd.")]
+    return horovod[0] if horovod and not step.is_wrapped else None
 
 
 def _averaging(rank: Rank, step: Step) -> str:
     wrapped, bypassed = rank.all(Wrapped), [one for one in rank.all(Forward) if one.bypasses]
     if bypassed:
         return f"call the {bypassed[0].bypasses} itself, not the model inside of it ({bypassed[0].line})"
-    if wrapped and wrapped[0].kind.startswith("hvd.") and not step.is_wrapped:
-        return f"step the optimizer that {wrapped[0].kind} has returned ({wrapped[0].line}), not the one given to it"
+    if wrapper := _wrapper_without_step(rank, step):
+        return f"step the optimizer that {wrapper.kind} has returned ({wrapper.line}), not the one given to it"
     if wrapped:
         return f"give {wrapped[0].kind} ({wrapped[0].line}) all weights that the optimizer trains"
     if rank.library == "horovod.tensorflow":
