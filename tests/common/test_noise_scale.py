@@ -12,24 +12,24 @@ from allstep.common.noise_scale import MEASURED_EVERY, NoiseScale, is_measured, 
 def shares(gradients: np.ndarray, num_ranks: int, num_passes: int, before: list[NoiseScale]) -> list[NoiseScale]:
     """What each rank has after a step on these gradients of single samples, (samples, weights)."""
     num_samples = len(gradients)
-    of_average = float(np.square(gradients.mean(0)).sum())
+    average_square = float(np.square(gradients.mean(0)).sum())
     after = []
     for rank in range(num_ranks):
         own = gradients[slice(*rank_slice(0, num_samples, rank=rank, world_size=num_ranks))]
         passes = [own[slice(*rank_slice(0, len(own), rank=n, world_size=num_passes))] for n in range(num_passes)]
-        of_parts = sum(float(np.square(part.mean(0)).sum()) for part in passes if len(part))
+        sum_of_squares = sum(float(np.square(part.mean(0)).sum()) for part in passes if len(part))
         num_parts = (num_ranks, num_passes)
-        after.append(before[rank].after(of_parts, of_average, num_samples, num_parts=num_parts))
+        after.append(before[rank].after(sum_of_squares, average_square, num_samples, num_parts=num_parts))
     return after
 
 
-def total(of_ranks: list[NoiseScale]) -> tuple[float, float]:
-    return sum(one.variance for one in of_ranks), sum(one.square for one in of_ranks)
+def total(per_rank: list[NoiseScale]) -> tuple[float, float]:
+    return sum(one.variance for one in per_rank), sum(one.square for one in per_rank)
 
 
 def test_is_the_papers_formula():
     """Parts of one size: equations of A.1 with the mean over ranks of the squares, and their moving averages."""
-    random, of_ranks, averages = np.random.default_rng(1), [NoiseScale()] * 4, np.zeros(2)
+    random, per_rank, averages = np.random.default_rng(1), [NoiseScale()] * 4, np.zeros(2)
     for _ in range(3):
         gradients = random.normal(0.3, 1.0, (32, 5))
         small = np.mean([np.square(part.mean(0)).sum() for part in np.split(gradients, 4)])
@@ -37,9 +37,9 @@ def test_is_the_papers_formula():
         square = (32 * big - 8 * small) / (32 - 8)
         variance = (small - big) / (1 / 8 - 1 / 32)
         averages = 0.95 * averages + 0.05 * np.array([variance, square])
-        of_ranks = shares(gradients, 4, 1, of_ranks)
-    np.testing.assert_allclose(total(of_ranks), averages, rtol=1e-12)
-    assert noise_scale(*total(of_ranks)) == pytest.approx(averages[0] / averages[1], rel=1e-12)
+        per_rank = shares(gradients, 4, 1, per_rank)
+    np.testing.assert_allclose(total(per_rank), averages, rtol=1e-12)
+    assert noise_scale(*total(per_rank)) == pytest.approx(averages[0] / averages[1], rel=1e-12)
 
 
 @pytest.mark.parametrize(("num_samples", "num_ranks", "num_passes"), [(7, 3, 1), (9, 2, 2), (2, 4, 1)])

@@ -47,10 +47,10 @@ def test_any_ranks_and_a_resume_in_mid_epoch_see_the_same_order(world_size, offs
         return [batch.targets[: batch.num_samples] for batch in batches]
 
     [alone] = [np.concatenate(samples(0, 1))]
-    of_ranks = [
+    per_rank = [
         np.concatenate(parts) for parts in zip(*(samples(n, world_size) for n in range(world_size)), strict=True)
     ]
-    np.testing.assert_array_equal(np.concatenate(of_ranks), alone)
+    np.testing.assert_array_equal(np.concatenate(per_rank), alone)
     np.testing.assert_array_equal(alone, CURRICULUM.order(np.arange(offset, NUM_SAMPLES), seed=5, epoch=1))
 
 
