@@ -29,7 +29,7 @@ folder = Path(log).parent
 longest_gap = 0.0
 
 def meet(what, number):
-    # However crowded the machine is, so many processes are here at once; who waits in vain is ended.
+    # Wait, also on a crowded machine, until `number` processes are here; the time limit ends a vain wait.
     (folder / f"{{what}} {{os.getpid()}}").touch()
     while len(list(folder.glob(f"{{what}} *"))) < int(number):
         time.sleep(0.005)
