@@ -1,7 +1,6 @@
 """Training steps that have been started and whose results have not been read yet.
 
-Reading the result of a step waits for the device that computes it. So the engine starts the next step first, and a GPU
-never waits for the host.
+Reading a result waits for the device, so the engine first starts the next step, and a GPU never waits for the host.
 """
 
 from __future__ import annotations
@@ -82,7 +81,8 @@ class StepsInFlight:
         self._finish(0)
 
     def restart_clock(self) -> float:
-        """Restart the clock, and return the seconds since its last start; the caller decides if they count as training."""
+        """Restart the clock, and return the seconds since its last start; they count as training only if the caller
+        counts them."""
         before, self._clock_started = self._clock_started, time.perf_counter()
         return self._clock_started - before
 
