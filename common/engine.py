@@ -40,9 +40,7 @@ class Saver(Protocol):
         ...
 
     def save(self, progress: Progress, score: float | None = None) -> None:
-        """Save the current state, of which validation has given `score`; every rank calls this at the same step.
-
-        A higher score is better."""
+        """Save the current state, validated with `score` (higher is better); every rank calls this at the same step."""
         ...
 
 
