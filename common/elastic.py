@@ -71,13 +71,13 @@ def check(config: TrainConfig, place: Placement, environ: Mapping[str, str] = os
     elif config.output.output_dir is None:
         raise UserError(
             "expected --output-dir with --elastic under torchrun, received none; name a directory that all hosts "
-            "share: its checkpoints are what ranks that were started anew go on from"
+            "share, since restarted ranks resume from its checkpoints"
         )
     elif environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # In that store restarted ranks find the addresses of lost ones and wait for them forever, and a host that
         # becomes the first has a different store (https://github.com/pytorch/pytorch/issues/135712, torch 2.14).
         raise UserError(
-            "expected a store of their own for ranks that torchrun starts anew with --elastic, received its agents', "
+            "expected a separate store for ranks that torchrun restarts with --elastic, received its agents', "
             "where they would wait for ranks that are gone; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, "
             "with --rdzv-backend c10d"
         )
@@ -210,7 +210,7 @@ def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Plac
             held.seek(0)
             if _REMOVED in held.read().decode(errors="replace"):
                 leave(0, "")
-            raise RanksLost(f"the ranks could not be formed anew: {error}") from None
+            raise RanksLost(f"the job could not be formed again: {error}") from None
 
 
 def _listen(notifications: Any) -> None:
@@ -259,7 +259,7 @@ def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
             checkpoints.close()
         if speaks or not is_saved:
             print_line(
-                f"allstep: step {step} is saved while the ranks are formed anew; should too few come, --resume latest "
+                f"allstep: step {step} is saved while the job is formed again; if too few ranks join, --resume latest "
                 "goes on from there",
                 sys.stderr,
             )

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["checkpoint", "launch"]
 
 
-
 def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name == "checkpoint":

@@ -26,7 +26,7 @@ Kind = Callable[[str], Value]
 _SMALLEST = 1e-30
 """Smallest positive number: a smaller one is a mistake, and dividing by it soon gives infinity."""
 EVER = 10**9
-"""Limit of plain counts; a user who means "never" or "all" may write it."""
+"""Limit of plain counts, large enough to mean "never" or "all"."""
 MOST_ROUNDS = 1000
 """Limit of the rounds of a measurement: more rounds only show how the machine changes."""
 WEEK = 7 * 24 * 3600

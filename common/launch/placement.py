@@ -179,7 +179,7 @@ def _is_shell(environ: Mapping[str, str]) -> bool:
 
 def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
     markers = [marker for marker in variables.markers if marker in environ]
-    remedy = f"start the job by {variables.launcher} anew, or unset {' and '.join(markers)}"
+    remedy = f"start the job by {variables.launcher} again, or unset {' and '.join(markers)}"
 
     def present(names: tuple[str, ...]) -> str:
         return next((name for name in names if name in environ), names[0])

@@ -70,7 +70,7 @@ def free_ports(number: int) -> Iterator[list[int]]:
 def slurm_address(place: Placement, environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the address of rank 0 in a Slurm step: a port below Linux's client ports, different for each step."""
     job, step = (
-        read_number(name, {name: "0", **environ}, most=2**32, remedy="start the job by srun anew")
+        read_number(name, {name: "0", **environ}, most=2**32, remedy="start the job by srun again")
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
     host = place.hosts[0] if place.rank else ""  # rank 0 listens at all its addresses
@@ -78,7 +78,7 @@ def slurm_address(place: Placement, environ: Mapping[str, str]) -> tuple[str, in
 
 
 def _store_address(environ: Mapping[str, str]) -> tuple[str, int]:
-    return read_address(*GLOO_STORE, environ, remedy="start the job by horovodrun anew")
+    return read_address(*GLOO_STORE, environ, remedy="start the job by horovodrun again")
 
 
 def _through_store(text: str, place: Placement, address: tuple[str, int]) -> list[str]:
