@@ -137,13 +137,13 @@ class _Hosts:
         self._ask_to_stop: Callable[[str], None] | None = None
 
     def on_hosts_updated(self, timestamp: int, update: int) -> None:
-        """Ask the ranks to stop; Horovod calls this on rank 0, in a thread, when hosts join or leave."""
+        """Ask the ranks to stop; called by a thread of Horovod on rank 0 when hosts join or leave."""
         with self._lock:
             self._have_changed = True
             self._ask()
 
     def on_stop(self, number: int) -> bool:
-        """Ask the ranks to stop and save; Horovod calls this on rank 0, in a thread, when horovodrun gets a signal.
+        """Ask the ranks to stop and save; called by a thread of Horovod on rank 0 when horovodrun receives a signal.
 
         Returns: whether the ranks stop and save; while the job is being formed, the newest commit is saved as it is.
         """

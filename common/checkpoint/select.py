@@ -117,6 +117,4 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
             return read(path)
         except files.CorruptCheckpoint as error:
             warn(f"{error}; falling back to the {'next best' if best else 'one before'}")
-    raise UserError(
-        f"expected an undamaged checkpoint in {parent}, received only damaged ones; start without --resume"
-    )
+    raise UserError(f"expected an undamaged checkpoint in {parent}, received only damaged ones; start without --resume")
