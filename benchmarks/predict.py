@@ -85,7 +85,7 @@ def _parser() -> Parser:
         metavar="FILE,...",
         help="take the links in a node from results of allstep collectives",
     )
-    where.add_argument("--contention", type=part, default=0.0, metavar="X", help="backward's slowdown meanwhile")
+    where.add_argument("--contention", type=part, default=0.0, metavar="X", help="share of speed backward loses")
     where.add_argument(
         "--crowding", type=number(1, 1e18), default=1.0, metavar="X", help="step time in a full over an idle node"
     )
@@ -160,7 +160,7 @@ def _print_control_planes(found: dict[int, ControlPlane]) -> None:
     """Print a row for each number of ranks."""
     if not found:
         return
-    print("\nControl plane: most that is added to a step, if rank 0 has no core to spare\n")
+    print("\nControl plane: upper limit of what is added to a step, if rank 0 has no core to spare\n")
     print(f"{'ranks':>7} {'beats':>9} {'replica check':>22} {'stop agreed':>11} {'state sent':>11} {'connections':>11}")
     for num_ranks, control in found.items():
         share_of_step = f"{control.replica_check_share:.1%}, " if control.replica_check_share else ""

@@ -48,7 +48,7 @@ def kill(mark: str) -> None:
 
 @contextlib.contextmanager
 def guardian() -> Iterator[Callable[[str], None]]:
-    """Yield a function that takes the mark of a job to be killed when this process ends, even if it is killed."""
+    """Yield a function that takes the mark of a job to be killed when this process ends, even by SIGKILL."""
     program = (sys.executable, "-m", "allstep.benchmarks.harness.process_tree")
     with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
         marks = process.stdin

@@ -14,7 +14,7 @@ from allstep.benchmarks.reporting.figures import Drawing, Line, bars, lines
 from allstep.common.files.records import to_json
 
 _WORKLOADS = {
-    "synthetic-weak": "Computing and communication alone (synthetic input, weak scaling)",
+    "synthetic-weak": "Computing and communication only (synthetic input, weak scaling)",
     "synthetic-strong": "A fixed global batch (synthetic input, strong scaling)",
     "real-weak": "With the input pipeline (real data, weak scaling)",
     "real-strong": "With the input pipeline and a fixed global batch (real data, strong scaling)",

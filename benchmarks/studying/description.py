@@ -141,7 +141,7 @@ class Description:
     landscape: bool = False
     """Whether the loss around the weights is measured after each training (`landscape.py`)."""
     diverged_counts_as: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Value of each measure for runs whose loss became infinite; without one such runs are left out."""
+    """Value of each measure for runs whose loss became infinite; without one, such runs are left out."""
     remark: str | None = None
     """Note on the study on embedded data."""
 
