@@ -16,7 +16,7 @@ NUM_STEPS = 50
 
 
 def test_momentum_needs_no_correction_when_the_learning_rate_changes():
-    """Divide the rate by 10 twice. Oracle: equation 10 and remark 2 of Goyal et al. 2017, with the rate in the velocity."""
+    """Divide the rate by 10 twice. Oracle: Goyal et al. 2017, equation 10 and remark 2 (rate in the velocity)."""
     import keras
     import tensorflow as tf
 
