@@ -126,7 +126,7 @@ class Distributed(Specialised):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **options: Any) -> keras.optimizers.Optimizer:
-        """Create an optimizer that reduces like this one; if this one has local variables, it refuses to train."""
+        """Create an optimizer that reduces like this one, or refuses to train if this one has local variables."""
         optimizer = super().from_config(config, *args, **options)
         if cls._reduction.local_variables:
             make_plain(optimizer)

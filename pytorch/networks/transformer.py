@@ -60,7 +60,7 @@ class Attention(nn.Module):
         self.causal = causal
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Attend; `values` and the result are (samples, tokens, features)."""
+        """Apply self-attention; `values` and the result are (samples, tokens, features)."""
         split = self.qkv(values).unflatten(-1, (3, NUM_HEADS, -1))  # samples, tokens, 3, heads, features
         query, key, value = split.permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(query, key, value, is_causal=self.causal)

@@ -55,7 +55,7 @@ def block(values: _Tensor, name: str, *, num_heads: int, causal: bool = False) -
 
 
 def _attention(values: _Tensor, name: str, num_heads: int, *, causal: bool) -> _Tensor:
-    """Attend; `values` and the result are (samples, tokens, features)."""
+    """Apply self-attention; `values` and the result are (samples, tokens, features)."""
     _, num_tokens, width = values.shape
     projected = TokenDense(3 * width, name=f"{name}.qkv")(values)
     projected = layers.Reshape((num_tokens, 3, num_heads, width // num_heads))(projected)
