@@ -28,7 +28,7 @@ _LAUNCHERS: dict[str, tuple[str | None, ...]] = {
     "fsdp": ("torchrun", None),
     "multi-worker-mirrored": ("horovodrun-gloo", "mpirun"),
 }
-"""Launchers of the strategies that need more than one process; None means that a flag of the trainer starts the ranks."""
+"""Launchers of the strategies that have any; None means that a flag of the trainer starts the ranks."""
 _FLAGS = (
     *("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59, "--epochs", 1, "--log-every", 1),
     *("--base-lr", 0.05, "--checkpoint-every", 10),

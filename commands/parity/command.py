@@ -164,7 +164,7 @@ ParityRun = tuple[str, int]
 
 
 def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[ParityRun]:
-    """Return the runs of a framework with those strategies of `names` that it has, `single` first if it is among them."""
+    """Return the runs of a framework with those strategies of `names` that it has, `single` first if it is included."""
     entries = {name: entry for name, entry in STRATEGIES[framework].items() if name in names}
     return [
         (name, num_ranks)

@@ -1,4 +1,4 @@
-"""Records that an observed rank writes: a frozen dataclass for each kind of event, as one JSON object per line, in order.
+"""Records that an observed rank writes in order: a frozen dataclass for each kind of event, one JSON object per line.
 
 Digests are 64 bits in hexadecimal digits. A line of the script is written FILE:NUMBER.
 """

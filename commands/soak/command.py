@@ -75,13 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
     )
-    parser.add_argument(
-        "--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the killed runs"
-    )
+    parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="for the kills")
     parser.add_argument("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
-    parser.add_argument(
-        "--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: duration of each job"
-    )
+    parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: per job")
     parser.add_argument(
         "--strategies",
         type=listed(one_of("horovod", *OF_TORCHRUN)),
@@ -90,9 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="--elastic: strategies of the jobs (horovod); ddp and fsdp run under torchrun",
     )
     parser.add_argument(
-        "--bed",
-        action="store_true",
-        help="--elastic: use the hosts of tests/cluster/two_hosts.sh, and cut links as well",
+        "--bed", action="store_true", help="--elastic: use hosts of tests/cluster/two_hosts.sh, and cut links as well"
     )
     parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the killed runs")
     flags = parser.parse_args(argv)

@@ -175,7 +175,7 @@ def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
-    """Return the ratios of the losses on several ranks to those on one, in the first steps; empty without a run on one."""
+    """Return the ratios of the first steps' losses on several ranks to those on one; empty without a run on one."""
     if runs.alone is None:
         return []
     pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
@@ -184,13 +184,13 @@ def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
 
 
 def _nearest_share(ratios: Sequence[float], size: int) -> float:
-    """Return the share of one rank's loss that ranks use, if gradients are sums; 1/N is then right."""
+    """Return which of 1, 1/N and 1/N**2 the ratios are nearest to, if gradients are sums over N ranks; 1/N is right."""
     ratio = statistics.mean(ratios) if ratios else 1.0
     return min((1.0, 1 / size, size**-2), key=lambda share: abs(ratio - share) / (ratio + share))
 
 
 def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: int) -> float:
-    """Return the share of one rank's loss that ranks use, if gradients are averages: 1, or a power of the world size.
+    """Return the ratio of the losses, if gradients are averages: 1, or a power of the number of ranks.
 
     The first ratio must be near that power, and the mean ratio of the first steps nearer to it than to 1, since a small
     batch may have twice the loss of another one by chance.

@@ -61,7 +61,7 @@ def _same_samples(run: Run) -> Finding | None:
 
 
 def _uneven(run: Run) -> Finding | None:
-    """Find training loops with unequal numbers of batches; it is enough if one rank trains, as some may have no batch."""
+    """Find a training loop with unequal numbers of batches; ranks without a batch in it do not train at all."""
     for together in zip(*(rank.all(Loop) for rank in run.ranks), strict=False):
         numbers, lines = [loop.num_batches for loop in together], {loop.line for loop in together}
         if None not in numbers and len(set(numbers)) > 1 == len(lines) and any(map(_trains, run.ranks, together)):
