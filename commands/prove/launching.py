@@ -40,7 +40,7 @@ class Script:
     time_limit: float
 
     def observe(self, num_ranks: int) -> Run:
-        """Run the script on several ranks or one. If it fails after all of several have stepped, the steps may show why.
+        """Run the script on one or several ranks. If it fails after several have all stepped, the steps may show why.
 
         Files that a single rank overwrites in training are restored, so that the run on several ranks begins alike.
 
