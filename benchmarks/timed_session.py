@@ -1,4 +1,4 @@
-"""Train a model of one's own by a Session, as the loops in `handwritten/` do, and write what they write.
+"""Train a user's model by a Session, as the loops in `handwritten/` do, and write results in the same format.
 
     horovodrun -np 2 python -m allstep.benchmarks.timed_session pytorch result.json \\
         --num-samples 3840 --batch-size 64 --epochs 3
@@ -20,7 +20,7 @@ from allstep.common.recipe.weights import initial_weights
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, and let rank 0 write the rate and the mean loss of each epoch."""
+    """Train and write the rate and the mean loss of each epoch on rank 0."""
     framework, *rest = sys.argv[1:] if argv is None else argv
     flags = arguments(rest)
     program = importlib.import_module(f"allstep.{framework}.program")
