@@ -55,7 +55,7 @@ SAMPLES_IN_MEMORY = 64 * BATCH_SIZE
 def write_idx_files(directory: Path, num_samples: int) -> None:
     """Write a data set of MNIST's shape and files: gzipped for the trainer, plain under MNIST/raw for torchvision.
 
-    The trainer takes files that are not MNIST's own by the checksums in SHA256SUMS.
+    The trainer accepts files other than MNIST's own if SHA256SUMS has their checksums.
     """
     dataset = datasets.load(DataConfig(dataset="synthetic", synthetic_samples=num_samples))
     zipped, plain = directory / "mnist", directory / "MNIST" / "raw"

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(argv)
     rows: list[Figure] = []
     samples = {}
-    for framework in flags.frameworks:  # each in a process of its own
+    for framework in flags.frameworks:  # each in a separate process
         [printed] = run(job(__spec__.name, "measure", framework, flags.rounds, num_ranks=None))
         samples[framework] = json.loads(printed.splitlines()[-1])
         reference = samples[framework][REFERENCE]

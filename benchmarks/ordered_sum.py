@@ -2,7 +2,7 @@
 
     horovodrun -np 2 python -m allstep.benchmarks.ordered_sum pytorch 1,64 5 seconds.json
 
-The arguments: framework, mebibytes of each vector, rounds, output.
+Arguments: framework, mebibytes of each vector, rounds, output.
 """
 
 from __future__ import annotations

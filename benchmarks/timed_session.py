@@ -3,7 +3,7 @@
     horovodrun -np 2 python -m allstep.benchmarks.timed_session pytorch result.json \\
         --num-samples 3840 --batch-size 64 --epochs 3
 
-The samples are arrays of float32 in memory, as those loops have them.
+The samples are float32 arrays in memory, as in those loops.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     horovodrun -np 2 python -m allstep.benchmarks.wider_sums 4 3 sums.json
 
-The arguments: mebibytes of a vector, rounds, output. Four slices, whose vectors are the same on any number of ranks,
+Arguments: mebibytes of a vector, rounds, output. Four slices, whose vectors are the same on any number of ranks,
 are added up within each rank and then over ranks by Horovod's all-reduce:
 
-    float32       as they are: the usual all-reduce
+    float32       unchanged: the usual all-reduce
     float64       in double precision, rounded to float32 at the end
     pre-rounded   in double precision, each first rounded to a multiple of one unit, so that no sum rounds (Demmel and
                   Nguyen 2013, "Fast Reproducible Floating-Point Summation", with one fold)

@@ -28,7 +28,7 @@ _END_SECONDS = 10.0
 
 
 def follow(job: Job, folder: Path, num_ranks: int, time_limit: float) -> tuple[Run, int | None]:
-    """Follow a launch to its end.
+    """Follow a launch until it has ended, was observed enough or is in a deadlock.
 
     Args:
         time_limit: limit in seconds.
@@ -36,7 +36,7 @@ def follow(job: Job, folder: Path, num_ranks: int, time_limit: float) -> tuple[R
     Returns: the observed run, and the exit status of the launch, if it has ended by itself.
 
     Raises:
-        TimeoutError: the launch has neither ended nor was it observed enough; the message says how far it has come.
+        TimeoutError: the launch has got to none of these in time; the message says how far it has come.
     """
     journals: dict[Path, _Journal] = {}
     stillness = _Stillness()

@@ -21,9 +21,9 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.launch.rendezvous import free_ports
 
 ITSELF = "python"
-"""No launcher: the script starts its ranks."""
+"""Launcher of a script that starts its ranks itself."""
 MIRRORED = "mirrored"
-"""No launcher: one process, in which a strategy of tf.distribute uses several devices."""
+"""Launcher of a script that is one process, in which a strategy of tf.distribute uses several devices."""
 TF_CONFIG = "tf-config"
 """Launcher that describes the ranks to MultiWorkerMirroredStrategy by the variable TF_CONFIG."""
 _BY_ITSELF = (ITSELF, MIRRORED)

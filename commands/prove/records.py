@@ -39,7 +39,7 @@ class Wrapped:
     operation: str = "average"
     """The requested reduction: average, sum or adasum."""
     finds_unused: bool = False
-    """DDP's find_unused_parameters."""
+    """Value of DDP's find_unused_parameters."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=whole(0, MAX_COUNT), default=50, metavar="N")
     parser.add_argument("--faults", type=whole(0, MAX_COUNT), default=40, metavar="N")
     parser.add_argument(
-        "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="of all random choices except the exact moment"
+        "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="seed of all choices except exact moments"
     )
     parser.add_argument(
         "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--bed", action="store_true", help="--elastic: use hosts of tests/cluster/two_hosts.sh, and cut links as well"
     )
-    parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the killed runs")
+    parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="--slices of the killed runs")
     flags = parser.parse_args(argv)
     if flags.slices and flags.slices < max(flags.ranks):
         parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")

@@ -155,7 +155,7 @@ class HorovodrunJob(ElasticJob):
     """A job of horovodrun."""
 
     def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower, listed: Path) -> None:
-        """`listed` is the file that the host discovery script prints."""
+        """Set up a job whose host discovery script prints the file `listed`."""
         super().__init__(job, program, hosts, follower)
         self._listed = listed
 

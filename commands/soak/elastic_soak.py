@@ -86,7 +86,7 @@ def check_bits(program: str, directory: Path, num_epochs: int, num_steps: int) -
     """Compare losses, weights and optimizer state with those of an undisturbed run on one rank.
 
     Raises:
-        Violation: they differ.
+        Violation: the runs differ.
     """
     run, undisturbed = directory / "run", directory / "undisturbed"
     command = [

@@ -35,7 +35,7 @@ def check(runs: Runs) -> Iterator[Finding]:
 
 
 def check_later(runs: Runs) -> Iterator[Finding]:
-    """Compare weights again at the last step of the first epoch that was looked at."""
+    """Compare weights again at the last observed step of the first epoch."""
     for optimizer in range(1, runs.together.num_optimizers + 1):
         for steps in runs.together.steps(optimizer):
             if names := differing([step.weights for step in steps]):

@@ -27,7 +27,7 @@ class Gradients:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._made: dict[int, tuple[Any, dict[int, Any]]] = {}  # by replica: a loss, and its gradient by variable
+        self._made: dict[int, tuple[Any, dict[int, Any]]] = {}  # by replica: a loss, and its gradients by variable
         self._num_steps: dict[int, dict[int, int]] = defaultdict(dict)  # by replica and optimizer
 
     def note_local(self, loss: Any, variables: Any, gradients: Any) -> None:

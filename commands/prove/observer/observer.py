@@ -58,7 +58,7 @@ class Observer:
         self._name = os.path.basename(settings.script)
         self._script = (settings.script, os.path.abspath(settings.script))
         self._training_loops: list[int] = []
-        self._journals: dict[tuple[int, int], Any] = {}  # by replica of this process, or of one that it forks
+        self._journals: dict[tuple[int, int], Any] = {}  # by process id (also of forked processes) and replica
         self._lock = threading.RLock()
         self._depth = threading.local()
         self._error: str | None = None
