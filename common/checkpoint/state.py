@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,16 @@ OPTIONAL_GROUPS = ("ema",)  # whose file is there where they have arrays
 FRAMEWORKS = ("pytorch", "tensorflow")
 # What workers export, whatever they compute in. Anything else would be cast on its way into a network.
 DTYPE = np.dtype(np.float32)
+
+
+class ArrayShape(tuple[int, ...]):
+    """The shape of an array of a checkpoint, with what else is expected of the array."""
+
+    def __new__(cls, shape: Iterable[int], *, dtype: np.dtype = DTYPE, optional: bool = False) -> ArrayShape:
+        """`optional` arrays are those that a run may not have yet."""
+        self = super().__new__(cls, shape)
+        self.dtype, self.optional = dtype, optional
+        return self
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class TrainState:
 def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:
     """Checks that a checkpoint's arrays are those of the model (and optimizer) at hand.
 
-    `expected` maps each name to its shape.
+    `expected` maps each name to its shape, a tuple or an `ArrayShape`.
 
     Raises:
         UserError: names the first array, in the order of `expected`, that is missing, has another shape or type, or
@@ -59,14 +69,17 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
     """
     advice = "use the model and optimizer it was written for"
     for name, shape in expected.items():
+        shape = shape if isinstance(shape, ArrayShape) else ArrayShape(shape)
+        if name not in arrays and shape.optional:
+            continue
         if name not in arrays:
             raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}")
         array, misfit = arrays[name], f"checkpoint does not fit: expected {name}"
         if array.shape != tuple(shape):
             raise UserError(f"{misfit} {tuple(shape)}, received {array.shape}; {advice}")
-        if array.dtype != DTYPE:
+        if array.dtype != shape.dtype:
             raise UserError(
-                f"{misfit} in {DTYPE}, as trainers write it, received {array.dtype}; take another checkpoint"
+                f"{misfit} in {shape.dtype}, as trainers write it, received {array.dtype}; take another checkpoint"
             )
         if name.endswith(_NEVER_NEGATIVE) and (array < 0).any():
             raise UserError(

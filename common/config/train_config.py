@@ -84,8 +84,11 @@ class ScheduleConfig:
 class OptimizerConfig:
     """How gradients change weights; the same formulas in both frameworks."""
 
-    optimizer: Literal["sgd", "nesterov", "adam", "adamw", "lars", "lamb", "novograd", "adagrad", "rmsprop"] = "sgd"
-    """What is done with the averaged gradient; docs/flags.md says whose formulas they are."""
+    optimizer: Literal[
+        "sgd", "nesterov", "adam", "adamw", "lars", "lamb", "novograd", "adagrad", "rmsprop", "program"
+    ] = "sgd"
+    """What is done with the averaged gradient; docs/flags.md says whose formulas they are. program stands for any other
+    optimizer that a program hands to its Session."""
 
     momentum: Annotated[float, number(0, 1, below=True)] = 0.9
     """sgd, nesterov, lars: what is kept of the steps before."""
@@ -123,7 +126,10 @@ _SLOTS = {
     "novograd": ("momentum", "layer_exp_avg_sq"),
     "adagrad": ("sum_of_squares",),
     "rmsprop": ("square_avg",),
+    "program": (),
 }
+OWN_OPTIMIZER = "program"
+"""The optimizer of a user's program, whose state is known by its own names."""
 LAYER_SLOTS = ("layer_exp_avg_sq",)
 """Slots that are one number a weight."""
 

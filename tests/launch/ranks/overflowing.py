@@ -35,7 +35,9 @@ class Overflowing(Wrapped):
             float(result)  # so that nothing is under way where steps are asynchronous
         before = self.state()
         if planted and "model-parallel" in sys.argv:  # the stages hand the loss's scale on in their gradients
-            _, parameter = list(self._own_parameters())[-1]
+            from allstep.pytorch.state import own_parameters
+
+            _, parameter = list(own_parameters(self._network))[-1]
             handle = parameter.register_hook(lambda gradient: gradient * math.inf)
             result = self.original.train_step(batch, learning_rate, loss_scale)
             handle.remove()
