@@ -1,7 +1,7 @@
-# Each verb is what a person could type. Python for the environment: make setup PYTHON=python3.12; for GPUs: GPU=1.
+# Commands for users and developers. To choose the environment's Python: make setup PYTHON=python3.12; for GPUs: GPU=1.
 .PHONY: setup train test lint bench soak horovod-wheel
 
-# So that the ranks and the tools are those of the environment, activated or not.
+# Runs a command with the programs of the environment, whether it is activated or not.
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 setup:
@@ -16,7 +16,7 @@ test: setup
 
 lint: setup
 	$(IN_VENV) ruff check .
-	$(IN_VENV) PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright  # pinned: it need not ask the index for a newer one
+	$(IN_VENV) PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright  # pinned, so it need not look for newer versions
 
 bench: setup
 	$(IN_VENV) python -m allstep.benchmarks.proofs.overhead

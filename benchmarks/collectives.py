@@ -1,21 +1,21 @@
-"""Measure collectives in MPI, Horovod, torch.distributed and tf.distribute, and what Horovod should be set to.
+"""Measure collectives in MPI, Horovod, torch.distributed and tf.distribute, and recommend settings for Horovod.
 
     allstep collectives --ranks 2
     allstep collectives --backends mpi4py,horovod-torch --collectives all-reduce --sizes 1048576,67108864
     allstep collectives --backends mpi4py,horovod-tensorflow --ranks 4
     allstep collectives --tune
 
-Starts the ranks by each library's launcher, in interleaved rounds, checks every result, and prints size, time,
-algorithm bandwidth and bus bandwidth as nccl-tests define them (doc/PERFORMANCE.md there): S/t, and that times 2(n-1)/n
-for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1 for broadcast. S is all-gather's output and
-everybody else's input. A launch passes over the sizes three times, and a rank's time is the median of several runs of a
-pass; shown are minimum, average and maximum over ranks of the fastest pass of all rounds, and beside it the average's
-median over passes. Where a hypervisor moves cores between caches that they share and do not share, MPI takes 0.2 or
-0.8 ms for a MiB, by the second: the fastest passes of two libraries had the same machine, their medians did not.
-`memcpy` copies the buffer on every rank at once: the limit. `mpi4py` is MPI without a framework.
+Starts the ranks with each library's launcher, in interleaved rounds, checks every result, and prints size, time,
+algorithm bandwidth and bus bandwidth as nccl-tests define them (doc/PERFORMANCE.md there): S/t, and S/t times 2(n-1)/n
+for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1 for broadcast. S is the output's size for
+all-gather and the input's for the others. A launch passes over the sizes three times; a rank's time is the median of
+several runs in a pass. The table has minimum, average and maximum over ranks of the fastest pass, and the average's
+median over passes. Where a hypervisor moves cores between shared and separate caches, MPI takes 0.2 or 0.8 ms for a
+MiB, changing by the second: fastest passes are comparable between libraries, medians are not. `memcpy` copies the
+buffer on every rank at once and is the limit. `mpi4py` is MPI without a framework.
 
-From Horovod's own times it recommends HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME for a network; --tune trains with
-and without them and prints the ratio. The exit status is 1 where a result was wrong or a library failed.
+Recommends HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME for a network from Horovod's times; --tune trains with and
+without them and prints the ratio. The exit status is 1 if a result was wrong or a library failed.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ from allstep.common.process.terminal import print_line
 
 _BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 _SAME_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
-"""From 4 MiB on numpy asks for huge pages, torch and TensorFlow do not: mpi4py and memcpy would be faster by those."""
+"""NumPy asks for huge pages from 4 MiB on; torch and TensorFlow do not, so mpi4py and memcpy would look too fast."""
 SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
 """8 B to 128 MiB by factors of 8, and 256 MiB."""
 _TUNED = [name for name in IMAGE_MODELS if MODELS[name].smallest_image <= 28]
-"""Networks that can have the synthetic images of a trainer, 28 x 28 pixels."""
+"""Networks that accept the trainers' synthetic images of 28 x 28 pixels."""
 
 
 def algorithm_bandwidth(num_bytes: int, seconds: float) -> float:
-    """Bytes per second as the user sees them."""
+    """Return the bandwidth that a user sees: bytes of the message per second."""
     return num_bytes / seconds
 
 
 def bus_bandwidth(collective: str, num_bytes: int, seconds: float, num_ranks: int) -> float:
-    """Bytes per second that a rank's link must have carried at least: comparable over collectives and ranks."""
+    """Return the minimum bytes per second over each rank's link: comparable across collectives and world sizes."""
     moved = _BUS_FACTORS[collective] * (num_ranks - 1) / num_ranks if collective in _BUS_FACTORS else 1
     return algorithm_bandwidth(num_bytes, seconds) * moved
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print, keep; end with status 1 where a result was wrong or a library failed."""
+    """Measure, print and write the results; exit with status 1 if a result was wrong or a library failed."""
     flags = _flags(argv)
     samples: dict[str, list[list[tuple[RankRow, ...]]]] = {name: [] for name in flags.backends}
     missing: dict[str, tuple[str, ...]] = {}
     failures: dict[str, str] = {}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that ranks are ended with this process
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the ranks end with this process
     for number in range(flags.rounds):
         for name in flags.backends:
             if name in failures:
@@ -123,10 +123,10 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--collectives", type=listed(one_of(*COLLECTIVES)), default=COLLECTIVES, metavar="NAME,...")
     parser.add_argument("--sizes", type=listed(whole(1, 2**40)), default=SIZES, metavar="BYTES,...")
     parser.add_argument("--rounds", type=whole(1, MOST_ROUNDS), default=3, metavar="N", help="launches of each library")
-    parser.add_argument("--network", default="cnn", metavar="NAME", help="to recommend for; see allstep predict --help")
-    parser.add_argument("--step-ms", type=whole(1, EVER), default=40, metavar="MS", help="its step time on one rank")
+    parser.add_argument("--network", default="cnn", metavar="NAME", help="for which to recommend; see predict --help")
+    parser.add_argument("--step-ms", type=whole(1, EVER), default=40, metavar="MS", help="step time on one rank")
     parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
-    parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="of one launch")
+    parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="limit of a launch")
     parser.add_argument("--output", type=files.output_file, default="runs/collectives.json", metavar="FILE")
     flags = parser.parse_args(argv)
     networks = [name for name in known_networks() if name in _TUNED or not flags.tune]
@@ -134,7 +134,7 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
         parser.error(
             f"expected --network to be one of {', '.join(networks)}, received {shown(flags.network)}; name one"
         )
-    # A rank has a buffer to send and one to receive for each size, all at once.
+    # Each rank holds a send and a receive buffer for every size at the same time.
     needed, memory = 2 * flags.ranks * sum(flags.sizes), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory:
         parser.error(
@@ -148,10 +148,10 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
 def launch(
     name: str, collectives: Sequence[str], sizes: Sequence[int], num_ranks: int, *, time_limit: float
 ) -> list[RankResult]:
-    """Measure one library once; what each rank wrote, by rank.
+    """Measure one library once and return what each rank wrote, by rank.
 
     Raises:
-        Fault: its launcher is not installed, or the job failed, or hung and was ended with all that it started.
+        Fault: the launcher is not installed, or the job failed, or it hung and was ended with all its processes.
     """
     launcher = start(BACKENDS[name].launcher, num_ranks)
     if shutil.which(launcher[0], path=environment()["PATH"]) is None:
@@ -169,10 +169,10 @@ def launch(
 
 
 def summed_up(name: str, rounds: Sequence[Sequence[Sequence[RankRow]]]) -> list[Row]:
-    """The rows of one library: of each the fastest pass, the one with the least average over ranks, and the median.
+    """Return the rows of one library, each with its fastest pass (by average over ranks) and its median pass.
 
     Args:
-        rounds: by round and rank, the rows that the rank wrote.
+        rounds: the rows that each rank wrote, by round and rank.
     """
     num_ranks, found = len(rounds[0]), []
     for number, row in enumerate(rounds[0][0]):
@@ -197,7 +197,7 @@ def summed_up(name: str, rounds: Sequence[Sequence[Sequence[RankRow]]]) -> list[
 
 
 def horovod_over_mpi(rows: Sequence[Row]) -> list[OverMpi]:
-    """Horovod's all-reduce bandwidth over mpi4py's at each size: of the fastest passes, and by the medians."""
+    """Return Horovod's all-reduce bandwidth over mpi4py's at each size, for the fastest passes and for the medians."""
     reduced = [row for row in rows if row.collective == "all-reduce"]
     mpis = {row.bytes: row for row in reduced if row.backend == "mpi4py"}
     pairs = [(row, mpis[row.bytes]) for row in reduced if is_horovod(row.backend) and row.bytes in mpis]
@@ -208,7 +208,7 @@ def horovod_over_mpi(rows: Sequence[Row]) -> list[OverMpi]:
 
 
 def size_name(num_bytes: int) -> str:
-    """As in 8 B, 64 KiB, 256 MiB."""
+    """Format a size, as in 8 B, 64 KiB, 256 MiB."""
     for unit, length in (("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= length:
             return f"{num_bytes / length:g} {unit}"
@@ -232,7 +232,7 @@ def _print(rows: Sequence[Row], missing: dict[str, tuple[str, ...]]) -> None:
 
 
 def _reason(outcome: Outcome) -> str:
-    """In one line: what a rank said was the cause, else what came first of the last lines."""
+    """Return why a launch failed, in one line: the error that a rank reported, else the log's last lines' first."""
     log, reason = outcome.log or "", outcome.reason or ""
     lines = [line for line in log.splitlines() if line.strip(" -")]
     named = "allstep: " in reason or outcome.status == "timeout" or not lines

@@ -4,13 +4,13 @@
     allstep compare --frameworks pytorch,tensorflow --strategies horovod,ddp --ranks 1,2 --output-dir DIR
 
 Every cell (framework x strategy x ranks x model x batch size x precision, compiled or not) is launched by its real
-launcher several times, after a gate that lets only those be compared which train the same curve; the cells of a table
-take turns, block by block. The output directory keeps every raw sample, the statistics and all rules of the comparison
-(compare.json); allstep report makes pages of it. The same command again goes on with the round in which it was
-interrupted, and measures again what had failed.
+launcher several times, after a gate that excludes cells with a different training curve. The cells of a table take
+turns, block by block. The output directory keeps every raw sample, the statistics and all rules of the comparison
+(compare.json); allstep report makes pages of it. The same command again resumes an interrupted comparison in its round,
+and measures failed cells again.
 
-The strategy `independent` is always there: single processes without communication, one for each rank. A strategy that
-one framework alone has is measured in that one.
+The strategy `independent` is always included: single processes without communication, one per rank. A strategy that
+only one framework has is measured in that framework.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ STRATEGIES = (INDEPENDENT, *(name for name in strategy_names() if name != "singl
 DEFAULT_STRATEGIES = (INDEPENDENT, "horovod", "ddp", "multi-worker-mirrored")
 BUSY = 0.5  # load average
 EPOCHS = 27  # of digits, which takes about 50 ms: more than a second on the clock in every launch
-# To see in a minute whether all works: the figures mean nothing.
+# A check within a minute that everything works; the figures mean nothing.
 QUICK = {
     "repetitions": 1,
     **dict.fromkeys(("num_warmup_batches", "num_batches_per_iter", "num_iters"), 2),
@@ -62,10 +62,10 @@ QUICK = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure what is still to be measured, write the results and print the tables."""
+    """Measure the missing samples, write the results and print the tables."""
     parser = _parser()
     flags = parser.parse_args(argv)
-    # Without --oversubscribe ranks beyond the cores are reported as not available, and not tried.
+    # Without --oversubscribe, cells with more ranks than cores are reported as unavailable and not launched.
     if flags.oversubscribe and max(flags.ranks) > most_local_ranks():
         parser.error(
             f"expected --ranks to be at most {most_local_ranks()} with --oversubscribe on this machine, received "
@@ -94,11 +94,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells = matrix(flags.workloads, flags.frameworks, names, flags.ranks, *what, compilations=compilations)
     fields = [item.name for item in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(flags, name) for name in fields})
-    # So that a job of its own session is ended with this process.
+    # So that jobs, which have sessions of their own, end with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     load = os.getloadavg()[0]
     if load > BUSY:
-        warn(f"this machine has other work (load {load:.1f}): figures suffer, and those of ranks most")
+        warn(f"this machine has other work (load {load:.1f}): figures suffer, most of all those of several ranks")
     with OutputDirectory(flags.output_dir, warn=warn) as output:
         comparison = Comparison(
             output.path,
@@ -126,7 +126,7 @@ def _parser() -> Parser:
         type=listed(one_of(*STRATEGIES, "all")),
         default=DEFAULT_STRATEGIES,
         metavar="NAME,...",
-        help=f"default: {','.join(DEFAULT_STRATEGIES)}; all: every one that this machine can run",
+        help=f"default: {','.join(DEFAULT_STRATEGIES)}; all: every strategy that this machine can run",
     )
     num_cores = len(os.sched_getaffinity(0))
     ranks = (1, 2) if num_cores > 1 else (1,)
@@ -141,19 +141,17 @@ def _parser() -> Parser:
         "--device",
         type=one_of("auto", "cpu", "cuda"),
         default="auto",
-        help="of all cells: cuda, with a GPU for each rank, or cpu; auto: cuda where there are GPUs",
+        help="device of all cells: cuda, with a GPU for each rank, or cpu; auto: cuda if there are GPUs",
     )
-    add("--oversubscribe", action="store_true", help="measure more ranks than cores, too: they share them")
+    add("--oversubscribe", action="store_true", help="also measure more ranks than cores, which then share them")
     add(
         "--models",
         type=listed(image_model_name),
         default=("cnn",),
         metavar="NAME,...",
-        help="as the trainers' --model: the suite's, a library's, or FILE.py:FUNCTION of your own",
+        help="as the trainers' --model: the suite's, a library's, or your FILE.py:FUNCTION",
     )
-    add(
-        "--batch-sizes", type=listed(whole(1, 2**20)), default=(64,), metavar="N,...", help="samples a step on one rank"
-    )
+    add("--batch-sizes", type=listed(whole(1, 2**20)), default=(64,), metavar="N,...", help="samples per step and rank")
     add(
         "--precisions",
         type=listed(one_of(*PRECISIONS)),
@@ -161,24 +159,24 @@ def _parser() -> Parser:
         metavar="NAME,...",
         help=f"as the trainers' --precision: {', '.join(PRECISIONS)}",
     )
-    add("--compile", action="store_true", help="measure compiled steps besides, in tables of their own")
+    add("--compile", action="store_true", help="also measure compiled steps, in separate tables")
     add(
         "--slices",
         type=whole(1, 2**12),
         metavar="V",
-        help="as the trainers' --slices: within a framework, curves then have to have the same bits",
+        help="as the trainers' --slices: all curves of a framework must then have the same bits",
     )
     add("--workloads", type=listed(one_of(*WORKLOADS)), default=("synthetic-weak", "real-strong"), metavar="NAME,...")
     add("--repetitions", type=whole(LEAST_REPETITIONS, MOST_ROUNDS), default=LEAST_REPETITIONS, metavar="N")
     add("--num-warmup-batches", type=whole(1, 10**6), default=5, metavar="N")
     add("--num-batches-per-iter", type=whole(1, 10**6), default=4, metavar="N")
     add("--num-iters", type=whole(1, 10**6), default=8, metavar="N", help="timed blocks of batches in a launch")
-    add("--dataset", type=one_of(*get_args(DatasetName)), default="digits", metavar="NAME", help="of real input")
+    add("--dataset", type=one_of(*get_args(DatasetName)), default="digits", metavar="NAME", help="for real input")
     add("--data-dir", type=nonempty_text, metavar="DIR")
-    add("--epochs", type=whole(2, 10**6), default=EPOCHS, metavar="N", help="of real input; the first warms up")
-    add("--base-lr", type=number(0, 1e30, above=True), default=0.02, metavar="RATE", help="of real input")
+    add("--epochs", type=whole(2, 10**6), default=EPOCHS, metavar="N", help="of real input; the first one warms up")
+    add("--base-lr", type=number(0, 1e30, above=True), default=0.02, metavar="RATE", help="for real input")
     add(
-        "--target-accuracy", type=number(0, 1, above=True), default=0.97, metavar="SHARE", help="of real input, in 0..1"
+        "--target-accuracy", type=number(0, 1, above=True), default=0.97, metavar="SHARE", help="on real input, in 0..1"
     )
     add("--gate-steps", type=whole(1, 10**6), default=10, metavar="N", help="steps over which curves are compared")
     add("--threads-per-rank", type=local_ranks(), default=1, metavar="N")
@@ -186,10 +184,10 @@ def _parser() -> Parser:
         "--turns",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="launch the cells of a table together and let them run block by block in turn; without, one after the "
-        "other: for a job that needs all memory, or a GPU, for itself",
+        help="launch the cells of a table together and run them in turn, block by block; --no-turns: launch one after "
+        "the other, for jobs that need all memory or a whole GPU",
     )
-    add("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="of one launch, without waiting")
-    add("--quick", action="store_true", help="next to nothing, once: to see whether all works")
+    add("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="limit of a launch, without waiting")
+    add("--quick", action="store_true", help="measure very little, once, to check that everything works")
     add("--output-dir", type=nonempty_path, default=Path("runs/compare"), metavar="DIR")
     return parser

@@ -1,12 +1,12 @@
-"""Write report.html and report.md from what allstep's commands and trainers have left in directories.
+"""Write report.html and report.md from results of allstep's commands and trainers.
 
     allstep report DIR...
 
 Takes results of `allstep compare`, `allstep collectives`, `allstep predict --output` and `--validate --output`,
-`allstep study`, `allstep tune`, kept benchmarks, and training runs (metrics.jsonl), wherever in the directories they
-are. Both files go to the first directory. report.html is one file that needs no network: it can be mailed, read on a
-phone and printed. What cannot be read, and a directory without any of these, is named in one line, on the terminal and
-in the report, and the rest goes on; the exit status is 2 where there is no rest.
+`allstep study`, `allstep tune`, saved benchmarks, and training runs (metrics.jsonl), anywhere in the directories. Both
+files go to the first directory. report.html is one file that needs no network: it can be mailed, read on a phone and
+printed. Unreadable files, and directories without any results, are listed on the terminal and in the report, one line
+each, and left out; the exit status is 2 if nothing is left.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TEMPLATES = Path(__file__).parent / "reporting" / "templates"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write both files and say where they are.
+    """Write both files and print their paths.
 
     Raises:
-        UserError: there is nothing to report, or no place to write to.
+        UserError: there is nothing to report, or the files cannot be written.
     """
     parser = Parser("allstep report", __doc__)
     parser.add_argument("directories", nargs="+", type=nonempty_path, metavar="DIR")
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("report.html", "report.md"):
         path = flags.directories[0] / name
         try:
-            # What came from JSON may have halves of characters, which UTF-8 has not.
-            note = "The figures are in report.html beside this file." if name == "report.md" else ""
+            # Text from JSON may contain lone surrogates, which UTF-8 cannot encode.
+            note = "The figures are in report.html next to this file." if name == "report.md" else ""
             written = render(name, flags.title, sections, sources.problems, note=note)
             path.write_text(written, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def build(sources: Sources) -> list[Section]:
-    """The sections of a report."""
+    """Return the sections of a report."""
     sections: list[Section] = []
     for _, result in sources.compares:
         sections += compare_sections.sections(result)
@@ -76,7 +76,7 @@ def build(sources: Sources) -> list[Section]:
 
 
 def render(template: str, title: str, sections: Sequence[Section], problems: Sequence[str], *, note: str = "") -> str:
-    """The report in the form of one of the templates; `note` follows the line that says when it was written."""
+    """Render the report with one of the templates; `note` follows the time of writing."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -92,5 +92,5 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
 
 
 def plain(text: object) -> str:
-    """Text that stands for itself in Markdown, in a table as elsewhere."""
+    """Escape text for Markdown, including its tables."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(str(text).split()))

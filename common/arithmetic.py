@@ -1,4 +1,4 @@
-"""What the bits of a run with --slices depend on beside its flags: threads, versions and the processor."""
+"""Threads, versions and processor, on which the bits of a run with --slices depend in addition to its flags."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _LIBRARIES = ("torch", "tensorflow", "keras", "threads", "processor")
 
 
 def describe(config: TrainConfig, versions: Mapping[str, str]) -> dict[str, str]:
-    """The versions of a worker's libraries, and with --slices a rank's threads and its processor."""
+    """Return the versions of a worker's libraries, and with --slices also a rank's threads and processor."""
     if not config.parallel.slices:
         return dict(versions)
     return {**versions, "threads": str(read_num_threads(os.environ) or 1), "processor": processor()}
 
 
 def check_threads(config: TrainConfig, saved: Mapping[str, str]) -> None:
-    """Refuse to go on with other threads, as their number is the user's to choose.
+    """Refuse to resume with a different number of threads, which the user can set to the earlier one.
 
     Args:
-        saved: what `describe` gave in the run that wrote the checkpoint.
+        saved: the result of `describe` in the run that wrote the checkpoint.
 
     Raises:
-        UserError: names both numbers.
+        UserError: the numbers differ; the message names both.
     """
     threads, before = describe(config, {}).get("threads"), saved.get("threads")
     if threads and before and threads != before:
@@ -40,7 +40,7 @@ def check_threads(config: TrainConfig, saved: Mapping[str, str]) -> None:
 
 
 def differences(now: Mapping[str, str], saved: Mapping[str, str]) -> str | None:
-    """In words what a run with --slices has not as the run that wrote the checkpoint; None if there is nothing."""
+    """Describe how a run with --slices differs from the run that wrote the checkpoint; None if it does not."""
     if "threads" not in now:
         return None
     if "threads" not in saved:
@@ -51,6 +51,6 @@ def differences(now: Mapping[str, str], saved: Mapping[str, str]) -> str | None:
 
 
 def processor() -> str:
-    """The name of this machine's processor."""
+    """Return the name of this machine's processor."""
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1] if found else platform.machine()

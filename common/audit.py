@@ -1,10 +1,10 @@
-"""--audit: in a share of steps each slice is computed by a second rank, and the bits are compared.
+"""Audit of --audit: in a share of steps, a second rank computes each slice again, and the bits are compared.
 
-Some processors compute wrongly now and then, and nothing says so (Hochschild et al. 2021, "Cores that don't count";
-Dixit et al. 2021, "Silent Data Corruptions at Scale"). With --slices the vector of a slice (its loss, its gradients,
-its batch norms' statistics) has the same bits on every rank. So the next rank computes it again from the same weights
-and samples, before weights change. Where 64 bits of the two differ, the rank after that computes it a third time, and
-who is alone with its bits is the one that is wrong.
+Some processors silently compute wrong results now and then (Hochschild et al. 2021, "Cores that don't count"; Dixit et
+al. 2021, "Silent Data Corruptions at Scale"). With --slices, the vector of a slice (its loss, its gradients, its batch
+norms' statistics) has the same bits on every rank. So the next rank computes it again from the same weights and
+samples, before weights change. If the 64-bit digests of the two differ, the rank after that computes it a third time,
+and the rank that differs from the other two is wrong.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from allstep.common.slices import own_slices
 
 
 class UnequalBits(Exception):
-    """The ranks and the slice of which they have computed different bits."""
+    """Error that names the ranks that computed different bits, and the slice."""
 
 
 def audited_steps(share: float | None, *, seed: int, epoch: int) -> Callable[[int], bool] | None:
-    """Whether the step that starts at an offset of an epoch is one of the share; the same on all ranks.
+    """Return a function that tells whether the step at an offset of an epoch is audited, the same on all ranks.
 
-    None where `share` is.
+    Returns None if `share` is None.
     """
     if share is None:
         return None
@@ -46,21 +46,21 @@ def audit(
     collectives: Collectives,
     num_slices: int,
 ) -> None:
-    """Compare the slices of all ranks with what other ranks make of them; all ranks call it.
+    """Compare the slices of all ranks with the results of other ranks for them; all ranks call it.
 
     Args:
-        batch: this rank's, of a step that is audited.
-        digests: 64 bits of the vector of each of its slices, by number.
-        compute: computes those of the slices of another rank's batch.
+        batch: this rank's batch in an audited step.
+        digests: 64-bit digests of the vectors of its slices, by slice number.
+        compute: computes the digests of the slices of another rank's batch.
 
     Raises:
-        UnequalBits: on every rank, where any two differ.
+        UnequalBits: any two digests differ; raised on every rank.
     """
     rank, world_size = collectives.rank, collectives.world_size
     owners = np.array([owner for owner in range(world_size) for _ in own_slices(owner, world_size, num_slices)])
 
     def answers(*found: Mapping[int, int], first: int) -> np.ndarray:
-        """For each slice, a row of digests by the rank so many ranks after its owner, and one by each next rank."""
+        """Gather the digests of each slice: a row by the rank `first` ranks after its owner, then one by each next."""
         rows = np.zeros((len(found), num_slices), np.int64)
         for row, own in zip(rows, found, strict=True):
             row[list(own)] = list(own.values())
@@ -70,10 +70,10 @@ def audit(
         return gathered[ranks, distances, np.arange(num_slices)]
 
     def computed(distance: int, numbers: np.ndarray) -> Mapping[int, int]:
-        """Digests of the slices of the rank so many ranks before this one."""
+        """Return digests of slices of the rank that is `distance` ranks before this one."""
         assert batch.read_slice_of
         other = batch.read_slice_of((rank - distance) % world_size)
-        # One rank with several devices computes each slice on another one.
+        # A single rank with several devices computes each slice on a different device than before.
         slices = [one for one in (*other.slices[1:], other.slices[0]) if one.number in numbers]
         return compute(dataclasses.replace(other, slices=slices))
 
@@ -88,7 +88,7 @@ def audit(
 
 
 def _verdict(number: int, opinions: list[int], owner: int, world_size: int) -> str:
-    """Who is alone with its bits of a slice, of which `opinions` are those of its owner and of the ranks after it."""
+    """Describe which rank computed a slice wrongly; `opinions` are digests by its owner and by the ranks after it."""
     if world_size == 1:
         return f"rank 0 computed slice {number} twice, with different bits"
     ranks = [(owner + distance) % world_size for distance in range(len(opinions))]

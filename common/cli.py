@@ -1,4 +1,4 @@
-"""The console script `allstep`: the commands beside the trainers, each a module that is imported when it is asked for.
+"""Console script `allstep` with all commands but the trainers; a command's module is imported only when it is called.
 
 allstep --help
 allstep parity --optimizers momentum,adam
@@ -21,7 +21,7 @@ class Command:
     """A command of `allstep`."""
 
     module: str
-    """Its `main` takes the arguments that follow the command."""
+    """Module whose `main` takes the arguments that follow the command."""
     summary: str
     """One line for `allstep --help`."""
 
@@ -33,19 +33,19 @@ COMMANDS = {
     ),
     "hosts": Command(
         "allstep.common.launch.hosts",
-        "Check the hosts of a job, convert them between launchers' notations, print the line that starts each.",
+        "Check a job's hosts, convert them between launcher notations, and print each launcher's start command.",
     ),
     "doctor": Command(
         "allstep.common.doctor.command",
-        "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; say how to mend each fault.",
+        "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; print a fix for each fault.",
     ),
     "launch": Command(
         "allstep.common.launch.batch",
-        "Write or submit a batch script for Slurm that saves at a notice, is queued again, and goes on.",
+        "Write or submit a Slurm batch script that saves before its time limit, requeues itself, and resumes.",
     ),
     "parity": Command(
         "allstep.benchmarks.proofs.parity",
-        "Train alike in both frameworks and on 1, 2 and 4 ranks; print how far they differ.",
+        "Train the same network in both frameworks on 1, 2 and 4 ranks; print how far the results differ.",
     ),
     "predict": Command(
         "allstep.benchmarks.predict",
@@ -53,11 +53,11 @@ COMMANDS = {
     ),
     "collectives": Command(
         "allstep.benchmarks.collectives",
-        "Measure all-reduce and its kin in MPI, Horovod, torch and TensorFlow; recommend Horovod's settings.",
+        "Measure all-reduce and other collectives in MPI, Horovod, torch and TensorFlow; recommend Horovod settings.",
     ),
     "timeline": Command(
         "allstep.benchmarks.timeline",
-        "Say where the time of a Horovod timeline went: negotiation, queue, reduction, and overlap.",
+        "Break down the time in a Horovod timeline: negotiation, queue, reduction, and overlap.",
     ),
     "report": Command(
         "allstep.benchmarks.report",
@@ -65,27 +65,27 @@ COMMANDS = {
     ),
     "study": Command(
         "allstep.benchmarks.study",
-        "Run a study of large batches, optimizers or strategies; say whether what the literature expects came out.",
+        "Run a study of large batches, optimizers or strategies; report whether it agrees with the literature.",
     ),
     "prove": Command(
         "allstep.benchmarks.prove",
-        "Say what is wrong with a distributed training script, whose it may be: weights, samples, gradients, rates.",
+        "Check any distributed training script: are the ranks in sync, and if not, which line is wrong?",
     ),
     "bisect": Command(
         "allstep.benchmarks.bisect",
-        "Say where two runs with --trace part: the first step, tensor and rank; train that step again on both sides.",
+        "Find where two runs with --trace diverge: first step, tensor and rank; run that step again on both sides.",
     ),
     "tune": Command(
         "allstep.benchmarks.tune",
-        "Search for the flags that train best, trial by trial under any launcher; goes on after a kill.",
+        "Search for the flags that train best, trial by trial, under any launcher; resume after a kill.",
     ),
     "difficulty": Command(
         "allstep.benchmarks.difficulty",
-        "Train briefly and write the loss of each training sample, by which --curriculum orders them.",
+        "Train briefly and write the loss of each training sample, for --curriculum to order the samples.",
     ),
     "soak": Command(
         "allstep.benchmarks.proofs.soak",
-        "Kill training at random moments, resume it, and check that it ends as if undisturbed.",
+        "Kill training at random moments, resume it, and check that the result is as without a kill.",
     ),
 }
 
@@ -96,10 +96,10 @@ def main() -> None:
 
 
 def call(arguments: Sequence[str]) -> None:
-    """Call the command named first with the arguments after it; without any, and for --help, list the commands.
+    """Call the command that the first argument names with the others; without arguments, or for --help, list commands.
 
     Raises:
-        UserError: there is no such command, or it has no such arguments.
+        UserError: the command does not exist, or does not take these arguments.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())

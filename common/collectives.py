@@ -1,4 +1,4 @@
-"""The collectives that the engine calls, for sums, checks and state; gradients meet inside the strategy."""
+"""Collectives that the engine calls for sums, checks and state; the strategy itself all-reduces gradients."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ import numpy as np
 
 
 class Collectives(Protocol):
-    """Collectives of NumPy arrays over the ranks of a job; each strategy has its own."""
+    """Collectives of NumPy arrays over the ranks of a job; each strategy implements them."""
 
     @property
     def rank(self) -> int:
-        """Number of this rank among those that share the samples."""
+        """Index of this rank among the ranks that share the samples."""
         ...
 
     @property
     def world_size(self) -> int:
-        """How many ranks share the samples; stages of a pipeline, which all take the same ones, count as one."""
+        """Number of ranks that share the samples; the stages of a pipeline, which see the same ones, count as one."""
         ...
 
     def all_reduce_sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum float64 `values` (n,) over all ranks; every rank gets the result."""
+        """Return float64 `values` (n,) summed over all ranks."""
         ...
 
     def all_gather(self, values: np.ndarray) -> np.ndarray:
-        """Int64 `values` (n,) of all ranks, (world_size, n) in the order of ranks."""
+        """Return int64 `values` (n,) of all ranks, (world_size, n) in the order of ranks."""
         ...
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
-        """The arrays of rank `root`; the others pass arrays of the same names, shapes and types."""
+        """Return the arrays of rank `root`; the others pass arrays of the same names, shapes and types."""
         ...
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         ...
 
 
 class OneRank:
-    """The collectives of a process that has no others to talk to."""
+    """Collectives of a job with a single rank."""
 
     rank = 0
     world_size = 1

@@ -1,6 +1,6 @@
-"""What we use of the insides of Python, of launchers and of both frameworks; `tests/common/test_compat.py` tries each.
+"""Uses of undocumented internals of Python, launchers and both frameworks; `tests/common/test_compat.py` tests each.
 
-Nothing here is promised by whom it belongs to. Nothing is imported either: `--help` reads this file as well.
+This module imports no framework, because `--help` imports it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# Keras 3.15 imports them for wrappers and pictures that the trainer does not use: a fifth of its start-up.
+# Keras 3.15 imports them for wrappers and plots that the trainer does not use, which takes a fifth of its start-up.
 _UNUSED = ("sklearn", "scipy", "matplotlib")
 
 # Modules in whose code a rank may wait for others: PyTorch 2.14, TensorFlow 2.21, Keras 3.15, Horovod 0.28.1, and ours
-# that calls them, since who waits for a GPU does so in no Python code of PyTorch.
+# that call them, because a thread that waits for a GPU is in no Python code of PyTorch.
 _WAITING = (
     *("torch.", "tensorflow.", "keras.", "horovod."),
     *("allstep.pytorch.", "allstep.tensorflow.", "allstep.common.steps_in_flight"),
 )
-# Through whose code one thread waits for another: it waits for what its caller waits for.
+# Modules in which a thread waits for another thread: the frame of their caller decides.
 _PASSED_THROUGH = ("threading", "concurrent.futures.")
 
 
 @contextmanager
 def without_unused_libraries() -> Iterator[None]:
-    """Make the import of what Keras does not need fail as if it were not installed; Keras looks whether it is.
+    """Make imports of libraries that Keras uses only if they are installed fail, as if they were not installed.
 
-    None in `sys.modules` is what Python's importlib takes for "not to be had".
+    Python's importlib treats None in `sys.modules` as "cannot be imported".
     """
     absent = [name for name in _UNUSED if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -44,9 +44,9 @@ def without_unused_libraries() -> Iterator[None]:
 
 
 def is_in_framework() -> bool:
-    """Whether the main thread is where it may wait for others, and not in anybody else's code.
+    """Return whether the main thread is in code that may wait for other ranks.
 
-    CPython tells where another thread is by `sys._current_frames`, and a frame's module by its globals.
+    CPython gives the frame of another thread by `sys._current_frames`, and a frame's globals name its module.
     """
     main = threading.main_thread().ident
     assert main is not None  # only a thread that has not started has no number
@@ -57,32 +57,32 @@ def is_in_framework() -> bool:
 
 
 def is_open_mpi_daemon(process: int) -> bool:
-    """Whether this is the daemon of Open MPI 4.1 that starts ranks on another host than mpirun's.
+    """Return whether a process is the daemon by which Open MPI 4.1 starts ranks on hosts other than mpirun's.
 
     Raises:
-        OSError: it has ended.
+        OSError: the process has ended.
     """
     return Path(f"/proc/{process}/comm").read_text().strip() == "orted"
 
 
 def take_for_values(parser: argparse.ArgumentParser, pattern: str) -> None:
-    """Have the parser take words that begin with a hyphen and match for values of flags, not for flags.
+    """Make the parser accept words that begin with a hyphen and match `pattern` as values of flags.
 
-    argparse of Python 3.10 to 3.13 asks `_negative_number_matcher`.
+    argparse of Python 3.10 to 3.13 uses `_negative_number_matcher` for that.
     """
     parser._negative_number_matcher = re.compile(pattern, re.IGNORECASE)
 
 
 def flag_names(parser: argparse.ArgumentParser) -> Iterable[str]:
-    """The names of the parser's flags, hyphens included; argparse keeps its actions by them."""
+    """Return the names of the parser's flags, including hyphens; argparse keeps its actions by these names."""
     return parser._option_string_actions
 
 
 def wait_without_polling(service: Any) -> None:
-    """Have a service of Horovod's sleep until there is a request, and run until the process ends.
+    """Make a Horovod service sleep until there is a request, and run until the process ends.
 
-    Those of horovodrun look fifty times a second whether they are to end (tools/horovod_patches/better/0043); in a rank
-    that trains, each look takes the interpreter away from it.
+    Horovod's services check fifty times a second whether to end (tools/horovod_patches/better/0043), and each check
+    takes Python's interpreter lock from the training thread.
     """
     service._server.shutdown()
     service._thread.join()

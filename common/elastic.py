@@ -1,11 +1,11 @@
 """Elastic jobs: training goes on when ranks are lost, and when others join.
 
-Under horovodrun a rank stays the same process. Each keeps the newest commit in memory; when others are lost it forms a
-new job with those that are left, all agree on the newest commit of any of them, and go on from its position. When
-hosts come or go nobody is lost: the ranks stop after the same step, commit, and form the new job. Order, slices and
-learning rate are functions of the position, so that each sample counts once an epoch whatever happens.
+Under horovodrun, ranks keep their processes. Each rank keeps the newest commit in memory. When ranks are lost, the
+remaining ones form a new job, agree on the newest commit of any of them, and go on from its position. When hosts join
+or leave without a failure, the ranks stop after the same step, commit, and form the new job. Order, slices and learning
+rate are functions of the position, so each sample counts once per epoch in any case.
 
-Under torchrun its agents start all ranks anew, which go on from the newest checkpoint in the output directory.
+Under torchrun, agents restart all ranks, which resume from the newest checkpoint in the output directory.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from allstep.common.checkpoint.saving import Commits
     from allstep.common.session import Session
 
-# What Horovod 0.28.1 writes where this rank's host is no longer one of the job's.
+# Message of Horovod 0.28.1 when this rank's host is no longer part of the job.
 _REMOVED = "has been removed from elastic job"
 _PATIENCE_SECONDS = 10
-"""In which a host that is not cut off reaches horovodrun."""
+"""Time limit to connect to horovodrun; a host that takes longer is cut off from it."""
 
 
 def check(config: TrainConfig, place: Placement, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse --elastic where nothing keeps the job going, and an elastic job without it.
+    """Refuse --elastic in a job that its launcher does not restart, and an elastic job without the flag.
 
     Raises:
-        UserError: says how to start one.
+        UserError: flag and launcher do not fit; the message tells how to start an elastic job.
     """
     by_horovodrun = environ.get("HOROVOD_ELASTIC") == "1"
     if not config.parallel.elastic:
@@ -71,13 +71,13 @@ def check(config: TrainConfig, place: Placement, environ: Mapping[str, str] = os
     elif config.output.output_dir is None:
         raise UserError(
             "expected --output-dir with --elastic under torchrun, received none; name a directory that all hosts "
-            "share: its checkpoints are what ranks that were started anew go on from"
+            "share, since restarted ranks resume from its checkpoints"
         )
     elif environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # There ranks that are started anew find the addresses of earlier ones and wait for those for ever, and a host
-        # that becomes the first has a store of its own (https://github.com/pytorch/pytorch/issues/135712, torch 2.14).
+        # In that store restarted ranks find the addresses of lost ones and wait for them forever, and a host that
+        # becomes the first has a different store (https://github.com/pytorch/pytorch/issues/135712, torch 2.14).
         raise UserError(
-            "expected a store of their own for ranks that torchrun starts anew with --elastic, received its agents', "
+            "expected a separate store for ranks that torchrun restarts with --elastic, received its agents', "
             "where they would wait for ranks that are gone; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, "
             "with --rdzv-backend c10d"
         )
@@ -89,7 +89,7 @@ def check(config: TrainConfig, place: Placement, environ: Mapping[str, str] = os
 
 
 def with_newest_checkpoint(config: TrainConfig) -> TrainConfig:
-    """The configuration of ranks that torchrun may have started anew: they resume what the output directory holds."""
+    """Return the configuration for ranks that torchrun may have restarted: they resume the newest checkpoint."""
     output = config.output
     if not config.parallel.elastic or config.strategy_name == "horovod" or output.resume:
         return config
@@ -100,10 +100,10 @@ def with_newest_checkpoint(config: TrainConfig) -> TrainConfig:
 
 
 def train(config: TrainConfig, build: Callable[[], Session | None]) -> None:
-    """Train until all is done, with the ranks that are there at each moment.
+    """Train to the end, with the ranks that exist at each moment.
 
     Args:
-        build: forms the ranks anew and builds what they train; None for a process that has served others.
+        build: forms the job again and returns its session; None in a process that has only served other ranks.
     """
     end_when_frozen(config.faults.fault_timeout)
     if config.strategy_name != "horovod":
@@ -129,7 +129,7 @@ def train(config: TrainConfig, build: Callable[[], Session | None]) -> None:
 
 
 class _Hosts:
-    """What horovodrun has for the ranks, as a listener of Horovod's notifications: hosts that change, and its end."""
+    """Listener for notifications of horovodrun: changes of the hosts, and signals to stop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -137,15 +137,15 @@ class _Hosts:
         self._ask_to_stop: Callable[[str], None] | None = None
 
     def on_hosts_updated(self, timestamp: int, update: int) -> None:
-        """Horovod calls it on rank 0, in a thread of its own, whenever horovodrun sees hosts come or go."""
+        """Ask the ranks to stop; called by a thread of Horovod on rank 0 when hosts join or leave."""
         with self._lock:
             self._have_changed = True
             self._ask()
 
     def on_stop(self, number: int) -> bool:
-        """Horovod calls it on rank 0, in a thread of its own, where horovodrun received this signal.
+        """Ask the ranks to stop and save; called by a thread of Horovod on rank 0 when horovodrun receives a signal.
 
-        Returns: whether the ranks stop and save; while they are formed anew the newest commit is saved as it is.
+        Returns: whether the ranks stop and save; while the job is being formed, the newest commit is saved as it is.
         """
         with self._lock:
             if self._ask_to_stop:
@@ -154,7 +154,7 @@ class _Hosts:
 
     @contextlib.contextmanager
     def passing_on(self, ask_to_stop: Callable[[str], None]) -> Iterator[None]:
-        """Have the ranks stop for a change of hosts while the block runs, or at once if there was one before."""
+        """Stop the ranks for a change of hosts while the block runs, or at once if there was one before."""
         with self._lock:
             self._ask_to_stop = ask_to_stop
             self._ask()
@@ -168,28 +168,28 @@ class _Hosts:
         from allstep.common.watch import HOSTS_CHANGED
 
         if self._have_changed and self._ask_to_stop:
-            # What comes from here on is a change against the hosts with which the job is formed next.
+            # Later notifications are changes with respect to the hosts of the next job.
             self._have_changed = False
             self._ask_to_stop(HOSTS_CHANGED)
 
 
 HOSTS = _Hosts()
 CONNECTIONS = Connections()
-"""Those of Horovod."""
+"""Horovod's connections."""
 
 
 def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Placement:
-    """Initialise Horovod with the ranks that are there now, and say which of them this one is.
+    """Initialise Horovod with the ranks that exist now, and return this rank's placement among them.
 
     Args:
         horovod: `horovod.torch`, or the drop-in for Keras.
-        notifications: Horovod's manager of notifications, which is to hear of changes of the hosts for `HOSTS`.
+        notifications: Horovod's notification manager, with which to register `HOSTS`.
 
     Raises:
-        RanksLost: others that were to be there are not; try again.
+        RanksLost: expected ranks are missing; try again.
         SystemExit: this host is no longer part of the job, or is cut off from it.
     """
-    horovod.shutdown()  # in order where nobody is lost: all ranks do it
+    horovod.shutdown()  # orderly if no rank is lost, because all ranks do it
     CONNECTIONS.end()
     _leave_if_cut_off(place)
     with stderr_held_back() as held:
@@ -210,11 +210,11 @@ def form_anew(horovod: ModuleType, notifications: Any, place: Placement) -> Plac
             held.seek(0)
             if _REMOVED in held.read().decode(errors="replace"):
                 leave(0, "")
-            raise RanksLost(f"the ranks could not be formed anew: {error}") from None
+            raise RanksLost(f"the job could not be formed again: {error}") from None
 
 
 def _listen(notifications: Any) -> None:
-    """Have `HOSTS` hear of changes of the hosts, from Horovod's manager of notifications."""
+    """Register `HOSTS` with Horovod's notification manager, for changes of the hosts."""
     is_new = notifications._service is None
     notifications.init()
     notifications.register_listener(HOSTS)
@@ -223,9 +223,9 @@ def _listen(notifications: Any) -> None:
 
 
 def _leave_if_cut_off(place: Placement) -> None:
-    """End this rank where it does not reach horovodrun, which forms the job without it.
+    """End this rank if it cannot reach horovodrun, which forms the job without it.
 
-    Else it would come back with the link, when another process has its place.
+    Otherwise it would come back when the link does, after another process has taken its rank.
     """
     host, port = (os.environ[name] for name in GLOO_STORE)
     try:
@@ -240,10 +240,10 @@ def _says_ranks_are_lost(error: Exception) -> bool:
 
 
 def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
-    """Write the newest commit before the job waits for ranks: horovodrun ends it if too few come.
+    """Write the newest commit before the job waits for ranks, because horovodrun ends the job if too few join.
 
-    One of the ranks that are left does it and says so; the output directory is locked against the others. Where it was
-    saved before, the one that `speaks` does.
+    The remaining rank that gets the lock of the output directory writes the commit and prints a line. If the commit is
+    already saved, the rank that `speaks` prints the line.
     """
     from allstep.common.checkpoint import Checkpoints, OutputDirectory
 
@@ -259,7 +259,7 @@ def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
             checkpoints.close()
         if speaks or not is_saved:
             print_line(
-                f"allstep: step {step} is saved while the ranks are formed anew; should too few come, --resume latest "
+                f"allstep: step {step} is saved while the job is formed again; if too few ranks join, --resume latest "
                 "goes on from there",
                 sys.stderr,
             )

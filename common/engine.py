@@ -1,6 +1,6 @@
-"""The only training loop: both frameworks and all strategies run through it.
+"""Training loop of both frameworks and all strategies.
 
-It counts in samples, knows no framework and leaves every computation to the worker; so a comparison between
+It counts in samples, depends on no framework and leaves every computation to the worker, so a comparison between
 frameworks compares the frameworks, not two loops.
 """
 
@@ -33,41 +33,39 @@ if TYPE_CHECKING:
 
 
 class Saver(Protocol):
-    """Where the engine leaves the run's state; `common.checkpoint.saving` has the real one."""
+    """Saves the run's state for the engine; implemented in `common.checkpoint.saving`."""
 
     def due(self, step: int) -> bool:
-        """Whether to save in mid-epoch after `step`."""
+        """Return whether to save in mid-epoch after `step`."""
         ...
 
     def save(self, progress: Progress, score: float | None = None) -> None:
-        """Save the run as it stands, which has just been validated with `score`, higher for better; every rank calls
-        this at the same step.
-        """
+        """Save the current state, validated with `score` (higher is better); every rank calls this at the same step."""
         ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """A session while it trains."""
+    """Session in training, with its schedule, reporter and saver."""
 
     session: Session
     schedule: Schedule
     reporter: Reporter
     saver: Saver
     progress_state: ProgressState
-    """What the engine reports to the watch, and what the watch asks of it."""
+    """State that the engine reports to the watchdog, and requests of the watchdog to the engine."""
     compile_seconds: dict[int, float] = field(default_factory=dict)
-    """Under --compile: how long it took to compile the step for global batches of each size so far."""
+    """Seconds, with --compile, that it took to compile the step, by size of the global batch."""
 
 
 def fit(run: Run) -> bool:
     """Train from the session's progress to the schedule's end; check, validate, report and save after every epoch.
 
-    Returns: whether it came to the end; else the ranks were asked to stop, and the run is saved as it stands.
+    Returns: whether the run has reached its end; if not, the ranks were asked to stop, and the current state is saved.
 
     Raises:
-        UserError: a loss is not a finite number any more, or a checkpoint cannot be written.
-        Fault: the ranks are out of step, or a step failed; the message names the step.
+        UserError: a loss is not finite, or a checkpoint cannot be written.
+        Fault: the ranks have diverged, or a step failed; the message names the step.
     """
     with _naming_the_step(run.progress_state, deterministic=run.session.config.same_bits):
         is_through = True
@@ -103,15 +101,15 @@ def _fit(run: Run) -> None:
 
 
 def _stops_early(session: Session) -> bool:
-    # Every rank decides alike: the validation loss is the same number on all of them.
+    # All ranks decide the same, because the validation loss is the same number on all of them.
     return 0 < session.config.schedule.early_stop_patience <= session.progress.epochs_without_gain
 
 
 def _train_epoch(run: Run) -> None:
-    """Train from the session's progress to the end of its epoch; the progress follows.
+    """Train from the session's progress to the end of its epoch, and update the progress.
 
     Raises:
-        Stopped: see there.
+        Stopped: the ranks were asked to stop.
     """
     session, progress_state = run.session, run.progress_state
     worker, progress = session.worker, session.progress
@@ -120,7 +118,7 @@ def _train_epoch(run: Run) -> None:
     epoch, num_samples = progress.position.epoch, len(session.dataset.training_split)
     steps = StepsInFlight(
         progress,
-        # With one at a time, whether a step overflowed decides on the loss scale of the next.
+        # With synchronous steps, the overflow of a step decides the loss scale of the next one.
         most=0 if scales_loss and session.strategy.steps_in_flight == 1 else session.strategy.steps_in_flight,
         num_parts=worker.num_parts,
         on_result=partial(_report_step, run),
@@ -135,7 +133,7 @@ def _train_epoch(run: Run) -> None:
             steps.finish()
             progress_state.enter("compile")
             worker.compile(batch)
-            # All ranks compile at the same point, so that none waits for another one in a step meanwhile.
+            # All ranks compile at the same point, so that none waits for another one in a step.
             run.compile_seconds[batch.num_global] = steps.restart_clock()
         progress_state.enter("step")
         rate = learning_rate(schedule, epoch * num_samples + progress.position.offset)
@@ -159,7 +157,7 @@ def _train_epoch(run: Run) -> None:
 
 
 def _batches(session: Session, schedule: Schedule) -> Iterator[Batch]:
-    """This rank's, from the session's progress to the end of its epoch."""
+    """Return this rank's batches from the session's progress to the end of its epoch."""
     split, position = session.dataset.training_split, session.progress.position
     config, collectives = session.config, session.worker.collectives
     return train_batches(
@@ -196,7 +194,7 @@ def _report_step(run: Run, step: StartedStep, loss_sum: float) -> None:
 
 
 def _finish_epoch(run: Run) -> None:
-    """Check that the ranks are in step, validate, report and save."""
+    """Check that the ranks are in sync, validate, report and save."""
     session, worker, progress = run.session, run.session.worker, run.session.progress
     epoch, num_trained = progress.position.epoch + 1, progress.position.offset
     run.progress_state.step = progress.step
@@ -242,7 +240,7 @@ def _finish_epoch(run: Run) -> None:
 
 
 def _metrics(run: Run, gradient_noise_scale: float | None) -> dict[str, float]:
-    """What the event of an epoch has with some flags alone; all ranks call it."""
+    """Return the metrics that only some flags add to the event of an epoch; all ranks call it."""
     session, config = run.session, run.session.config
     metrics = dict(session.metrics())
     if config.precision == "fp16":
@@ -274,7 +272,7 @@ def _naming_the_step(progress_state: ProgressState, *, deterministic: bool) -> I
     except UnequalBits as error:
         raise Fault(f"the audit of {progress_state.where} found unequal bits: {error}") from None
     except Exception as error:
-        if deterministic and "determinis" in str(error):  # both frameworks use the word where they lack such a form
+        if deterministic and "determinis" in str(error):  # both frameworks use the word in this error
             raise UserError(
                 f"expected operations that have a deterministic form, received one in {progress_state.where} that has "
                 f"none: {summary(error)}; leave out --deterministic and --slices"

@@ -13,7 +13,7 @@ from allstep.common.worker import Worker
 
 
 class Stopped(Exception):
-    """The ranks were asked to stop, and all stand at the same point."""
+    """Raised when the ranks were asked to stop and have all reached the same point."""
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,23 @@ class Evaluation:
 
     loss: float
     metric: float
-    """See `common.losses.metric_of`."""
+    """Mean of the metric that `common.losses.metric_of` names."""
     num_samples: int
 
 
 def evaluate(
     worker: Worker, split: Split, global_batch: int, progress_state: ProgressState, *, num_slices: int | None = None
 ) -> Evaluation:
-    """Mean loss and metric with every sample counted once over all ranks, for any number of ranks.
+    """Return the mean loss and metric; every sample counts once, whatever the number of ranks.
 
     Args:
-        num_slices: with --slices, into how many parts a batch is cut, each of which is evaluated by itself.
+        num_slices: with --slices, number of slices that a batch is cut into, each of which is evaluated separately.
 
     Raises:
-        Stopped: see there.
+        Stopped: the ranks were asked to stop.
     """
     collectives = worker.collectives
-    # A row a slice, to which one rank alone adds: so no sum over ranks depends on their number.
+    # Each slice has a row to which only one rank adds, so no sum depends on the number of ranks.
     sums = np.zeros((num_slices or 1, 3))
     progress_state.enter("validation")
     batches = validation_batches(
@@ -49,7 +49,7 @@ def evaluate(
             if not progress_state.begin_tick():
                 raise Stopped
             for row, part in [(one.number, batch.part(one)) for one in batch.slices] or [(0, batch)]:
-                # A rank without samples takes part: it may hold weights that the others need.
+                # A rank without samples takes part because it may hold weights that the others need.
                 loss_sum, metric_sum = worker.eval_step(part)
                 if part.num_samples:
                     sums[row] += (loss_sum, metric_sum, part.num_samples)

@@ -1,4 +1,4 @@
-"""Functions of a user's that the training loop calls at given moments of a run."""
+"""User callbacks invoked by the training loop."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """A hook raises it on every rank at the same moment: the run ends there in order, as after its last step."""
+    """Exception that a hook raises on every rank at the same step to end the run as after its last step."""
 
 
 class Hook:
-    """Called on every rank, in the training loop; a subclass overrides the moments that it needs.
+    """Base class of callbacks, which the training loop calls on every rank; a subclass overrides what it needs.
 
-    Any other exception than `StopTraining` stops the job, as a failed step does.
+    Any exception other than `StopTraining` stops the job, as a failed step does.
     """
 
     def on_start(self, session: Session) -> None:
-        """Before the first step; weights and progress are those that training goes on from."""
+        """Run before the first step; weights and progress are those from which training starts."""
 
     def on_step(self, session: Session) -> None:
-        """After each step, which a GPU may still be computing; `session.progress` has its number."""
+        """Run after each step, which a GPU may still be computing; `session.progress` has its number."""
 
     def on_epoch(self, session: Session) -> None:
-        """After each epoch was validated, reported and saved."""
+        """Run after an epoch has been validated, reported and saved."""
 
     def on_save(self, session: Session) -> None:
-        """After the state was copied for a checkpoint, which rank 0 may still be writing."""
+        """Run after the state has been copied for a checkpoint, which rank 0 may still be writing."""
 
     def on_end(self, session: Session) -> None:
-        """After the last step: the schedule is through, or the ranks were asked to stop and have saved."""
+        """Run after the last step, when the schedule is done, or when the ranks were asked to stop and have saved."""

@@ -1,4 +1,4 @@
-"""For which frameworks the installed Horovod was compiled, and with what; read without importing it."""
+"""Frameworks and features for which the installed Horovod was compiled, read without importing it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _FEATURES = {"mpi_built": "MPI", "gloo_built": "Gloo", "nccl_built": "NCCL"}
 
 @dataclass(frozen=True)
 class HorovodBuild:
-    """What Horovod's build has written down."""
+    """Metadata of a Horovod build."""
 
     versions: dict[str, str]
-    """That it was compiled for, by framework: pytorch, tensorflow."""
+    """Versions that it was compiled for, by framework: pytorch, tensorflow."""
     features: tuple[str, ...]
-    """Of MPI, Gloo and NCCL those by which it communicates."""
+    """Communication libraries in the build, among MPI, Gloo and NCCL."""
 
 
 def read_build() -> HorovodBuild | None:
-    """What the installed Horovod was built for; None where there is none."""
+    """Return the metadata of the installed Horovod, or None if it is not installed."""
     found = importlib.util.find_spec("horovod")
     if found is None or found.origin is None:
         return None
@@ -36,14 +36,14 @@ def read_build() -> HorovodBuild | None:
 
 
 def check_built_for(framework: str, version: str) -> None:
-    """Refuse a Horovod that was compiled for another version of a framework: its import fails, or its sums do.
+    """Refuse a Horovod that was compiled for another version of a framework; importing or using it would fail.
 
     Args:
         framework: pytorch or tensorflow.
-        version: that of the installed one, as it says itself.
+        version: version of the installed framework.
 
     Raises:
-        UserError: it was, or there is no Horovod.
+        UserError: Horovod was built for another version, or is not installed.
     """
     build = read_build()
     if build is None:
@@ -55,15 +55,15 @@ def check_built_for(framework: str, version: str) -> None:
 
 
 def usable_gpus(num_gpus: int, wanted: str, place: Placement) -> int:
-    """How many of the GPUs that a rank sees Horovod can use: none where it was built for CPUs, which rank 0 says.
+    """Return how many of a rank's visible GPUs Horovod can use: all, or none if it was built for CPUs.
 
-    Such a Horovod takes a tensor on a GPU all the same, and its thread aborts the process when the sum is there.
+    A Horovod built for CPUs accepts tensors on a GPU, and then aborts the process when the sum is ready.
 
     Args:
         wanted: auto, cpu or cuda.
 
     Raises:
-        UserError: cuda is wanted, and it was built for CPUs.
+        UserError: `wanted` is cuda, and Horovod was built for CPUs.
     """
     build = read_build()
     if not num_gpus or wanted == "cpu" or build is None or "NCCL" in build.features:

@@ -1,10 +1,10 @@
-"""The loss scale of --precision fp16: by how much losses are multiplied, so that small gradients do not become 0.
+"""Loss scale of --precision fp16: the factor that keeps small gradients from underflowing to 0.
 
-Half precision ends at 65,504 and at 6e-8. Gradients are computed from a loss that is multiplied by a scale, and divided
-by it before they change weights (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2). The scale is as
-large as it can be: a step whose gradients are not all finite is skipped on all ranks and halves it, many good ones in a
-row double it. That is the rule of torch.amp.GradScaler and of Keras' LossScaleOptimizer, with GradScaler's numbers;
-here it is one for both frameworks, so that a run resumed in the other one goes on with the same scale.
+Half precision has numbers from 6e-8 to 65,504. Gradients are computed from a loss that is multiplied by a scale, and
+are divided by it before they change weights (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2). The
+scale is kept as large as possible: a step whose gradients are not all finite is skipped on all ranks and halves it,
+and many good steps in a row double it. torch.amp.GradScaler and Keras' LossScaleOptimizer have the same rule, the
+former with the same numbers. Both frameworks share this code, so a run resumed in the other one keeps its scale.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from allstep.common.process.errors import UserError
 GROWTH_STEPS = 2000
 """Good steps in a row after which the scale doubles."""
 LARGEST, SMALLEST = 2.0**127, 2.0**-14
-"""float32 has no larger power of two. A scale below the smallest normal number of half precision saves no gradient:
-what overflows then would do so at any scale."""
+"""Bounds of the scale: the largest power of two in float32, and the smallest normal number of half precision, below
+which gradients that still overflow would do so at any scale."""
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """The scale of the next step."""
+    """Loss scale of the next step."""
 
     value: float = 2.0**16
-    """A power of two, so that to multiply and to divide by it rounds nothing."""
+    """Power of two, so that multiplying and dividing by it is exact."""
     good_steps: int = 0
-    """Steps since it last changed."""
+    """Number of steps since the scale last changed."""
     skipped_steps: int = 0
-    """Of all steps so far."""
+    """Number of steps skipped in the run so far."""
 
     def after(self, scale: float, *, overflowed: bool) -> LossScale:
-        """What follows a step that had `scale`, and whose gradients were not all finite, or were.
+        """Return the loss scale after a step that used `scale`.
 
-        Where steps are asynchronous, some were under way with a larger scale when this one came to be: that those
-        overflow, too, says nothing about it.
+        Asynchronous steps may have been started with a larger scale before it was halved; their overflow does not
+        change the current scale.
 
         Raises:
-            UserError: no scale is left that could help.
+            UserError: the scale cannot be halved any further.
         """
         if overflowed and scale > self.value:
             return replace(self, skipped_steps=self.skipped_steps + 1)

@@ -1,4 +1,4 @@
-"""What a network is trained to make small, by name, and what validation says of it besides."""
+"""Names of training losses, and the validation metric of each task."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ LOSSES: dict[str, tuple[Task, ...]] = {
     "huber": ("regression",),
     "bce": ("regression",),
 }
-"""By the names of `--loss`: the tasks that each is for, whose first loss here is that task's own."""
+"""Tasks of each loss by its name in `--loss`; the first loss of a task is its default."""
 
 
 def loss_name(word: str) -> str:
-    """The type of `--loss`: one of LOSSES or FILE.py:FUNCTION."""
+    """Parse `--loss`: one of LOSSES or FILE.py:FUNCTION."""
     return word if user_file.parse(word) else one_of(*LOSSES, "FILE.py:FUNCTION")(word)
 
 
 def default_loss(task: Task) -> str:
-    """The loss of a task where nobody names another."""
+    """Return the default loss of a task."""
     return next(name for name, tasks in LOSSES.items() if task in tasks)
 
 
 def metric_of(task: Task, loss: str | None = None) -> str:
-    """What validation measures beside the loss, a mean over samples: `accuracy`, or `mae` where there are no classes.
+    """Return the validation metric, a mean over samples: `accuracy`, or `mae` if there are no classes.
 
-    With `bce`, the targets are answers of 0 or 1, and the accuracy is the share that has the right sign.
+    With `bce`, the targets are 0 or 1, and the accuracy is the share of outputs with the right sign.
     """
     return "mae" if task == "regression" and loss != "bce" else "accuracy"
 
 
 def check_loss(config: TrainConfig, task: Task) -> None:
-    """Refuse a loss that is for other targets than a data set has.
+    """Refuse a loss that does not fit the targets of the data set.
 
     Raises:
-        UserError: names those that are for them.
+        UserError: the loss does not fit; the message names those that do.
     """
     dataset = config.data.dataset
     names = [name for name, tasks in LOSSES.items() if task in tasks]
@@ -61,7 +61,7 @@ def check_loss(config: TrainConfig, task: Task) -> None:
 
 
 def wrong_loss(function: Callable, received: object) -> UserError:
-    """What to say of a user's loss that is neither of one sample nor of all."""
+    """Return the error for a user's loss that returns neither the mean loss nor a loss per sample."""
     return UserError(
         f"expected {function.__name__}() of --loss to return the mean loss, or a loss of each sample, received "
         f"{received}; return one of them"

@@ -1,4 +1,4 @@
-"""The networks of both frameworks: what everybody knows of one without importing its framework."""
+"""Table of the networks of both frameworks, readable without importing a framework."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """A network, in both frameworks under the same name."""
+    """Description of a network, which has the same name in both frameworks."""
 
     module: str
-    """File in pytorch/networks/ and tensorflow/networks/."""
+    """Module in pytorch/networks/ and tensorflow/networks/."""
     num_features: int
-    """Inputs of the last layer, whose other side are the classes; of wide-resnet for a width of 1."""
+    """Number of inputs of the last layer, whose outputs are the classes; for wide-resnet, at a width of 1."""
     most_stages: int
-    """Layers with weights, as `--strategy model-parallel` can cut it; 1 where it cannot."""
+    """Maximum number of stages into which `--strategy model-parallel` can cut the network; 1 if it cannot."""
     smallest_image: int = 1
-    """Pixels on the shorter side that the layers need to leave anything."""
+    """Minimum number of pixels on the shorter side of an image; fewer would leave some layer without output."""
     takes_text: bool = False
-    """Whether it is for tokens, and not for images."""
+    """Whether inputs are tokens instead of images."""
     patch_size: int = 1
-    """Pixels of which both sides of an image have to be a multiple."""
+    """Number of pixels of which both sides of an image must be a multiple."""
     deep: bool = True
-    """Whether rounding errors grow so fast that curves are compared over a few steps alone."""
+    """Whether rounding errors grow so fast that training curves can only be compared over a few steps."""
     benchmark_image: tuple[int, int, int] = (224, 224, 3)
-    """Height, width and channels of the images for which it was designed."""
+    """Height, width and channels of the images for which the network was designed."""
     benchmark_classes: int = 1000
 
 
@@ -62,27 +62,27 @@ MODELS = {
     "text-encoder": ModelEntry(module="transformer", num_features=64, most_stages=1, takes_text=True, deep=False),
     "text-decoder": ModelEntry(module="transformer", num_features=64, most_stages=1, takes_text=True, deep=False),
 }  # fmt: skip
-"""By the names of `--model`."""
+"""Networks by their names in `--model`."""
 _OTHER = ModelEntry(module="", num_features=0, most_stages=1, **{**_MNIST, "deep": True})
 _OF_LIBRARY = ModelEntry(module="", num_features=0, most_stages=1, smallest_image=32)
 IMAGE_MODELS = tuple(name for name, entry in MODELS.items() if not entry.takes_text)
 LIBRARIES = {"timm": "pytorch", "torchvision": "pytorch", "keras": "tensorflow"}
-"""Where `--model LIBRARY:NAME` finds a network, and the framework that it is written in."""
+"""Framework of each library from which `--model LIBRARY:NAME` takes a network."""
 WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH = 16, 4
 
 
 def entry_of(model: str) -> ModelEntry:
-    """What is known of any network: of a library's, or one of the user's own, no more than that it takes images."""
+    """Return the description of any network; those of libraries and users are only known to take images."""
     return MODELS.get(model) or (_OF_LIBRARY if model.partition(":")[0] in LIBRARIES else _OTHER)
 
 
 def image_model_name(word: str) -> str:
-    """The type of a flag for networks that take images, as `--model` names them."""
+    """Parse a flag for networks that take images, with the names of `--model`."""
     return one_of(*IMAGE_MODELS)(word) if word in MODELS else model_name(word)
 
 
 def model_name(word: str) -> str:
-    """The type of `--model`: one of MODELS, LIBRARY:NAME or FILE.py:FUNCTION."""
+    """Parse `--model`: one of MODELS, LIBRARY:NAME or FILE.py:FUNCTION."""
     library, _, name = word.partition(":")
     if (library in LIBRARIES and name) or user_file.parse(word) or word == user_file.PROGRAM:
         return word
@@ -90,10 +90,10 @@ def model_name(word: str) -> str:
 
 
 def check_model(model: str, framework: str) -> None:
-    """Refuse a network of the other framework's libraries, and one in a file that is not there.
+    """Refuse a network of the other framework's libraries, and one in a file that does not exist.
 
     Raises:
-        UserError: says where it would be found.
+        UserError: the network is not available here; the message tells where it would be.
     """
     library = model.partition(":")[0]
     if model not in MODELS and LIBRARIES.get(library, framework) != framework:
@@ -105,10 +105,10 @@ def check_model(model: str, framework: str) -> None:
 
 
 def check_frameworks(model: str, frameworks: Sequence[str]) -> None:
-    """Refuse a network that is to be compared between frameworks, and is of one.
+    """Refuse to compare frameworks by a network that only one of them has.
 
     Raises:
-        UserError: says so.
+        UserError: only one framework has the network.
     """
     if len(frameworks) > 1 and not is_in_both(model):
         raise UserError(
@@ -118,9 +118,9 @@ def check_frameworks(model: str, frameworks: Sequence[str]) -> None:
 
 
 def is_in_both(model: str) -> bool:
-    """Whether both frameworks have the network: the suite's own, and those of files that have a function for each.
+    """Return whether both frameworks have the network: built-in ones, and files with a function for each framework.
 
-    Both then start from the canonical weights of `common.weights`.
+    Both frameworks then start from the canonical weights of `common.weights`.
     """
     file = user_file.parse(model)
     if file is None:
@@ -129,7 +129,7 @@ def is_in_both(model: str) -> bool:
 
 
 def unknown_name(model: str, names: Iterable[str]) -> UserError:
-    """What to say of a network that a library does not have."""
+    """Return the error for a network that a library does not have."""
     library, _, name = model.partition(":")
     near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
     advice = f"did you mean {' or '.join(near)}?" if near else "see its list of models"
@@ -137,7 +137,7 @@ def unknown_name(model: str, names: Iterable[str]) -> UserError:
 
 
 def cannot_build(model: str, dataset: Dataset, error: Exception) -> UserError:
-    """What to say of a library's network that is not for such samples."""
+    """Return the error for a library's network that does not fit the samples."""
     return UserError(
         f"expected a network for samples of shape {dataset.input_shape} from --model {model}, received "
         f"{shown(summary(error))}; choose another network, or other samples"
@@ -145,10 +145,10 @@ def cannot_build(model: str, dataset: Dataset, error: Exception) -> UserError:
 
 
 def check_outputs(model: str, received: object, dataset: Dataset) -> None:
-    """Refuse a network by the shape of what it makes of two samples; of anything but one array, that is None.
+    """Refuse a network whose output for two samples has the wrong shape; `received` is None if it is not one array.
 
     Raises:
-        UserError: it is not what the data set needs.
+        UserError: the data set needs outputs of another shape.
     """
     if received != (2, *dataset.output_shape):
         outputs = "something else" if received is None else _of_samples(received)
@@ -164,15 +164,15 @@ def _of_samples(shape: object) -> str:
 
 
 def most_stages(model: str) -> int:
-    """See `ModelEntry`; a network of others is taken as a whole."""
+    """Return `ModelEntry.most_stages`; networks of libraries and users cannot be cut."""
     return MODELS[model].most_stages if model in MODELS else 1
 
 
 def check_inputs(model: str, dataset: Dataset) -> None:
-    """Refuse samples that a network of MODELS is not for: mlp takes any numbers, others images or texts.
+    """Refuse samples that a network of MODELS does not accept: mlp takes any numbers, others images or texts.
 
     Raises:
-        UserError: says what would do.
+        UserError: the samples do not fit; the message tells what would.
     """
     tokens = dataset.input_type == "int64"
     if MODELS[model].takes_text:
@@ -196,12 +196,12 @@ def check_inputs(model: str, dataset: Dataset) -> None:
 
 
 def check_image_size(model: str, height: int, width: int) -> None:
-    """Refuse images of which the layers of the network leave nothing, or that do not fall into its patches.
+    """Refuse images that are too small for the network, or cannot be cut into its patches.
 
     Raises:
-        UserError: says which would do.
+        UserError: the images do not fit; the message tells which would.
     """
-    if model not in MODELS:  # which its own layers find out
+    if model not in MODELS:  # the layers of other networks raise the error
         return
     entry = MODELS[model]
     if min(height, width) < entry.smallest_image:
@@ -218,10 +218,10 @@ def check_image_size(model: str, height: int, width: int) -> None:
 
 
 def check_size(model: str, depth: int, width: int) -> None:
-    """Refuse --model-depth and --model-width that no network has.
+    """Refuse --model-depth and --model-width that the network does not support.
 
     Raises:
-        UserError: the network is of one size, or has no such depth.
+        UserError: the network comes in one size, or does not support this depth.
     """
     if model != "wide-resnet" and (depth, width) != (WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH):
         raise UserError(

@@ -1,15 +1,15 @@
-"""The gradient noise scale: how large a batch still pays (McCandlish et al. 2018, "An Empirical Model of Large-Batch
+"""Gradient noise scale: how large a batch still pays off (McCandlish et al. 2018, "An Empirical Model of Large-Batch
 Training").
 
-A gradient over b samples has the square |G|^2 + tr(Sigma) / b in expectation, where G is the gradient of all samples
-and Sigma the covariance of those of single ones. A step computes gradients of parts of its batch, one a rank, device
-and pass, and their average, that of the whole batch: two sizes, from which appendix A.1 has unbiased estimates of both
-terms. Each rank knows its own parts' alone; the estimates are linear in the squares, so a rank keeps its share of their
-moving averages, and the shares are added up where somebody asks. Nothing more is sent in a step.
+The expected squared norm of a gradient over b samples is |G|^2 + tr(Sigma) / b, where G is the gradient over all
+samples and Sigma the covariance of the gradients of single samples. A step computes gradients of parts of its batch
+(one per rank, device and pass) and their average, the gradient of the whole batch. From these two batch sizes, appendix
+A.1 derives unbiased estimates of both terms. A rank knows only the gradients of its parts. The estimates are linear in
+the squares, so a rank keeps its share of their moving averages, and the shares are summed on demand. Steps send no
+additional data.
 
-The noise scale is tr(Sigma) / |G|^2, in samples: at a batch of that size training takes twice the samples, and twice
-the steps, of the least possible. Where batch norm sees each part by itself, gradients of parts are those of such a
-network.
+The noise scale is tr(Sigma) / |G|^2, in samples: with a batch of that size, training takes twice the minimum number of
+samples, and twice the minimum number of steps. If batch norm sees each part separately, so do these gradients.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from allstep.common.data.sharding import rank_slice
 from allstep.common.registry import STRATEGIES
 
 MEASURED_EVERY = 4
-"""Steps of which one is measured: what reading all gradients twice costs then is well below 1% of a step."""
+"""Interval of measured steps, at which reading all gradients twice costs well below 1% of the time."""
 _KEPT = 0.95
-"""Of a moving average, in each measured step: 20 of them, which are 80 steps, count."""
+"""Decay of the moving averages per measured step: they extend over about 20 measured steps, or 80 steps."""
 
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """This rank's share of the moving averages; their sums over ranks are the averages."""
+    """This rank's share of the moving averages, which are the sums of the shares over ranks."""
 
     variance: float = 0.0
-    """Of tr(Sigma), times 1 - 0.95^n after n measured steps."""
+    """Share of the average of tr(Sigma), times 1 - 0.95^n after n measured steps."""
     square: float = 0.0
-    """Of |G|^2, likewise: the factor cancels in the noise scale."""
+    """Share of the average of |G|^2, times the same factor, which cancels out in the noise scale."""
 
     def after(
         self, squares_of_parts: float, square_of_average: float, num_samples: int, *, num_parts: Sequence[int]
     ) -> NoiseScale:
-        """What follows a measured step.
+        """Return the moving averages after a measured step.
 
         Args:
             squares_of_parts: see `common.worker.StepResult`.
-            square_of_average: |gradient of the mean loss of the global batch|^2.
+            square_of_average: squared norm of the gradient of the global batch's mean loss.
             num_samples: size of the global batch.
             num_parts: see `common.worker.Worker`.
         """
@@ -66,17 +66,17 @@ class NoiseScale:
 
 
 def noise_scale(variance: float, square: float) -> float | None:
-    """tr(Sigma) / |G|^2 of sums over ranks; None where nothing was measured, or |G|^2 drowns in the noise."""
+    """Return tr(Sigma) / |G|^2 from sums over ranks; None if nothing was measured, or |G|^2 is lost in the noise."""
     return max(variance, 0.0) / square if square > 0 else None
 
 
 def is_measured(step: int) -> bool:
-    """Whether the step of that number, from 1, is measured."""
+    """Return whether the step with this number, from 1, is measured."""
     return (step - 1) % MEASURED_EVERY == 0
 
 
 def why_not_measured(config: TrainConfig, framework: str) -> str | None:
-    """Why the flags of a run leave no noise scale to be measured, as the rest of a sentence; None where they do not."""
+    """Return the flag because of which a run cannot measure the noise scale, or None if it can."""
     if not STRATEGIES[framework][config.strategy_name].measures_noise:
         return f"--strategy {config.strategy_name}"
     if config.parallel.op != "average":
@@ -91,13 +91,13 @@ def why_not_measured(config: TrainConfig, framework: str) -> str | None:
 
 
 def parts_of(*num_parts: int, measures: bool) -> tuple[int, ...]:
-    """`num_parts` as `common.worker.Worker` has them: none where nothing is to be measured, or they are one part."""
+    """Return `num_parts` for `common.worker.Worker`: empty if nothing is measured, or there is only one part."""
     return num_parts if measures and math.prod(num_parts) > 1 else ()
 
 
 @functools.cache
 def part_sizes(num_samples: int, num_parts: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes of the parts into which a batch is cut: as many as the first number says, each of these as the next."""
+    """Return the sizes of a batch's parts; it is cut into `num_parts[0]` parts, each of these by the next number."""
     if not num_parts:
         return (num_samples,)
     first, *others = num_parts

@@ -1,10 +1,10 @@
-"""Checkpoints of a training loop of the user's own: whatever it keeps, whole or not at all, and nothing pickled.
+"""Checkpoints of a user's training loop, written atomically and without pickle.
 
     from allstep import checkpoint
     checkpoint.save("runs/a", step, {"model": model.state_dict(), "position": [epoch, offset]})
     step, state = checkpoint.load("runs/a") or (0, None)
 
-Numbers, texts, lists, mappings, arrays and what is like an array, as torch's tensors, can be kept.
+The state may consist of numbers, strings, lists, mappings, arrays and torch tensors.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
-    """Write what a loop keeps after a step; rank 0 alone does, the others return at once.
+    """Write the state of a loop after a step on rank 0; the other ranks return at once.
 
-    A kill at any moment leaves the earlier checkpoints, or this one as well.
+    A kill at any moment leaves the earlier checkpoints intact, and the new one either complete or absent.
 
     Args:
         keep: number of the last checkpoints to keep.
 
     Raises:
-        UserError: `state` holds what can not be kept.
-        OSError: it cannot be written.
+        UserError: `state` holds values of other types.
+        OSError: the checkpoint cannot be written.
     """
     if placement().rank:
         return
@@ -51,13 +51,13 @@ def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
 
 
 def load(folder: str | Path, *, as_array: Callable[[np.ndarray], Any] = np.asarray) -> tuple[int, Any] | None:
-    """Step and state of the last checkpoint, on every rank; None where there is none yet.
+    """Return step and state of the last checkpoint, on every rank; None if there is none yet.
 
     Args:
-        as_array: what to make of each array, such as `torch.from_numpy`.
+        as_array: conversion of each array, such as `torch.from_numpy`.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the checkpoint is damaged.
     """
     found = _found(Path(folder))
     if not found:
@@ -67,7 +67,7 @@ def load(folder: str | Path, *, as_array: Callable[[np.ndarray], Any] = np.asarr
 
 
 def _found(folder: Path) -> list[tuple[int, Path]]:
-    """Steps and folders of the checkpoints, the last one last."""
+    """Return steps and folders of the checkpoints, the last one last."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted((int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name)))
 

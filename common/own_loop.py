@@ -1,6 +1,6 @@
-"""Parts for those who keep a training loop of their own: exact shards, a watch, checkpoints. Each is of use alone.
+"""Independent building blocks for a user's training loop: exact shards and a watchdog.
 
-`pytorch/own_loop.py` and `tensorflow/own_loop.py` have them for their framework.
+`pytorch/own_loop.py` and `tensorflow/own_loop.py` adapt them to their frameworks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Order:
-    """Which samples this rank takes, batch by batch: the order of an epoch depends on seed and epoch alone.
+    """Order of this rank's samples, batch by batch; the order of an epoch depends only on seed and epoch.
 
-    A global batch is cut into slices by rank, so that every sample comes once an epoch, on any number of ranks.
+    A global batch is cut into one slice per rank, so each sample comes once per epoch on any number of ranks.
     """
 
     def __init__(
         self, num_samples: int, global_batch_size: int, *, seed: int, drop_last: bool, place: Placement | None = None
     ) -> None:
-        """`place`: of this rank; as the launcher says where not given.
+        """Check the arguments; `place` is this rank's placement, by default the one from its launcher.
 
         Raises:
-            UserError: see `sharding.check`.
+            UserError: see `common.data.sharding.check`.
         """
         check(num_samples, global_batch_size, drop_last=drop_last)
         self.num_samples, self.global_batch_size, self.seed, self.drop_last = (
@@ -41,10 +41,10 @@ class Order:
         self.place = place or placement()
 
     def rest_of_epoch(self, position: Position) -> Iterator[tuple[np.ndarray, float, Position]]:
-        """From `position` to the end of its epoch: sample indices, their weight, and where the run stands after them.
+        """Yield batches from `position` to the end of its epoch: sample indices, their weight, and the next position.
 
-        The weight times the mean loss of the samples, averaged over ranks, is the mean loss of the global batch. Where
-        a global batch has fewer samples than ranks, some get one of weight 0: they still have to take part.
+        The weight times the mean loss of the samples, averaged over ranks, is the mean loss of the global batch. If a
+        global batch has fewer samples than ranks, some ranks get a sample of weight 0, since all ranks must take part.
         """
         num, rank, world_size = self.num_samples, self.place.rank, self.place.world_size
         while bounds := global_batch(position, num, self.global_batch_size, drop_last=self.drop_last):
@@ -58,7 +58,7 @@ class Order:
 
 
 class Shard:
-    """An epoch's batches of this rank, as often as it is iterated; it knows where it stands.
+    """Iterable of this rank's batches; each iteration is an epoch, and `position` tracks the progress.
 
     for epoch in range(5):
         for x, y in batches:
@@ -68,36 +68,36 @@ class Shard:
     """
 
     def __init__(self, order: Order, read: Callable[[Iterator[np.ndarray]], Iterator[Any]]) -> None:
-        """`read` makes batches of the indices of samples, in their order; it may run ahead."""
+        """Start at the first epoch; `read` turns sample indices into batches, in order, and may prefetch."""
         self._order, self._read = order, read
         self.position = Position(0, 0)
-        """Where the run stands after the batch that was given out last."""
+        """Position of the run after the last batch."""
         self.weight = 1.0
-        """Factor of that batch's mean loss, so that its average over ranks is the mean of the global batch."""
+        """Factor for the mean loss of the last batch that makes its average over ranks the mean of the global batch."""
 
     def __iter__(self) -> Iterator[Any]:
         plans = list(self._order.rest_of_epoch(self.position))
         for batch, (_, weight, position) in zip(self._read(indices for indices, _, _ in plans), plans, strict=False):
-            # With the last batch, for libraries that count batches never ask for one more.
+            # Set these before the last batch is yielded, because libraries that count batches never ask for one more.
             self.weight, self.position = weight, position
             yield batch
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         full, rest = divmod(self._order.num_samples, self._order.global_batch_size)
         return full + (rest > 0 and not self._order.drop_last)
 
 
 class Steps:
-    """What a watched loop says of itself."""
+    """Reports the steps of a watched loop to the watchdog."""
 
     def __init__(self, state: ProgressState) -> None:
         self._state = state
 
     def begin(self, step: int) -> bool:
-        """Say that a step begins; all ranks do, with the same number.
+        """Report that a step begins; all ranks call it with the same number.
 
-        Returns: False where the ranks were asked to stop (SIGTERM or SIGUSR1 to any of them): none of them begins it.
+        Returns: False if the ranks were asked to stop (SIGTERM or SIGUSR1 to any of them), so that no rank begins it.
         """
         self._state.step = step
         self._state.enter("step")
@@ -106,13 +106,13 @@ class Steps:
 
 @contextlib.contextmanager
 def watch(collectives: Collectives, *, stall_timeout: float = 10.0, fault_timeout: float = 30.0) -> Iterator[Steps]:
-    """Have the ranks watch each other while the block runs: a rank that dies or is stuck ends the job, with a report.
+    """Let the ranks watch each other while the block runs; a rank that dies or is stuck ends the job, with a report.
 
-    What the block raises ends the process with the status and the line that a trainer would have.
+    If the block raises, the process ends with the exit status and the message of a trainer.
 
     Args:
         stall_timeout: seconds without a step after which a rank that the others wait for counts as stuck.
-        fault_timeout: seconds within which the job ends when a host cannot be reached any more.
+        fault_timeout: seconds until the job ends after a host has become unreachable.
     """
     place, state = placement(), ProgressState()
     limits = Limits(stall=stall_timeout, silence=fault_timeout, launcher=0.0)
@@ -120,7 +120,7 @@ def watch(collectives: Collectives, *, stall_timeout: float = 10.0, fault_timeou
         try:
             yield Steps(state)
         except Exception as error:
-            caught = error  # raised by run_rank, which says it once for all ranks and ends this one
+            caught = error  # raised again in run_rank, which reports it once for all ranks and ends this one
 
             def fail() -> None:
                 raise caught

@@ -1,4 +1,4 @@
-"""The data set, model and optimizer that a user's program gives to a run in place of those that flags name."""
+"""Data set, model and optimizer that a user's program passes to a run instead of naming them by flags."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:  # trainers answer --help without NumPy
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Each is None where a flag names it."""
+    """Objects of a user's program; each is None if a flag names it."""
 
     dataset: Dataset | None = None
     model: Any = None
-    """A network, or a function of the shape of a sample and the number of classes that builds one."""
+    """Network, or a function that builds one from the shape of a sample and the number of classes."""
     optimizer: Any = None
 
     def optimizer_or(self, build: Callable[[], Any], name: str) -> Any:
@@ -34,4 +34,4 @@ class Parts:
 
 
 NOTHING = Parts()
-"""All is as flags name it."""
+"""Parts of a run that is described only by flags."""

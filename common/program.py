@@ -1,6 +1,6 @@
-"""Training from a program of the user's own: what it hands over, its keywords as flags, and what it gets back.
+"""Training from a user's program: conversion of keywords to flags, errors of ranks, and the history of a run.
 
-`pytorch/program.py` and `tensorflow/program.py` have the `Session` that a program makes.
+`pytorch/program.py` and `tensorflow/program.py` define the `Session` that a program creates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class History(Reporter):
-    """Keeps the events `epoch` of a run, of which every rank has the same."""
+    """Reporter that keeps the events `epoch` of a run, which are the same on every rank."""
 
     def __init__(self) -> None:
         self.epochs: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ class History(Reporter):
 
 
 def check(*, elastic: bool) -> None:
-    """Refuse what a program cannot have.
+    """Refuse flags that a program cannot use.
 
     Raises:
         UserError: the flags ask for an elastic job.
@@ -59,9 +59,9 @@ def train(session: Session) -> list[dict[str, Any]]:
 
 
 def as_rank(function: Callable[[], Result]) -> Result:
-    """What a function returns. As one of several ranks, this process ends where it raises, and the job with it.
+    """Return the result of a function; if it raises on one of several ranks, end this process and so the job.
 
-    Alone, errors are the program's to catch.
+    In a job with a single rank, the program can catch the exception.
     """
     if placement().world_size == 1:
         return function()
@@ -71,7 +71,7 @@ def as_rank(function: Callable[[], Result]) -> Result:
 
 
 def as_words(flags: Mapping[str, Any]) -> list[str]:
-    """Keywords as the words of a command line; those that are None are left out."""
+    """Return keywords as the words of a command line, without those that are None."""
     words = ["--model", PROGRAM, "--dataset", PROGRAM]
     for name, value in flags.items():
         flag = name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""How far a run has come: what the engine moves forward and a checkpoint keeps."""
+"""Progress of a run, which the engine updates and a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from allstep.common.noise_scale import NoiseScale
 
 @dataclass
 class Progress:
-    """The state of a run outside the worker."""
+    """State of a run outside the worker."""
 
     position: Position = Position(0, 0)
-    """Place in the order of samples."""
+    """Position in the order of samples."""
     step: int = 0
-    """Completed steps, those that --precision fp16 has skipped among them."""
+    """Number of completed steps, including those that --precision fp16 has skipped."""
     loss_scale: LossScale = field(default_factory=LossScale)
-    """Of the next step, with --precision fp16; else it stays as it is."""
+    """Loss scale of the next step with --precision fp16; otherwise it never changes."""
     noise: NoiseScale = field(default_factory=NoiseScale)
-    """Of the gradients so far; this rank's share."""
+    """This rank's share of the noise scale of the gradients so far."""
     batch_ramp: tuple[tuple[float, int], ...] = ()
-    """With --batch-ramp auto, how the global batch has grown: see `Schedule`."""
+    """Growth of the global batch so far with --batch-ramp auto; see `Schedule`."""
     loss_sum: float = 0.0
     """Sum of the losses of this rank's samples in this epoch."""
     learning_rate: float = 0.0
-    """Of the last step."""
+    """Learning rate of the last step."""
     epoch_seconds: float = 0.0
-    """Time spent on training steps in this epoch."""
+    """Seconds spent on training steps in this epoch."""
     cumulative_seconds: float = 0.0
-    """The same over all completed epochs."""
+    """Seconds spent on training steps in all completed epochs."""
     best_validation_loss: float = math.inf
-    """Lowest so far."""
+    """Lowest validation loss so far."""
     epochs_without_gain: int = 0
-    """Epochs since then."""
+    """Number of epochs since then."""
 
     def finish_epoch(self, validation_loss: float) -> None:
-        """Go on to the next epoch, from one whose validation gave this loss."""
+        """Advance to the next epoch after one with this validation loss."""
         self.position = Position(self.position.epoch + 1, 0)
         self.cumulative_seconds += self.epoch_seconds
         self.loss_sum = self.epoch_seconds = 0.0

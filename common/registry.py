@@ -1,6 +1,6 @@
-"""The strategies of both frameworks: what everybody knows of one without importing its framework.
+"""Table of the strategies of both frameworks, readable without importing a framework.
 
-A strategy is declared here, once. It is a class in a file of `pytorch/strategies/` or `tensorflow/strategies/`.
+Each strategy is declared here once, and is a class in a file of `pytorch/strategies/` or `tensorflow/strategies/`.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StrategyEntry:
-    """A strategy."""
+    """Description of a strategy."""
 
     module: str
-    """In the framework's package `strategies`."""
+    """Module in the framework's package `strategies`."""
     class_name: str
-    """In that module."""
+    """Class in that module."""
     flags: tuple[str, ...] = ()
-    """The fields of StrategyConfig that it looks at."""
+    """Fields of `StrategyConfig` that the strategy uses."""
     launcher: str | None = None
-    """What usually starts its ranks on one host; None where it starts them, or takes its devices, by itself."""
+    """Usual launcher of its ranks on one host; None if the strategy starts its ranks or takes its devices itself."""
     num_ranks_flag: str | None = None
-    """The flag that says how many ranks it starts, or devices it takes, by itself."""
+    """Flag for the number of ranks that the strategy starts, or of devices that it takes, itself."""
     spawns: bool = False
-    """Whether one process that no launcher has started starts as many ranks as that flag says."""
+    """Whether a process without a launcher starts the number of ranks given by that flag."""
     least_ranks: int = 1
     most_ranks: int | None = None
-    """None for any number."""
+    """Maximum number of ranks; None for any number."""
     one_process: bool = False
-    """Whether it has one process, so that several would each train alone."""
+    """Whether it runs in one process, so that several processes would train independently."""
     one_worker: bool = False
-    """Whether all its processes together take the samples that one rank of another strategy takes."""
+    """Whether all its processes together take the samples that a single rank of other strategies takes."""
     synchronous: bool = True
-    """Whether its curve is that of `single`."""
+    """Whether its training curve is that of `single`."""
     measures_noise: bool = False
-    """Whether the gradients of parts of a batch are seen before they meet: see `noise_scale`."""
+    """Whether gradients of parts of a batch can be seen before they are averaged; see `common.noise_scale`."""
     polls: bool = False
-    """Whether its ranks take processor time while nothing is to be done."""
+    """Whether idle ranks use processor time."""
     why_not_compiled: str = ""
-    """Where `compile` is not among its flags: why, in words that follow its name."""
+    """Reason, as a relative clause after its name, if `compile` is not among its flags."""
 
     def can_have(self, num_ranks: int) -> bool:
-        """Whether it runs on so many ranks, or devices of one process."""
+        """Return whether the strategy runs on `num_ranks` ranks, or devices of one process."""
         return self.least_ranks <= num_ranks and (self.most_ranks is None or num_ranks <= self.most_ranks)
 
 
@@ -65,14 +65,14 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
             "--num-gpus",
             spawns=True,
         ),
-        "data-parallel": StrategyEntry(  # it takes all GPUs; without any it runs on one device
+        "data-parallel": StrategyEntry(  # takes all GPUs; without any, it runs on one device
             "data_parallel",
             "DataParallel",
             ("accumulate_steps", "num_gpus", "slices", "audit"),
             num_ranks_flag="--num-gpus",
             most_ranks=1,
             one_process=True,
-            why_not_compiled="which copies the network to its devices anew in each step",
+            why_not_compiled="which copies the network to its devices again in each step",
         ),
         "model-parallel": StrategyEntry(
             "model_parallel",
@@ -132,15 +132,15 @@ STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
 }
 FRAMEWORKS = tuple(STRATEGIES)
 TITLES = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
-"""The frameworks' names in messages."""
+"""Names of the frameworks in messages."""
 
 
 def find_framework(name: str) -> str | None:
-    """The framework that has a strategy of that name; None where none has."""
+    """Return the framework that has a strategy of that name, or None."""
     return next((framework for framework, entries in STRATEGIES.items() if name in entries), None)
 
 
 def strategy_names(*, synchronous: bool = False) -> tuple[str, ...]:
-    """The strategies of both frameworks, each name once; the synchronous ones alone where that is asked for."""
+    """Return the names of the strategies of both frameworks, without duplicates; only synchronous ones if asked for."""
     items = [item for entries in STRATEGIES.values() for item in entries.items()]
     return tuple(dict.fromkeys(name for name, entry in items if entry.synchronous or not synchronous))

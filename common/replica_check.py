@@ -1,7 +1,7 @@
-"""The replica check: are the weights the same on every rank?
+"""Replica check: are the weights the same on every rank?
 
-Each rank reduces each parameter to 64 bits; the numbers are gathered and compared. That moves 8 bytes a
-parameter, so a check after every epoch costs next to nothing, and an unsynchronised training cannot go unseen.
+Each rank computes a 64-bit digest of each parameter; the digests are gathered and compared. That moves 8 bytes per
+parameter, so a check after every epoch costs next to nothing, and ranks that diverge cannot go unnoticed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from allstep.common.digest import digest
 from allstep.common.process.errors import Fault
 
 DROP_IN_CHECK = "check_replicas"
-"""The name of the collective by which the drop-in for Keras compares weights; it brings no results together."""
+"""Name of the collective by which the drop-in for Keras compares weights; it does not reduce training results."""
 
 
 def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:
     """Compare parameters across ranks, and across the devices of each rank, bit by bit.
 
     Args:
-        parameters: name and values; a parameter that several devices hold comes once for each, one after the other.
-        moment: when it is, for the message: "after step 1".
+        parameters: name and values; a parameter that several devices hold comes once per device, one after the other.
+        moment: time of the check for the message, such as "after step 1".
 
     Raises:
-        Fault: on every rank, when any two ranks differ; it names the ranks and the first parameter that differs.
+        Fault: any two ranks differ; raised on every rank, it names the ranks and the first parameter that differs.
     """
     names, digests = [], []
     for name, copies in itertools.groupby(parameters, key=lambda parameter: parameter[0]):
@@ -43,7 +43,7 @@ def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectiv
 
 
 def compare(names: list[str], digests: np.ndarray, moment: str) -> None:
-    """Raise the Fault of `check_replicas_equal` where rows of `digests`, (world_size, parameters), differ."""
+    """Raise the Fault of `check_replicas_equal` if rows of `digests`, (world_size, parameters), differ."""
     differs = digests != digests[0]
     if not differs.any():
         return

@@ -1,15 +1,15 @@
-"""The learning rate and the global batch size at any moment of a run.
+"""Learning rate and global batch size at any moment of a run.
 
-Pure functions of progress, counted in samples: `samples_seen` is epoch * samples_per_epoch + offset, over all
-ranks, at the start of a step. So neither the number of ranks nor gradient accumulation nor a resume shifts
-them, and the batch size may change on the way. A step keeps the learning rate of its start.
+Both are pure functions of progress, counted in samples: `samples_seen` is epoch * samples_per_epoch + offset, over
+all ranks, at the start of a step. So they do not depend on the number of ranks, gradient accumulation or resuming,
+and the batch size may change during a run. A step keeps the learning rate of its start.
 
-A learning rate is representable in float32: both frameworks receive the same one to the last bit.
+A learning rate is representable in float32, so both frameworks receive the same one to the last bit.
 
-Momentum needs no correction when the learning rate changes (Goyal et al. 2017, section 3, remark 2). That is for a
-velocity which holds the learning rate, v = m * v + lr * g, w = w - v, as in Keras' own SGD. The optimizers of both
-trainers keep it out, v = m * v + g, w = w - lr * v; that is what the correction makes of the other. The callbacks of
-`tensorflow/horovod_callbacks.py`, which meet Keras' own SGD, offer the correction.
+The momentum correction of Goyal et al. 2017 (section 3, remark 2) is not needed when the learning rate changes. It is
+for a velocity that contains the learning rate, v = m * v + lr * g, w = w - v, as in Keras' SGD. The optimizers of
+both trainers use v = m * v + g, w = w - lr * v, to which the correction is equivalent. The callbacks of
+`tensorflow/horovod_callbacks.py`, which work with Keras' SGD, offer the correction.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Decay = Literal["constant", "step", "cosine", "poly", "linear"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the learning rate and the global batch do over a run.
+    """Schedule of the learning rate and the global batch over a run.
 
     The full learning rate is `base_lr` scaled to the global batch: by k = global batch / reference batch
     (linear: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1), by its square root (sqrt:
     Krizhevsky 2014, "One Weird Trick for Parallelizing Convolutional Neural Networks", section 5), or not
-    at all. The warm-up leads up to it, the decay down from it.
+    at all. The learning rate rises to it in the warm-up, and falls from it in the decay.
 
     Raises:
-        UserError: a value makes no sense; the message names it.
+        UserError: a value is invalid; the message names it.
     """
 
     base_lr: float
@@ -52,17 +52,17 @@ class Schedule:
     reference_batch_size: int = 256
     """Global batch size that `base_lr` was tuned for."""
     scaling: Scaling = "none"
-    """How the learning rate follows the global batch."""
+    """Scaling of the learning rate with the global batch."""
     warmup_epochs: float = 0.0
-    """Length of the warm-up. It starts at 1/k of the full learning rate; for k <= 1 it is flat."""
+    """Length of the warm-up, which starts at 1/k of the full learning rate; for k <= 1 it is flat."""
     decay: Decay = "constant"
-    """What follows the warm-up."""
+    """Shape of the learning rate after the warm-up."""
     milestones: tuple[float, ...] | None = None
     """step: epochs from the start of the run; None stands for 30, 60 and 80 of 90, as in Goyal et al."""
     step_factor: float = 0.1
-    """step: what the learning rate is multiplied by at each milestone."""
+    """step: factor by which the learning rate is multiplied at each milestone."""
     power: float = 2.0
-    """poly: exponent of the remaining part of the run."""
+    """poly: exponent of the remaining fraction of the run."""
     final_lr: float = 0.0
     """cosine, poly, linear: the learning rate at the end of the run."""
     batch_ramp: tuple[tuple[float, int], ...] = ()
@@ -105,11 +105,11 @@ _COUNTS = {
 def make_schedule(
     config: TrainConfig, num_samples: int, global_batch_size: int, *, final_lr: float | None = None
 ) -> Schedule:
-    """The schedule of a run by its flags.
+    """Return the schedule that a run's flags describe.
 
     Args:
-        global_batch_size: of the flags, or of the checkpoint that is resumed.
-        final_lr: in place of the flag's.
+        global_batch_size: the one of the flags, or of the checkpoint that is resumed.
+        final_lr: replaces the value of the flag.
 
     Raises:
         UserError: a flag of the schedule is wrong.
@@ -117,7 +117,7 @@ def make_schedule(
     flags = config.schedule
     ramp = () if flags.follows_noise else tuple(map(_ramp, flags.batch_ramp))
     largest = global_batch_size * max([1, *(factor for _, factor in ramp)])
-    # The batch that nobody has asked for may exceed a small data set on many ranks: an epoch is a step then.
+    # The default batch may exceed a small data set on many ranks; an epoch then has one step.
     chosen = flags.batch_size or flags.global_batch_size or flags.drop_last or ramp
     if largest > num_samples and (chosen or config.parallel.accumulate_steps > 1):
         raise UserError(
@@ -146,13 +146,13 @@ def _ramp(text: str) -> tuple[float, int]:
     return float(epoch), int(factor)
 
 
-# Bounds of --batch-ramp auto: the noise scale grows by orders of magnitude while a network learns, and an epoch should
-# still have steps in which it can be measured.
+# Bounds of --batch-ramp auto: the noise scale grows by orders of magnitude during training, and an epoch should still
+# have steps in which it can be measured.
 _MOST_GROWTH, _LEAST_STEPS = 16, 4
 
 
 def learning_rate(schedule: Schedule, samples_seen: int) -> float:
-    """Learning rate of the step that starts at `samples_seen`; representable in float32.
+    """Return the learning rate of the step that starts at `samples_seen`; it is representable in float32.
 
     With progress t from 0 to 1 in the warm-up, and p from 0 to 1 over the rest of the run:
 
@@ -161,9 +161,9 @@ def learning_rate(schedule: Schedule, samples_seen: int) -> float:
         cosine    final + (full - final) * (1 + cos(pi * p)) / 2    Loshchilov and Hutter 2017, "SGDR", eq. 5
         poly      final + (full - final) * (1 - p) ** power         linear: power 1
 
-    A step's own length does not enter: at whole numbers of steps these are the numbers of PyTorch's LinearLR
+    The length of a step does not matter: at whole numbers of steps the values equal those of PyTorch's LinearLR
     with start_factor 1/k, followed by MultiStepLR, CosineAnnealingLR or PolynomialLR. k and `full` follow the
-    global batch of the moment (see `global_batch_size`).
+    current global batch (see `global_batch_size`).
     """
     batch_size = global_batch_size(schedule, samples_seen)
     full = _full_lr(schedule, batch_size)
@@ -177,11 +177,11 @@ def learning_rate(schedule: Schedule, samples_seen: int) -> float:
 
 
 def global_batch_size(schedule: Schedule, samples_seen: int) -> int:
-    """Samples in the step that starts at `samples_seen`.
+    """Return the number of samples in the step that starts at `samples_seen`, which grows by `batch_ramp`.
 
-    Grows by `batch_ramp`. With scaling "none" the learning rate stays: then a growing batch does what a decay
-    of the learning rate by the same factors would (Smith et al. 2018, "Don't Decay the Learning Rate,
-    Increase the Batch Size"). With "linear" or "sqrt" the learning rate grows along with the batch.
+    With scaling "none" the learning rate stays the same, and a growing batch has the effect of a learning rate that
+    decays by the same factors (Smith et al. 2018, "Don't Decay the Learning Rate, Increase the Batch Size"). With
+    "linear" or "sqrt" the learning rate grows along with the batch.
     """
     factors = [factor for epoch, factor in schedule.batch_ramp if samples_seen >= epoch * schedule.samples_per_epoch]
     return schedule.global_batch_size * (factors[-1] if factors else 1)
@@ -190,14 +190,14 @@ def global_batch_size(schedule: Schedule, samples_seen: int) -> int:
 def grown(
     schedule: Schedule, ramp: tuple[tuple[float, int], ...], *, epoch: int, noise_scale: float | None
 ) -> tuple[tuple[float, int], ...]:
-    """The `batch_ramp` of --batch-ramp auto after an epoch: one doubling more where the gradient noise scale is above
-    the global batch, up to a bound.
+    """Return the `batch_ramp` of --batch-ramp auto after an epoch: with one more doubling if the gradient noise scale
+    is above the global batch, up to a bound.
 
-    A batch below the noise scale costs few samples more than the least number (McCandlish et al. 2018, section 2.3).
+    A batch below the noise scale needs few samples more than the minimum (McCandlish et al. 2018, section 2.3).
 
     Args:
-        ramp: before.
-        epoch: epochs completed.
+        ramp: the ramp before this epoch's end.
+        epoch: number of completed epochs.
     """
     factor = 2 * (ramp[-1][1] if ramp else 1)
     largest = min(_MOST_GROWTH * schedule.global_batch_size, schedule.samples_per_epoch // _LEAST_STEPS)

@@ -1,4 +1,4 @@
-"""A run that is ready to train, and what surrounds the engine: data, resume, reports, checkpoints."""
+"""Training session: connects the engine with data, resuming, reports and checkpoints."""
 
 from __future__ import annotations
 
@@ -38,69 +38,69 @@ from allstep.common.worker import StepTrace, Worker
 if TYPE_CHECKING:
     from allstep.common.data.datasets.encoded import EncodedSplit
 
-# The keepalive of Open MPI's daemons (tools/setup_environment.py), and the time that mpirun takes to end the ranks.
+# Keepalive of Open MPI's daemons (tools/setup_environment.py), plus the time that mpirun takes to end the ranks.
 MPIRUN_NOTICES_SECONDS = 30.0
 
 
 class Strategy(Protocol):
-    """What a session asks of the strategies of both frameworks."""
+    """Interface of the strategies of both frameworks to a session."""
 
     place: Placement
     gpu: int | None
-    """Number of this rank's GPU, None for the CPU."""
+    """Number of this rank's GPU; None for the CPU."""
     collectives: Collectives
     steps_in_flight: int
-    """Steps that may be under way when the engine looks at the loss of the first; more than 1 where steps are
+    """Number of steps that may be in flight when the engine reads the loss of the first; above 1 if steps are
     asynchronous."""
 
     def metrics(self) -> Mapping[str, float]:
-        """What the strategy adds to the events `epoch` and `end`."""
+        """Return the metrics that the strategy adds to the events `epoch` and `end`."""
         ...
 
 
 @dataclass
 class Session:
-    """A run that is ready to train; `dataclasses.replace` exchanges a part of it."""
+    """Run that is ready to train; `dataclasses.replace` exchanges parts of it."""
 
     worker: Worker
     dataset: Dataset
     config: TrainConfig
     strategy: Strategy
     hooks: Sequence[Hook] = ()
-    """Called at the moments of the run, in this order."""
+    """User callbacks, called in this order."""
     progress: Progress = field(default_factory=Progress)
-    """How far it has come."""
+    """Progress of the run."""
     open_reporter: Callable[[TrainConfig, int, Progress], Reporter] = reporting.open_reporter
-    """What reports, by configuration, rank and where the run begins."""
+    """Function that returns the reporter for a configuration, a rank and the progress at the start."""
     commits: saving.Commits | None = None
-    """In an elastic job, what outlives the ranks of this session."""
+    """Commits of an elastic job, which outlive this session."""
     check_replicas: Callable[[Iterable[tuple[str, np.ndarray]], Collectives, str], None] = check_replicas_equal
-    """Compares weights across ranks: after the broadcast, after step 1 and after each epoch."""
+    """Function that compares weights across ranks after the broadcast, after step 1 and after each epoch."""
 
     @property
     def place(self) -> Placement:
-        """Of this rank in the job."""
+        """Placement of this rank in the job."""
         return self.strategy.place
 
     @property
     def metric(self) -> str:
-        """What validation measures beside the loss."""
+        """Name of the validation metric in addition to the loss."""
         return metric_of(self.dataset.task, self.config.loss)
 
     def train(self) -> bool:
-        """Train as configured, from the start or from a checkpoint; rank 0 alone reads and writes files.
+        """Train as configured, from the start or from a checkpoint; only rank 0 reads and writes files.
 
-        The ranks watch each other meanwhile. A notice to end (SIGTERM or SIGUSR1) to any rank stops all of them at the
-        same point, with a checkpoint.
+        The ranks watch each other meanwhile. SIGTERM or SIGUSR1 to any rank stops all of them at the same point, with a
+        checkpoint.
 
-        Returns: whether all is done; else the hosts of an elastic job have changed, and it goes on with them.
+        Returns: whether training is done; if not, an elastic job's hosts have changed, and it must be formed again.
 
         Raises:
-            UserError: the output directory cannot be written, or the checkpoint cannot be gone on from.
+            UserError: the output directory cannot be written, or the checkpoint cannot be resumed.
             Fault: the run cannot go on, or was stopped without an output directory to save to.
         """
         progress_state, place, config = ProgressState(), self.place, self.config
-        # Where steps are asynchronous, ranks are at no common point, and the strategy watches its processes itself.
+        # With asynchronous steps, ranks have no common step, and the strategy watches its processes itself.
         collectives = self.worker.collectives if self.strategy.steps_in_flight == 1 else None
         limits = Limits(
             stall=config.faults.stall_timeout,
@@ -124,13 +124,12 @@ class Session:
                 stopped = f"{who(place)} stopped after step {progress_state.step} by {progress_state.notice}"
                 print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
         if config.parallel.elastic and not self.commits and progress_state.notice == signal.SIGTERM.name:
-            # From an agent of torchrun, to which hosts come or which leaves; to the others, status 0 means that all
-            # is done.
+            # A torchrun agent sent it because hosts join or leave; status 0 would tell the agent that training is done.
             sys.exit(EXIT_FAULT)
         return True
 
     def metrics(self) -> Mapping[str, float]:
-        """What the strategy measures, and how many different files any rank could not read; all ranks call it."""
+        """Return the strategy's metrics, and the number of files that any rank could not read; all ranks call it."""
         metrics = self.strategy.metrics()
         splits = [getattr(split, "whole", split) for split in (self.dataset.train, self.dataset.validation)]
         if not self.config.data.skip_unreadable or not hasattr(splits[0], "unreadable_mask"):
@@ -139,7 +138,7 @@ class Session:
         return {**metrics, "unreadable_images": int(np.count_nonzero(self.worker.collectives.all_reduce_sum(masks)))}
 
     def _train(self, progress_state: ProgressState) -> bool:
-        """Train; returns what `engine.fit` does, when all is written."""
+        """Train until all files are written, and return the result of `engine.fit`."""
         worker, dataset, config, place = self.worker, self.dataset, self.config, self.place
         with contextlib.ExitStack() as cleanup:
             output = None
@@ -189,7 +188,7 @@ class Session:
                 saved=self._report_saved,
                 commits=self.commits,
             )
-            # A checkpoint that is being written is finished after a failure too; meanwhile this rank is not stuck.
+            # After a failure, the pending checkpoint is still written; meanwhile this rank does not count as stuck.
             if not self.commits:
                 cleanup.push(note_failure)
             return engine.fit(engine.Run(self, schedule, reporter, saver, progress_state))
@@ -219,7 +218,7 @@ class Session:
 
 
 def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState | None) -> int:
-    """As flags say; without them a resumed run keeps its own, on another number of ranks as well."""
+    """Return the global batch size of the flags; without them a resumed run keeps its size, on any number of ranks."""
     flags = config.schedule
     if state and flags.batch_size is None and flags.global_batch_size is None:
         return state.schedule["global_batch_size"]
@@ -230,7 +229,7 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
     """Restore the growth of the global batch under --batch-ramp auto, which follows the gradient noise scale.
 
     Raises:
-        UserError: there is nothing to measure it by.
+        UserError: there is only one part of a batch, so the noise scale cannot be measured.
     """
     if not worker.num_parts:
         raise UserError(
@@ -242,12 +241,12 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
 
 
 def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, place: Placement) -> TrainState | None:
-    """The state to resume, on every rank, or None; weights of --init-from go straight into the worker."""
+    """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
     output = config.output
     if not (output.resume or output.init_from):
         return None
     state = None
-    if place.rank == 0:  # and checks all of it: what the others receive is right
+    if place.rank == 0:  # it checks all of it, so the other ranks receive valid state
         state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn)
         now = arithmetic.describe(config, worker.versions())
         if output.resume and (changed := arithmetic.differences(now, state.versions)):

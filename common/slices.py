@@ -1,13 +1,13 @@
-"""Bit for bit: which slices of a global batch a rank has, and the one order in which their gradients are added.
+"""Slices of a global batch that each rank has, and the fixed order in which their gradients are added.
 
-With `--slices V` a global batch is cut into V slices, whatever the number of ranks, and each slice has its own forward
-and backward pass. Floating-point sums depend on their order, so all of them follow one binary tree over the numbers of
-the slices, which depends on V alone:
+With `--slices V` a global batch is cut into V slices, whatever the number of ranks, and each slice has a separate
+forward and backward pass. Floating-point sums depend on their order, so all of them follow one binary tree over the
+slice numbers, which depends only on V:
 
     (0, 8) = (0, 4) + (4, 8),  (0, 4) = (0, 2) + (2, 4),  (0, 2) = (0, 1) + (1, 2), ...
 
-A rank has slices that follow one another. It adds them up as far as the tree goes within them, which leaves it one sum
-where the number of ranks is a power of two that divides V, and a few else; ranks add those up by the same tree.
+A rank has consecutive slices. It adds them up as far as the tree goes within them, which leaves one sum if the number
+of ranks is a power of two that divides V, and otherwise a few; the ranks add those up by the same tree.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 Node = tuple[int, int]
-"""The sum of the slices [first, end)."""
+"""Node of the tree: the sum of the slices [first, end)."""
 
 
 Value = TypeVar("Value")
-"""A tensor or an array of either framework."""
+"""Tensor or array of either framework."""
 
 
 def own_slices(rank: int, world_size: int, num_slices: int) -> range:
-    """Numbers of the slices that a rank has: as many as another one has, or one more."""
+    """Return the numbers of a rank's slices; the ranks' shares differ by at most one slice."""
     return range(rank * num_slices // world_size, (rank + 1) * num_slices // world_size)
 
 
 class TreeSum(Generic[Value]):
-    """A sum over slices in the order of the tree, in whatever order they come.
+    """Sum over slices in the order of the tree, in whatever order they are added.
 
-    It keeps one value for each part of the tree that is there and whose other half is not.
+    It keeps one value for each node whose sibling is still missing.
     """
 
     def __init__(self, num_slices: int, *, add: Callable[[Any, Any], Any] = operator.iadd) -> None:
-        """`add` may change its first argument and return that."""
+        """Start an empty sum; `add` may change its first argument in place and return it."""
         self._num_slices, self._add = num_slices, add
         self.partial: dict[Node, Value] = {}
-        """The sums so far, none of which can be added to another one yet."""
+        """Sums so far, no two of which can be added yet."""
 
     def add(self, node: Node, value: Value) -> None:
-        """Add the value of a slice, or a sum that is a node of the tree; it may be changed in place."""
+        """Add the value of a slice or another node of the tree; the value may be changed in place."""
         while node != (0, self._num_slices):
             parent, left, right = _family(node, self._num_slices)
             other = self.partial.pop(left if node == right else right, None)
@@ -57,12 +57,12 @@ class TreeSum(Generic[Value]):
 
     @property
     def total(self) -> Value:
-        """The sum of all slices, which are all there."""
+        """Sum of all slices; all must have been added."""
         return self.partial[0, self._num_slices]
 
 
 def own_nodes(rank: int, world_size: int, num_slices: int) -> tuple[Node, ...]:
-    """The sums that a rank's own slices come to, in the order of their numbers."""
+    """Return the nodes to which a rank's slices add up, in the order of slice numbers."""
     own = own_slices(rank, world_size, num_slices)
 
     def within(node: Node) -> list[Node]:
@@ -111,10 +111,10 @@ class SumPlan:
 def adds_in_order(
     all_reduce: Callable[[np.ndarray], np.ndarray], size: int, *, rank: int, world_size: int, num_slices: int
 ) -> bool:
-    """Whether a library's all-reduce of `size` elements adds up in the order of the tree; all ranks call it.
+    """Return whether a library's all-reduce of `size` elements adds up in the order of the tree; all ranks call it.
 
     Args:
-        all_reduce: the sum of a float32 array of each rank, in an order that depends on the size alone.
+        all_reduce: sums float32 arrays over all ranks, in an order that depends only on their size.
     """
     if size < SMALLEST_TRIAL or any(len(own_nodes(other, world_size, num_slices)) > 1 for other in range(world_size)):
         return False
@@ -128,10 +128,10 @@ def adds_in_order(
 
 
 def trial(rank: int) -> np.ndarray:
-    """Float32 (4093,): numbers of a rank whose sum over ranks shows in which order a library adds them up.
+    """Return float32 (4093,) numbers of a rank whose sum over ranks shows in which order a library adds them up.
 
-    Each order rounds otherwise. Of each eight numbers one is so small that it shows as well whether sums below the
-    smallest normal number, 2^-126, count as 0.
+    Each order rounds differently. One of every eight numbers is so small that the sum also shows whether the library
+    flushes sums below the smallest normal number, 2^-126, to 0.
     """
     draw = np.random.default_rng(rank)
     values = draw.standard_normal(_TRIAL_PERIOD, np.float32) * np.exp2(draw.integers(-12, 13, _TRIAL_PERIOD))
@@ -140,9 +140,9 @@ def trial(rank: int) -> np.ndarray:
 
 
 _TRIAL_PERIOD = 4093
-"""A prime, so that the parts into which a library cuts a repetition of them begin at other numbers."""
+"""Prime length, so that the chunks into which a library cuts a repetition of the numbers start at different ones."""
 SMALLEST_TRIAL = 1024
-"""Elements of a sum, of which fewer might be equal by chance."""
+"""Minimum number of elements of a trial; with fewer, two orders might give equal sums by chance."""
 
 
 def _halves(node: Node) -> tuple[Node, Node]:
@@ -153,7 +153,7 @@ def _halves(node: Node) -> tuple[Node, Node]:
 
 @functools.cache
 def _family(node: Node, num_slices: int) -> tuple[Node, Node, Node]:
-    """The sum that a node other than the whole enters into, and the two halves of that."""
+    """Return the parent of a node other than the root, and the parent's two halves."""
     parent = (0, num_slices)
     while node not in (halves := _halves(parent)):
         parent = halves[node[0] >= halves[1][0]]

@@ -1,4 +1,4 @@
-"""What a trainer does before it builds anything: find its rank, parse its flags, refuse what cannot run."""
+"""Start of a trainer, before it builds anything: find its rank, parse its flags, refuse what cannot run."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from allstep.common.strategies import print_strategies
 
 
 class Strategies(Protocol):
-    """The functions of a framework's package `strategies` that the start needs."""
+    """Functions of a framework's package `strategies` that `start` needs."""
 
     STRATEGIES: tuple[str, ...]
 
     def check(self, config: TrainConfig, place: Placement) -> None:
-        """Refuse what the chosen strategy cannot do."""
+        """Refuse a configuration that the chosen strategy does not support."""
         ...
 
     def availability(self, name: str) -> str | None:
-        """Why this machine cannot run a strategy, or None where it can."""
+        """Return why this machine cannot run a strategy, or None if it can."""
         ...
 
     def num_ranks_to_spawn(self, config: TrainConfig, place: Placement) -> int:
-        """How many ranks this process has to start on this host; 0 where it is a rank itself."""
+        """Return the number of ranks that this process has to start on this host; 0 if it is a rank itself."""
         ...
 
 
 def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[TrainConfig, Placement]:
-    """The configuration of a run, from the command line of this process or from `argv`, and this rank's place in it.
+    """Return a run's configuration, from this process's command line or from `argv`, and this rank's placement.
 
-    Neither NumPy nor the framework is imported before --help and mistakes in the flags have been answered.
+    --help and errors in the flags are printed before NumPy or the framework is imported.
 
     Raises:
-        UserError: a flag is wrong, or the run cannot be what it asks for.
-        SystemExit: nothing is to be trained here: --help or --list-strategies is answered, or the ranks that this
-            process had to start have ended.
+        UserError: a flag is wrong, or the run cannot be as configured.
+        SystemExit: this process has nothing to train: it has printed --help or the strategies, or the ranks that it
+            started have ended.
     """
     place = placement()
     config = parse(strategies.STRATEGIES, place, argv)

@@ -1,7 +1,6 @@
-"""Steps that have been started and whose losses nobody has looked at yet.
+"""Training steps that have been started and whose results have not been read yet.
 
-Looking at the result of a step waits for the device that computes it. So the engine starts the next step first, and a
-GPU never waits for the host.
+Reading a result waits for the device, so the engine first starts the next step, and a GPU never waits for the host.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from allstep.common.progress import Progress
 from allstep.common.worker import StepResult
 
 DIVERGED = "expected a finite"
-"""How the error of a run begins whose learning rate was too high."""
+"""Start of the error message of a run that has diverged."""
 
 
 @dataclass(frozen=True)
 class StartedStep:
-    """A training step, from its start to the moment at which its result is looked at."""
+    """Training step, from its start until its result is read."""
 
     number: int
-    """From 1, over all epochs."""
+    """Step number, from 1, over all epochs."""
     batch: Batch
     learning_rate: float
     loss_scale: float | None
-    """None but with --precision fp16."""
+    """Loss scale with --precision fp16, else None."""
     result: StepResult
 
     def loss_sum(self) -> float:
-        """The sum of the losses of this rank's samples, once the device has computed it.
+        """Wait for the device, and return the sum of the losses of this rank's samples.
 
         Raises:
-            UserError: it is not finite.
+            UserError: the sum is not finite.
         """
-        # With --slices rank 0 has the losses of all.
+        # With --slices, rank 0 has the losses of all samples.
         loss_sum = float(self.result) if self.batch.num_samples or self.batch.slices else 0.0
         if not math.isfinite(loss_sum):
             raise UserError(
@@ -51,7 +50,7 @@ class StartedStep:
 
 
 class StepsInFlight:
-    """The started steps of an epoch, oldest first; what they come to goes into the progress of the run."""
+    """Started steps of an epoch, oldest first; their results are added to the progress of the run."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class StepsInFlight:
         """Start the clock of the epoch.
 
         Args:
-            most: how many may be under way while the next one is prepared.
+            most: number of steps that may be in flight while the next one is prepared.
             num_parts: see `Worker`.
             on_result: called with each step and the sum of its losses, in order.
         """
@@ -73,16 +72,17 @@ class StepsInFlight:
         self._clock_started = time.perf_counter()
 
     def add(self, step: StartedStep) -> None:
-        """Add a step, and look at the results of those that are more than may be under way."""
+        """Add a step, and read the results of the oldest ones until at most `most` are in flight."""
         self._steps.append(step)
         self._finish(self._most)
 
     def finish(self) -> None:
-        """Look at the results of all."""
+        """Read the results of all steps."""
         self._finish(0)
 
     def restart_clock(self) -> float:
-        """Seconds since the clock was started; unless the caller counts them, they are none of training."""
+        """Restart the clock, and return the seconds since its last start; they count as training only if the caller
+        counts them."""
         before, self._clock_started = self._clock_started, time.perf_counter()
         return self._clock_started - before
 

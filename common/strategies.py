@@ -1,4 +1,4 @@
-"""What both frameworks do with their tables of strategies: check their flags, and list them."""
+"""Checks of flags, launchers and versions, and settings of Horovod, that the strategies of both frameworks share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from allstep.common.registry import STRATEGIES, TITLES
 
 
 def many_gradients(names: Sequence[str]) -> str:
-    """Gradients in words, for a report of what a rank waits for."""
+    """Describe gradients, for the report of what a rank waits for."""
     return f"{len(names)} gradients, from {names[0]} to {names[-1]}"
 
 
 SUM_OF_SLICES = "the sum of the slices' gradients"
-"""With --slices: what ranks wait for, in a report of it."""
+"""Description, with --slices, of what ranks wait for."""
 
 
 def check_flags(config: TrainConfig, framework: str) -> None:
-    """Refuse flags that the framework or the chosen strategy would not look at, and a network of the other framework.
+    """Refuse flags that the framework or the chosen strategy would ignore, and a network of the other framework.
 
     Raises:
-        UserError: names the flag and the strategies that it is for.
+        UserError: a flag would be ignored; the message names it and the strategies that use it.
     """
     check_model(config.model, framework)
     check_decode(config, framework)
@@ -49,15 +49,15 @@ def check_flags(config: TrainConfig, framework: str) -> None:
 
 
 def named(place: Placement) -> str:
-    """What started the ranks, in words."""
+    """Return the name of what started the ranks."""
     return "RANK and WORLD_SIZE" if place.launcher == BY_HAND else place.launcher or "no launcher"
 
 
 def check_one_process(name: str, place: Placement, *, instead: str) -> None:
-    """Refuse a launcher of several ranks for a strategy of one process.
+    """Refuse several ranks for a strategy of one process.
 
     Raises:
-        UserError: recommends the strategies `instead`.
+        UserError: the job has several ranks; the message recommends the strategies `instead`.
     """
     if place.world_size > 1:
         raise UserError(
@@ -67,20 +67,20 @@ def check_one_process(name: str, place: Placement, *, instead: str) -> None:
 
 
 def check_launcher_of_horovod(place: Placement, *, user: str = "--strategy horovod", instead: str = "") -> None:
-    """Refuse ranks of which Horovod knows nothing: each would take itself for the only one, or abort.
+    """Refuse ranks from a launcher unknown to Horovod: each rank would train as the only one, or abort.
 
     Args:
-        user: who needs Horovod, for the message.
+        user: flag or feature that needs Horovod, for the message.
 
     Raises:
-        UserError: recommends horovodrun, and the strategy `instead`.
+        UserError: the launcher is unknown to Horovod; the message recommends horovodrun, and the strategy `instead`.
     """
     if place.launcher in ("torchrun", BY_HAND):
         raise UserError(
             f"expected horovodrun, mpirun or srun for {user}, received {named(place)}; start it by "
             f"horovodrun -np {place.world_size}{f', or give --strategy {instead}' if instead else ''}"
         )
-    # What an MPI reads of srun; Cray's has PALS_*.
+    # Variables of srun that MPI libraries read; Cray's reads PALS_*.
     if place.launcher == "srun" and not any(name.startswith(("PMI", "PALS_")) for name in os.environ):
         raise UserError(
             f"expected srun --mpi=pmix for {user}, received srun that says nothing to MPI; start it by that, or by "
@@ -89,13 +89,13 @@ def check_launcher_of_horovod(place: Placement, *, user: str = "--strategy horov
 
 
 def check_version(package: str, version: str, oldest: tuple[int, int], newest: tuple[int, int]) -> None:
-    """Refuse a version of a framework for which nothing here was written.
+    """Refuse an unsupported version of a framework.
 
     Args:
-        oldest, newest: major and minor number of those that it was.
+        oldest, newest: major and minor number of the supported versions.
 
     Raises:
-        UserError: names the range.
+        UserError: the version is not supported; the message names the range.
     """
     found = tuple(map(int, version.split(".")[:2]))
     if not oldest <= found <= newest:
@@ -104,11 +104,11 @@ def check_version(package: str, version: str, oldest: tuple[int, int], newest: t
 
 
 def print_strategies(names: Sequence[str], availability: Callable[[str], str | None], place: Placement) -> None:
-    """Print each strategy and whether this machine can run it: the answer to --list-strategies.
+    """Print each strategy and whether this machine can run it, for --list-strategies.
 
     Args:
-        availability: for a name, why this machine cannot run it, or None where it can.
-        place: rank 0 alone prints.
+        availability: returns why this machine cannot run the strategy of a name, or None if it can.
+        place: only rank 0 prints.
     """
     if place.rank:
         return
@@ -118,23 +118,23 @@ def print_strategies(names: Sequence[str], availability: Callable[[str], str | N
         print(f"{name:{width}}  {'available' if reason is None else f'not available: {reason}'}")
 
 
-# Horovod's own, 128 MiB, has every gradient copied into a buffer and out of it. A GPU does not mind; a CPU needs longer
-# for that than MPI needs for the sum: 1.5 of 46 ms a step of the CNN of `benchmarks/proofs/overhead.py`.
+# With Horovod's default of 128 MiB, every gradient is copied into a buffer and out of it. That is cheap on a GPU, but
+# takes a CPU longer than MPI takes for the sum: 1.5 of 46 ms per step of the CNN of `benchmarks/proofs/overhead.py`.
 FUSION_THRESHOLD_ON_CPU = 2**20
 
 
 def use_gloo_alone(place: Placement) -> None:
-    """Have Horovod communicate by Gloo in a process that no launcher has started: it has no MPI job to join."""
+    """Make Horovod communicate by Gloo in a process without a launcher, which has no MPI job to join."""
     if place.launcher is None:
         os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
         os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
 
 
 def configure_horovod(place: Placement, flags: StrategyConfig, *, on_gpu: bool) -> None:
-    """Set what the job and its flags need in the environment, which Horovod reads when it is initialised.
+    """Set the environment variables that the job and its flags need; Horovod reads them when it is initialised.
 
     Raises:
-        UserError: the timeline cannot be written.
+        UserError: the timeline file cannot be written.
     """
     use_gloo_alone(place)
     if flags.autotune:
@@ -145,9 +145,9 @@ def configure_horovod(place: Placement, flags: StrategyConfig, *, on_gpu: bool) 
         os.environ["HOROVOD_TIMELINE"] = str(flags.timeline)
         with contextlib.suppress(OSError):
             flags.timeline.absolute().parent.mkdir(parents=True, exist_ok=True)
-    timeline = os.environ.get("HOROVOD_TIMELINE") or "DYNAMIC"  # which is started by a call, and names no file
+    timeline = os.environ.get("HOROVOD_TIMELINE") or "DYNAMIC"  # DYNAMIC is no file: a call starts that timeline
     if place.rank == 0 and timeline != "DYNAMIC":
-        try:  # Horovod itself trains on without a word
+        try:  # Horovod ignores this error silently
             os.close(os.open(timeline, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
         except OSError as error:
             raise UserError(
@@ -160,11 +160,11 @@ def check_horovod(place: Placement, op: str, *, size: int, mpi_enabled: bool) ->
     """Refuse an initialised Horovod that does not fit the job.
 
     Args:
-        size, mpi_enabled: what Horovod says of itself.
+        size, mpi_enabled: values that Horovod returns.
 
     Raises:
         Fault: the launcher started another number of ranks than Horovod sees.
-        UserError: adasum on this number of ranks, or without MPI.
+        UserError: adasum cannot run on this number of ranks, or without MPI.
     """
     if size != place.world_size:
         raise Fault(

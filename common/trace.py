@@ -1,11 +1,11 @@
-"""What --trace keeps of each step: 64-bit digests of what went in, of gradients and of weights, on every rank.
+"""Traces of --trace: 64-bit digests of each step's inputs, gradients and weights on every rank.
 
-Each rank has two files in the folder `trace` of the output directory: `rank-N.json` says what the columns are and where
-the run was, `rank-N.digests` is a ring of rows, one a step. The ring is mapped into memory, so that it has every step
+Each rank has two files in the folder `trace` of the output directory: `rank-N.json` describes the columns and the run's
+machine, and `rank-N.digests` is a ring buffer with a row per step. The ring is mapped into memory, so it has every step
 that ended before the process was killed. `allstep bisect` compares the traces of two runs.
 
-Digests of arrays in a GPU's memory are not those of `digest.py`, but are computed there. 0 stands for what was not
-recorded.
+Digests of arrays in GPU memory are computed on the GPU, and differ from those of `digest.py`. A digest of 0 means "not
+recorded".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_HEADER_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class Header:
-    """What a rank's digests are of, and where and how the run was."""
+    """Columns of a rank's digests, and the machine and configuration of the run."""
 
     rank: int
     world_size: Count
@@ -51,28 +51,28 @@ class Header:
     host: str
     processor: str
     device: str
-    """cpu or cuda."""
+    """Device type: cpu or cuda."""
     num_threads: int | None
-    """OMP_NUM_THREADS, where it was set."""
+    """Value of OMP_NUM_THREADS, if it was set."""
     versions: dict[str, str]
     config: dict[str, Any]
-    """The flags, as config.yaml has them."""
+    """Flags as in config.yaml."""
     slices: Count | None
-    """Parts of a global batch with gradients of their own, as `StrategyConfig.num_slices`."""
+    """Number of parts of a global batch with separate gradients, as in `StrategyConfig.num_slices`."""
     activations: tuple[str, ...]
-    """Modules with weights of their own by name, in the order in which backward comes to them."""
+    """Names of the modules that directly hold weights, in the order of the backward pass."""
     parameters: tuple[str, ...]
-    """Trainable weights by name, in the same order."""
+    """Names of the trainable weights, in the same order."""
     format: Count = FORMAT
 
     @property
     def num_parts(self) -> int:
-        """Parts of a global batch that are looked at by themselves: slices, or what this rank has of it."""
+        """Number of parts of a global batch with separate digests: the slices, or 1 for this rank's share."""
         return self.slices or 1
 
     @property
     def row_type(self) -> np.dtype:
-        """The fields of a row, in the order in which a fault that enters in one of them comes to the next."""
+        """Type of a row; the fields are in the order in which a fault spreads from one to the next."""
         activations, parameters = len(self.activations), len(self.parameters)
         return np.dtype(
             [
@@ -90,7 +90,7 @@ class Header:
 
     @property
     def num_rows(self) -> int:
-        """Of the ring."""
+        """Number of rows of the ring."""
         return min(_MOST_ROWS, max(2, _RING_BYTES // self.row_type.itemsize))
 
 
@@ -104,7 +104,7 @@ def header_of(
     device: str,
     versions: Mapping[str, str],
 ) -> Header:
-    """The header of this rank."""
+    """Return the header of this rank."""
     return Header(
         rank=place.rank,
         world_size=place.world_size,
@@ -127,10 +127,10 @@ class Recorder:
     """Writes the trace of this rank."""
 
     def __init__(self, folder: Path, header: Header, step: int) -> None:
-        """Go on with the trace that is there, where it is of this run in the same form; else begin one.
+        """Continue the existing trace if it has the same header fields, or else start a new one.
 
         Args:
-            step: completed ones.
+            step: number of completed steps.
 
         Raises:
             UserError: the folder cannot be written.
@@ -144,12 +144,12 @@ class Recorder:
                 files.digests.unlink(missing_ok=True)
             write_whole(files.header, json.dumps(to_json(header)))
             with open(files.digests, "ab", opener=regular) as stream:
-                # A disk that is full is an error here, and would end the process where the mapped ring is written.
+                # A full disk is an error here; without this call, writing to the mapped ring would kill the process.
                 os.posix_fallocate(stream.fileno(), 0, size)
             self._ring = np.memmap(files.digests, row_type, "r+", shape=(header.num_rows,))
 
     def begin(self, batch: Batch, learning_rate: float) -> np.ndarray:
-        """The row of the next step, () of the header's type, with what goes into it; digests of 0 are to come."""
+        """Return the row of the next step, () of the header's type, with step, inputs, targets and rate filled in."""
         self._step += 1
         row = np.zeros((), self.header.row_type)
         row["step"], row["learning_rate"] = self._step, np.float64(learning_rate).view(np.int64)
@@ -163,16 +163,16 @@ class Recorder:
         return row
 
     def write(self, row: np.ndarray) -> None:
-        """Keep a row, in the place of the oldest where the ring is full."""
+        """Write a row to the ring, over the oldest one if the ring is full."""
         place = self._ring[int(row["step"]) % len(self._ring)]
-        place["step"] = 0  # a row that is half written when the process is killed counts as none
+        place["step"] = 0  # a row that is half written when the process is killed does not count
         for name in (self.header.row_type.names or ())[1:]:
             place[name] = row[name]
         place["step"] = row["step"]
 
 
 OpenRecorder = Callable[[Sequence[str], Sequence[str]], Recorder]
-"""Names of modules and of weights, in the order of backward -> the recorder of their digests."""
+"""Function that takes names of modules and of weights, in the order of the backward pass, and returns a recorder."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class _Files:
 
 
 def _goes_on(files: _Files, header: Header, size: int) -> bool:
-    """Whether the files hold rows of the same columns, of as many ranks."""
+    """Return whether the files hold rows that this run can continue: with the same columns and number of ranks."""
     if not (files.header.exists() and files.digests.exists() and files.digests.stat().st_size == size):
         return False
     try:
@@ -202,24 +202,24 @@ def _goes_on(files: _Files, header: Header, size: int) -> bool:
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of a run."""
+    """Trace of a run."""
 
     headers: tuple[Header, ...]
-    """By rank."""
+    """Headers by rank."""
     rows: tuple[np.ndarray, ...]
-    """By rank, of the header's type, in the order of steps."""
+    """Rows by rank, of the header's type, in the order of steps."""
 
     @property
     def first(self) -> Header:
-        """Of rank 0."""
+        """Header of rank 0."""
         return self.headers[0]
 
 
 def read(output_dir: Path) -> Trace:
-    """The trace that a run has left in its output directory.
+    """Read the trace in the output directory of a run.
 
     Raises:
-        UserError: there is none, it is damaged, or that of a rank is missing.
+        UserError: the trace is damaged, or that of a rank is missing.
     """
     folder = output_dir / FOLDER
     if not (folder / "rank-0.json").exists():
@@ -239,7 +239,7 @@ def read(output_dir: Path) -> Trace:
 
 
 _OWN: Mapping[str, Any] = {"host": "", "processor": "", "local_size": 1, "num_threads": None}
-"""What ranks of one run may have of their own."""
+"""Header fields that may differ between ranks of one run."""
 
 
 def _read_header(path: Path) -> Header:

@@ -1,7 +1,7 @@
-"""Functions in a file of the user's own, as `--dataset FILE.py:load` names them: imported by every rank, once.
+"""Functions in a file of the user, such as `--dataset FILE.py:load`, which every rank imports once.
 
-Such a file is code, and does what it likes. So only a flag names one, never a checkpoint or a folder of data, and a
-line of rank 0 says that it is imported.
+Such a file is arbitrary code. So only a flag can name one, never a checkpoint or a folder of data, and rank 0 prints a
+line when it is imported.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from allstep.common.process.errors import UserError, shown, summary
 from allstep.common.process.terminal import print_line
 
 PROGRAM = "program"
-"""The name of a model or a data set that a program hands over (`common.program`), and no flag can."""
+"""Name of a model or a data set that a program passes as an object (see `common.program`), which no flag can."""
 
 
 def import_function(path: Path, name: str, flag: str) -> Callable[..., Any]:
-    """The function of that name in a file.
+    """Return the function of that name in a file.
 
     Args:
-        flag: that names them, for messages.
+        flag: the flag that names file and function, for error messages.
 
     Raises:
         UserError: the file cannot be imported, or has no such function.
@@ -38,7 +38,7 @@ def import_function(path: Path, name: str, flag: str) -> Callable[..., Any]:
 
 
 def import_for(framework: str, path: Path, name: str, flag: str) -> Callable[..., Any]:
-    """NAME_framework, where the file has it, or else NAME: a file may have a function for each framework.
+    """Return the function NAME_framework of a file if it exists, else NAME; a file may have one for each framework.
 
     Raises:
         UserError: see `import_function`.
@@ -47,7 +47,7 @@ def import_for(framework: str, path: Path, name: str, flag: str) -> Callable[...
 
 
 def find(path: Path, name: str, flag: str) -> Any:
-    """What a file has by that name, or None.
+    """Return the object of that name in a file, or None.
 
     Raises:
         UserError: the file cannot be imported.
@@ -61,10 +61,10 @@ def find(path: Path, name: str, flag: str) -> Any:
 
 
 def call(function: Callable[..., Any], *arguments: object, flag: str) -> Any:
-    """What the user's function returns.
+    """Call the user's function and return its result.
 
     Raises:
-        UserError: it raises something else; the message names the line.
+        UserError: the function raises an exception; the message names the line.
     """
     try:
         return function(*arguments)
@@ -84,8 +84,8 @@ def _imported(path: Path, flag: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader  # it is a file whose name ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses and pickle look for it
-    sys.path.append(str(path.parent))  # for the files beside it; last, so that it shadows nothing
+    sys.modules[name] = module  # dataclasses and pickle look it up there
+    sys.path.append(str(path.parent))  # for modules in its folder; last, so that they shadow nothing
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -95,25 +95,25 @@ def _imported(path: Path, flag: str) -> ModuleType:
 
 def _failed(error: Exception, what: str, flag: str) -> UserError:
     frames = traceback.extract_tb(error.__traceback__)
-    *_, frame = [frame for frame in frames if "site-packages" not in frame.filename]  # not the library's that it calls
+    *_, frame = [frame for frame in frames if "site-packages" not in frame.filename]  # in user code, not in a library
     if isinstance(error, SyntaxError):
         where = f"line {error.lineno} of {error.filename}"
     else:
         where = f"line {frame.lineno} of {frame.filename}"
-    return UserError(f"expected {what} for {flag}, received {shown(summary(error))} in {where}; mend it")
+    return UserError(f"expected {what} for {flag}, received {shown(summary(error))} in {where}; fix it")
 
 
 def check(word: str, flag: str) -> None:
-    """Refuse a file that is not there, before anything is spent.
+    """Refuse a file that does not exist, before the run does any work.
 
     Raises:
-        UserError: names it.
+        UserError: the file does not exist.
     """
     if (file := parse(word)) and not file[0].is_file():
         raise UserError(f"expected a Python file in {flag}, received {shown(word)}, which is not there; name another")
 
 
 def parse(word: str) -> tuple[Path, str] | None:
-    """File and function of FILE.py:FUNCTION; None where a word is not of that form."""
+    """Return file and function of FILE.py:FUNCTION, or None if `word` does not have that form."""
     file, _, function = word.rpartition(":")
     return (Path(file), function) if file.endswith(".py") and function.isidentifier() else None

@@ -1,7 +1,7 @@
-"""Weights in one canonical form, so that both frameworks start from, compare and exchange the same arrays.
+"""Weights in a canonical form, so that both frameworks start from, compare and exchange the same arrays.
 
-Canonical are PyTorch's names and layouts: `conv1.weight` is (out, in, height, width), `fc1.weight` is (out, in)
-and, after a flatten, its inputs are ordered (channels, height, width). A batch norm has `weight`, `bias`,
+The canonical names and layouts are those of PyTorch: `conv1.weight` is (out, in, height, width), `fc1.weight` is
+(out, in) and, after a flatten, its inputs are ordered (channels, height, width). A batch norm has `weight`, `bias`,
 `running_mean` and `running_var`.
 """
 
@@ -15,10 +15,10 @@ import numpy as np
 
 
 def initial_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarray]:
-    """Initial float32 weights for canonical names and shapes; they depend on `seed` and the names alone.
+    """Return initial float32 weights for canonical names and shapes; they depend only on `seed`, names and shapes.
 
     Weights with two or more axes are uniform in +-sqrt(6 / fan_in) (He et al. 2015, equation 10, in its uniform
-    form). Of the others, the scales and variances of batch norms are one; biases and means are zero.
+    form). Scales and variances of batch norms are one; biases and means are zero.
     """
     return {name: _initial(name, shape, seed) for name, shape in shapes.items()}
 
@@ -33,13 +33,13 @@ def _initial(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """64 bits for what a rank draws at random in the step after `step` others."""
+    """Return a 64-bit seed for the random numbers of a rank in the step after `step` steps."""
     digest = hashlib.sha256(f"step {seed} {step} {rank}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
 def checksum(weights: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over names, types, shapes and values; equal for equal weights in either framework."""
+    """Return the SHA-256 over names, types, shapes and values, which is equal for equal weights in either framework."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         array = np.ascontiguousarray(weights[name])

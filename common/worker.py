@@ -1,4 +1,4 @@
-"""What the engine asks of a framework: the protocol that `pytorch/worker.py` and `tensorflow/worker.py` implement."""
+"""Protocol between the engine and a framework, implemented by `pytorch/worker.py` and `tensorflow/worker.py`."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from allstep.common.trace import OpenRecorder
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step that has been started; reading a number of it waits for the device."""
+    """Result of a step that has been started; converting a field to a number waits for the device."""
 
     loss_sum: SupportsFloat
-    """The sum of the losses of this rank's samples; with --slices that of all on rank 0, and 0 on the others."""
+    """Sum of the losses of this rank's samples. With --slices, rank 0 has the sum over all ranks, the others have 0."""
     overflow: SupportsInt = 0
-    """Above 0 where a gradient of any rank was not finite, so that no rank has changed a weight; with fp16 alone."""
+    """Above 0 if a gradient of any rank was not finite, so that all ranks skipped the update; only with fp16."""
     squares_of_parts: SupportsFloat = 0.0
-    """In a step that `noise_scale` measures: the squares of the norms of the gradients of the parts' mean losses, added
-    up over the parts of this rank."""
+    """Sum over this rank's parts of the squared norm of the gradient of the part's mean loss, in steps that
+    `common.noise_scale` measures."""
     square_of_average: SupportsFloat = 0.0
-    """In such a step: the square of the norm of the averaged gradient."""
+    """Squared norm of the averaged gradient, in the same steps."""
 
     def __float__(self) -> float:
         return float(self.loss_sum)
 
 
 class StepTrace(Protocol):
-    """Writes digests of each step of a worker."""
+    """Writes digests of each step that a worker trains."""
 
     def close(self) -> None:
-        """Write those that are left, which a GPU has computed since."""
+        """Wait for the digests that a GPU is still computing, and write them."""
         ...
 
 
 class Worker(Protocol):
-    """A network, its optimizer and a device, driven step by step by the engine."""
+    """Network, optimizer and device, driven step by step by the engine."""
 
     framework: str
     """pytorch or tensorflow."""
@@ -49,97 +49,97 @@ class Worker(Protocol):
     device: Any
     """The device, as the framework names it."""
     num_parts: tuple[int, ...]
-    """Into how many parts a global batch is cut whose gradients are seen one by one: by ranks, a rank's slice by its
-    devices, a device's samples by passes. Empty where there is one part, or the strategy hides them."""
+    """Numbers of parts of a global batch whose gradients can be seen separately: ranks, then devices of a rank, then
+    passes of a device. Empty if there is one part, or the strategy does not expose the parts' gradients."""
 
     def compile(self, batch: Batch) -> None:
-        """Under --compile: compile the step for batches of this size, by taking one and restoring the state.
+        """Compile the step for batches of this size by running it once and restoring the state; only with --compile.
 
-        All ranks call it with their slices of one global batch.
+        Collective: all ranks call it with their slices of one global batch.
         """
         ...
 
     def trace(self, open_recorder: OpenRecorder) -> StepTrace:
-        """Write digests of each step from here on; see `common.trace`."""
+        """Start to write digests of each step; see `common.trace`."""
         ...
 
     def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
-        """One optimizer step on the global batch of which `batch` is this rank's slice.
+        """Start one optimizer step on the global batch of which `batch` is this rank's slice.
 
         Args:
-            loss_scale: see `common.loss_scale`; 1 but with --precision fp16.
+            loss_scale: see `common.loss_scale`; always 1 without --precision fp16.
         """
         ...
 
     def eval_step(self, batch: Batch) -> tuple[float, float]:
-        """Sums over this rank's samples of the loss and of the metric (`common.losses.metric_of`)."""
+        """Return the loss and the metric (`common.losses.metric_of`), each summed over this rank's samples."""
         ...
 
     def evaluating(self) -> AbstractContextManager:
-        """Within it `eval_step` may be called, with --slices by each rank as often as it has slices.
+        """Return a context in which `eval_step` may be called, with --slices once for each slice of the rank.
 
-        All ranks call it.
+        Collective: all ranks call it.
         """
         ...
 
     def averaged_weights(self) -> AbstractContextManager:
-        """Within it, evaluation and export see the moving averages of the weights, where --ema keeps them.
+        """Return a context in which evaluation and export use the moving averages of the weights, if --ema is given.
 
-        All ranks call it.
+        Collective: all ranks call it.
         """
         ...
 
     def average_statistics(self) -> None:
-        """Give all ranks the mean of the running statistics that batch norms keep of each rank's samples.
+        """Average over all ranks the running statistics that batch norms keep of each rank's samples.
 
-        Training does not read them, and they are moving averages, which are linear: it does not matter how often they
-        are averaged (but for a step without samples for some rank, which leaves that rank's as they were). All ranks
-        call it; it does nothing in a network that has no such statistics.
+        Training does not read them, and moving averages are linear, so it does not matter how often they are averaged
+        (except that a step without samples for a rank leaves that rank's statistics unchanged). Collective: all ranks
+        call it. It does nothing if the network has no such statistics.
         """
         ...
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Trainable weights by name, in the framework's own layout and without a copy where possible.
+        """Yield trainable weights with their names, in the framework's layout and without a copy where possible.
 
-        A weight that several devices of this process hold comes once for each, one after the other.
+        A weight that several devices of this process hold comes once per device, one after the other.
         """
         ...
 
     def export_weights(self) -> dict[str, np.ndarray]:
-        """All weights by canonical name and layout, the same in both frameworks (see `common.weights`).
+        """Return all weights by canonical name and layout, the same in both frameworks (see `common.weights`).
 
-        All ranks call it, since each may hold a part; what rank 0 gets is valid.
+        Collective: all ranks call it, since each may hold a part. Only the result on rank 0 is valid.
         """
         ...
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what `export_state` gives after the first step."""
+        """Return names and shapes of the arrays that `export_state` returns after the first step."""
         ...
 
     def export_state(self) -> dict[str, np.ndarray]:
-        """Weights as `model/NAME`, optimizer slots as `optimizer/NAME/SLOT` and moving averages of weights as
-        `ema/NAME`, all in canonical layout; a slot that is one number a weight has no axes.
+        """Return weights as `model/NAME`, optimizer slots as `optimizer/NAME/SLOT` and moving averages of weights as
+        `ema/NAME`, all in canonical layout. A slot with one number per weight tensor is an array without axes.
 
-        All ranks call it, since each may hold a part; what rank 0 gets is valid.
+        Collective: all ranks call it, since each may hold a part. Only the result on rank 0 is valid.
         """
         ...
 
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        """Restore what `arrays` has of the state, under the names of `export_state`, after `step` optimizer steps."""
+        """Restore the state after `step` optimizer steps from `arrays`, which have the names of `export_state`."""
         ...
 
     def pending_tensors(self) -> Sequence[str]:
-        """Names of the tensors whose all-reduce this rank may be waiting for in a training step.
+        """Return names of the tensors whose all-reduce this rank may be waiting for in a training step.
 
-        The collective in words where the strategy does not know its tensors; empty where nothing is known. The thread
-        that watches calls it, during steps alone.
+        A strategy that does not know its tensors describes the collective; the result is empty if nothing is known. The
+        watchdog thread calls it, and only during steps.
         """
         ...
 
     def versions(self) -> dict[str, str]:
-        """Versions of the libraries that compute."""
+        """Return versions of the libraries that compute."""
         ...
 
     def peak_memory_bytes(self) -> int:
-        """The most memory used so far: of the GPU where there is one, else of the process."""
+        """Return the peak memory so far: of the GPU if the worker has one, else of the process."""
         ...

@@ -1,7 +1,7 @@
-"""What a program of the user's own imports: `import allstep`, `from allstep.pytorch import Session`.
+"""Public interface for users' programs: `import allstep`, `from allstep.pytorch import Session`.
 
-This folder and the two in it hold nothing but names. The code is in common/, pytorch/ and tensorflow/ beside it,
-which setup.cfg puts into one package; pytorch/ and tensorflow/ themselves must have no `__init__.py`, so it is here.
+This folder and its two subfolders only define names. The code is in common/, pytorch/ and tensorflow/ next to it, which
+setup.cfg merges into one package. pytorch/ and tensorflow/ must not have an `__init__.py`, so theirs are here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from allstep.common.launch.from_python import launch
 
 __all__ = ["checkpoint", "launch"]
-
 
 
 def __getattr__(name: str) -> Any:

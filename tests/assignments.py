@@ -1,4 +1,4 @@
-"""Finds where a program changes what is another module's: its attributes, those of its classes, and `sys.argv`."""
+"""Finds where a program assigns to another module: its attributes, its classes' attributes, or `sys.argv`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PLACEHOLDER = re.compile(r"\{[^{}\n]*\}")
 
 
 def foreign_assignments(tree: ast.AST) -> Iterator[str]:
-    """Each as it is written. An object that a call has made belongs to whoever called, but for an imported module."""
+    """Yield the source of each such target. The result of a call counts as the caller's, except an imported module."""
     foreign = _foreign_names(tree)
     for node in ast.walk(tree):
         for target in _targets(node):
@@ -23,7 +23,7 @@ def foreign_assignments(tree: ast.AST) -> Iterator[str]:
 
 
 def _targets(node: ast.AST) -> Iterator[ast.AST]:
-    """What a statement assigns to or deletes, or a call of setattr or delattr changes."""
+    """Yield the targets that a statement assigns to or deletes, or that a call of setattr or delattr changes."""
     if isinstance(node, (ast.Assign, ast.Delete)):
         targets = node.targets
     elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
@@ -38,7 +38,7 @@ def _targets(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _foreign_names(tree: ast.AST) -> set[str]:
-    """Names of what is imported, and of what is taken out of it without a call."""
+    """Return the imported names, and the names assigned from them without a call."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -59,7 +59,7 @@ def _is_foreign(value: ast.AST, names: set[str]) -> bool:
 
 
 def programs(tree: ast.AST) -> Iterator[ast.AST]:
-    """A program, and those that stand in its strings."""
+    """Yield a program and all programs inside its string literals."""
     yield tree
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share: states that follow from their step, and how to save and compare them."""
+"""Helpers for the tests of checkpoints: states that follow from their step, and functions to save and compare them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL_FILES = [*DATA_FILES, "manifest.json"]
 
 
 def state_of(step: int, arrays: dict[str, np.ndarray] | None = None) -> TrainState:
-    """A state that follows from its step alone: the oracle for what was saved."""
+    """Return a state that follows only from its step, the oracle for what was saved."""
     values = np.random.default_rng(step).standard_normal(12).astype(np.float32)
     return TrainState(
         framework="pytorch",
@@ -50,7 +50,7 @@ def refuse_warning(message: str) -> None:
 
 
 def save(output: Path, *steps: int, keep: int = 3, metrics: dict[int, float] | None = None) -> Path:
-    """Saves the states of `steps` and returns the checkpoints directory."""
+    """Save the states of `steps` and return the checkpoints directory."""
     with OutputDirectory(output, warn=refuse_warning) as locked:
         checkpoints = Checkpoints(locked, keep=keep)
         for step in steps:
@@ -60,7 +60,7 @@ def save(output: Path, *steps: int, keep: int = 3, metrics: dict[int, float] | N
 
 
 def forge(checkpoint: Path, **changes: object) -> None:
-    """Changes the manifest and makes its checksum right again, as an attacker can."""
+    """Change the manifest and recompute its checksum, as an attacker can."""
     content = json.loads((checkpoint / "manifest.json").read_text()) | changes
     del content["checksum"]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -69,7 +69,7 @@ def forge(checkpoint: Path, **changes: object) -> None:
 
 
 def forge_file(checkpoint: Path, name: str, data: bytes) -> None:
-    """Puts `data` in place of a file with arrays, and makes all checksums right."""
+    """Replace a file of arrays by `data`, and recompute all checksums."""
     (checkpoint / name).write_bytes(data)
     files = json.loads((checkpoint / "manifest.json").read_text())["files"]
     files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -1,4 +1,4 @@
-"""What tests of `allstep compare` share: cells and samples that are made up, and processes that are found."""
+"""Helpers for the tests of `allstep compare`: made-up cells and samples, and a search for launched processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from allstep.benchmarks.records.comparison import (
 SETTINGS = Settings(2, 2, 2, "digits", None, 2, 0.01, 0.9, 3, 1, True)
 OK = Outcome("ok", None, 1000.0, 9.0, None)
 TEST = "ALLSTEP_TEST"
-"""A variable that what a test launches inherits."""
+"""Environment variable by which processes launched by a test are found."""
 
 
 def cell(
@@ -54,12 +54,12 @@ def made(of: Cell, number: int, *outputs: Measured) -> Sample:
 
 
 def estimate(median: float, half: float = 0.0, num: int = 5) -> Estimate:
-    """Statistics with a confidence interval of +- `half`."""
+    """Return statistics with a confidence interval of +- `half`."""
     return Estimate(num, median, median, median - half, median + half, half, median - half, median + half)
 
 
 def result(of: Cell, **known: Any) -> CellResult:
-    """A cell that went well and may be compared, but for what is said to be known."""
+    """Return the result of a successful, comparable cell; `known` replaces or adds fields."""
     nothing = dict.fromkeys(
         ("reason", "startup_seconds", "seconds_to_target", "final_accuracy", "peak_memory_bytes_by_rank", "curve")
     )
@@ -69,7 +69,7 @@ def result(of: Cell, **known: Any) -> CellResult:
 
 
 def comparison(*cells: CellResult) -> ComparisonResult:
-    """compare.json with these cells."""
+    """Return the content of a compare.json with these cells."""
     return ComparisonResult(
         created="then", updated="now", finished=True, command="allstep compare", settings=SETTINGS, num_rounds=5,
         rules=(), environment=machine.describe(REPOSITORY, threads_per_rank=1), cells=cells,
@@ -77,7 +77,7 @@ def comparison(*cells: CellResult) -> ComparisonResult:
 
 
 def launched_processes(test: str) -> set[int]:
-    """All that still runs of what was started with this value of the variable TEST."""
+    """Return the running processes that were started with this value of the variable TEST."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

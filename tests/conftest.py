@@ -1,4 +1,4 @@
-"""What holds for every test process, before anything else is imported."""
+"""Settings for every test process, made before anything else is imported."""
 
 import gc
 import os
@@ -8,21 +8,21 @@ import gpus
 
 gpus.hide()
 
-# What is imported stays: no pass of the garbage collector while tests are collected, nor over it when they run.
+# Imported objects are never garbage: do not scan them while tests are collected or run.
 gc.disable()
 
 # Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
 import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
 from hypothesis import settings  # noqa: E402
 
-# A shell has what it runs in the background ignore Ctrl-C, and so would all that tests start and interrupt.
+# A shell makes its background jobs ignore Ctrl-C, and the processes that tests interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `make test` tells the makes below it that they are its own; those that tests start are a user's.
+# `make test` passes these to make; a make that a test starts must not take itself for its child.
 for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
     os.environ.pop(name, None)
 
-# The same examples in every run, and no time asserted: machines are noisy.
+# Use the same examples in every run, and assert no time: machines are noisy.
 settings.register_profile("allstep", derandomize=True, deadline=None)
 settings.load_profile("allstep")
 

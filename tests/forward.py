@@ -7,7 +7,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 
 def logits(model: str, weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
-    """Logits (n, classes) in float64 of normalised images (n, height, width, channels)."""
+    """Return logits (n, classes) in float64 of normalised images (n, height, width, channels)."""
     weights = {name: array.astype(np.float64) for name, array in weights.items()}
     features = np.moveaxis(images.astype(np.float64), 3, 1)
     if model == "cnn":
@@ -24,8 +24,8 @@ def logits(model: str, weights: dict[str, np.ndarray], images: np.ndarray) -> np
 
 
 def resnet_logits(model: str, weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
-    """Logits in float64 of resnet32 to resnet110 by He et al. 2016, section 4.2, and of wide-resnet by Zagoruyko and
-    Komodakis 2016, table 1, in evaluation: batch norm takes the running statistics."""
+    """Return logits in float64 of resnet32 to resnet110 by He et al. 2016, section 4.2, and of wide-resnet by Zagoruyko
+    and Komodakis 2016, table 1, in evaluation mode: batch norm uses the running statistics."""
     weights = {name: array.astype(np.float64) for name, array in weights.items()}
     features = np.moveaxis(images.astype(np.float64), 3, 1)
     wide = model == "wide-resnet"
@@ -68,7 +68,7 @@ def resnet_logits(model: str, weights: dict[str, np.ndarray], images: np.ndarray
 
 
 def shapes(model: str, image_shape: tuple[int, int, int], num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Canonical names and shapes of all weights."""
+    """Return canonical names and shapes of all weights."""
     height, width, channels = image_shape
     if model == "mlp":
         layers = {"fc1": (128, height * width * channels), "fc2": (128, 128), "fc3": (num_classes, 128)}

@@ -1,4 +1,4 @@
-"""What tests marked `gpu` need: the GPUs, which `conftest.py` hides from all other tests and what they start."""
+"""GPUs for tests marked `gpu`; `conftest.py` hides them from all other tests and their processes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import subprocess
 import pytest
 
 HIDDEN = "ALLSTEP_TEST_GPUS"
-"""Where `conftest.py` has put what CUDA_VISIBLE_DEVICES was, for the processes of pytest-xdist as well."""
+"""Variable that keeps the original CUDA_VISIBLE_DEVICES, also for the processes of pytest-xdist."""
 
 
 def hide() -> None:
-    """Have this process, and what it starts, see no GPU."""
+    """Hide all GPUs from this process and its children."""
     os.environ.setdefault(HIDDEN, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def need(number: int = 1) -> dict[str, str]:
-    """The environment variables with which a process sees that many GPUs.
+    """Return environment variables that show a process that many GPUs.
 
-    Skips the calling test where there are fewer, also where ALLSTEP_NO_SKIP=1 forbids to skip for want of a program:
-    no program brings a GPU.
+    Skips the calling test if there are fewer, even if ALLSTEP_NO_SKIP=1 forbids to skip for a missing program, since
+    no program adds a GPU.
     """
     visible = os.environ[HIDDEN]
     found = [one for one in visible.split(",") if one] if visible != "all" else _installed()

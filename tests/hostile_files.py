@@ -1,4 +1,4 @@
-"""Files that nobody should have to read: what several tests put in the place of a right one."""
+"""Hostile files that tests put in the place of valid ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def endless(path: Path) -> None:
 
 
 def sparse(path: Path, size: int = 40 * 10**9) -> None:
-    """Zeros that take no room on the disk."""
+    """Write zeros that take no space on the disk."""
     path.touch()
     os.truncate(path, size)
 
@@ -30,20 +30,20 @@ def a_socket(path: Path) -> None:
 
 
 def zeros_after(start: bytes, num_bytes: int) -> bytes:
-    """Gzip's form of `start` and zeros, of which few are in memory at a time."""
+    """Return `start` and zeros in gzip's format, with few of the zeros in memory at a time."""
     packer = zlib.compressobj(1, wbits=31)
     packed = [packer.compress(start), *(packer.compress(bytes(2**20)) for _ in range(num_bytes // 2**20))]
     return b"".join([*packed, packer.flush()])
 
 
 def idx(array: np.ndarray, *, magic: bytes | None = None) -> bytes:
-    """A gzipped IDX file."""
+    """Return a gzipped IDX file."""
     header = magic or bytes([0, 0, 8, array.ndim])
     return gzip.compress(header + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes(), mtime=0)
 
 
 def png_of(width: int, height: int) -> bytes:
-    """The beginning of a PNG file of so many pixels: a million bytes of them."""
+    """Return the beginning of a PNG file of this size: its first million bytes of pixels."""
     chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(2**20)))]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,4 +1,4 @@
-"""What the tests of both frameworks' strategies share: jobs, what they leave behind, and ranks that break."""
+"""Helpers for the tests of both frameworks' strategies: jobs, their outputs, and ranks that fail."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MPIRUN, HOROVODRUN_GLOO = LAUNCHERS["mpirun"], LAUNCHERS["horovodrun-gloo"]
 
 @dataclass(frozen=True)
 class Job:
-    """How a strategy is started."""
+    """Flags and launcher of a strategy."""
 
     flags: tuple[str | int, ...]
-    """The strategy's name, and what follows it."""
+    """The strategy's name and further flags."""
     launcher: tuple[str | int, ...] = ()
     resumes: bool = False
-    """Whether it goes on from a checkpoint that `single` wrote in mid-epoch, instead of from the start."""
+    """Whether it resumes from a checkpoint that `single` wrote in mid-epoch, instead of from the start."""
 
 
 def losses(events: list[dict]) -> dict[int, float]:
@@ -35,7 +35,7 @@ def arrays(output_dir: Path, step: int) -> dict:
 
 
 def assert_same_curve(events: list[dict], expected: list[dict], *, first_step: int) -> None:
-    """Losses from `first_step` to step 52, the last one, validation and the number of parameters."""
+    """Compare losses from `first_step` to the last step, 52, validation and the number of parameters."""
     found, reference = losses(events), losses(expected)
     assert list(found) == list(range(first_step, 53))
     assert found == pytest.approx({step: reference[step] for step in found}, rel=1e-4)
@@ -45,12 +45,12 @@ def assert_same_curve(events: list[dict], expected: list[dict], *, first_step: i
 
 
 def assert_same_weights(output_dir: Path, expected_dir: Path, step: int) -> None:
-    """Weights and optimizer slots of the checkpoint after a step."""
+    """Compare weights and optimizer slots of the checkpoint after a step."""
     assert weights_apart(arrays(expected_dir, step), arrays(output_dir, step)) <= 1e-5
 
 
 def slurm_tasks(number: int) -> list[dict[str, str]]:
-    """The variables that srun sets for each task of a step on one host."""
+    """Return the variables that srun sets for each task of a step on one host."""
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(number),
             "SLURM_TASKS_PER_NODE": str(number), "SLURM_NODEID": "0", "SLURM_NNODES": "1",
             "SLURM_JOB_NODELIST": "localhost"}  # fmt: skip
@@ -72,7 +72,7 @@ RAISES = "if step == 7: raise OSError('lost the disk')"
 
 
 def broken(framework: str, what: str, folder: Path) -> Path:
-    """A trainer whose rank 1 does `what`, a statement, after each step; the file in `folder` that runs it."""
+    """Write a trainer whose rank 1 runs the statement `what` after each step into `folder`, and return its path."""
     script = folder / "broken.py"
     script.write_text(_BROKEN.format(framework=framework, what=what))
     return script

@@ -1,4 +1,4 @@
-"""What users get wrong, tried as they would type it: the corpus in `tests/mistakes` is made of these."""
+"""Mistakes of users, run as they would type them, for the corpus in `tests/mistakes`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Mistake:
     """A command that must end with status 2 and one line."""
 
     command: str
-    """As typed; {here} is the folder in which it runs, empty but for what `prepare` has put there."""
+    """Command line; {here} is the folder in which it runs, empty except for files from `prepare`."""
     expected: str
-    """What the line says was expected: a part of it."""
+    """Substring of the line's description of what was expected."""
     received: str
-    """What the line says was received: a part of it; {here} as in the command."""
+    """Substring of the line's description of what was received; {here} as in the command."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables beside those of a user who activated the environment."""
+    """Environment variables in addition to those of an activated environment."""
     prepare: Callable[[Path], object] | None = None
-    """Puts files into the folder."""
+    """Function that puts files into the folder."""
 
 
 def check(mistake: Mistake, folder: Path) -> None:
@@ -49,7 +49,7 @@ def check(mistake: Mistake, folder: Path) -> None:
     assert result.returncode == 2, result.output
     assert "Traceback" not in result.output, result.output
     lines = [line for line in result.stderr.splitlines() if not line.startswith("make: ***")]
-    # Launchers have a word of their own to say about a rank that ends, but not beside a mistake that they find.
+    # Launchers add lines about a rank that ends, unless they find the mistake themselves.
     if words[0] in LAUNCHERS and not any(line.startswith("horovodrun: expected ") for line in lines):
         lines = [line for line in result.output.splitlines() if "allstep: error: " in line]
     assert len(lines) == 1, result.output
@@ -59,7 +59,7 @@ def check(mistake: Mistake, folder: Path) -> None:
 
 
 def check_line(line: str, expected: str, received: str) -> None:
-    """Check that a line says what was expected and what was received."""
+    """Check that a line states what was expected and what was received."""
     message = re.fullmatch(r".*?expected (?P<expected>.+?),? (but )?received (?P<received>.+)", line)
     assert message, line
     assert expected in message["expected"], line

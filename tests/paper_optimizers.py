@@ -1,8 +1,8 @@
-"""Optimizers transcribed from their papers in float64 NumPy, as the oracle of those in the frameworks.
+"""Optimizers transcribed from their papers in float64 NumPy, the oracle for the frameworks' optimizers.
 
 Each takes a weight w, its gradient g, the learning rate, the decay factor, the step t from 1, and `memory`, a dict that
-is empty before the first step; it returns the new weight. Where a paper leaves something open, or implementations
-differ, the comment says what is taken here.
+is empty before the first step; it returns the new weight. Where a paper leaves a choice open, or implementations
+differ, the comment names the choice made here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def sgd(w, g, lr, decay, t, memory, *, momentum=0.9):
-    """Polyak 1964 as Sutskever et al. 2013 have it; the learning rate outside of the velocity, as in torch."""
+    """Polyak 1964 in the form of Sutskever et al. 2013, with the learning rate outside the velocity, as in torch."""
     velocity = momentum * memory.get("v", np.zeros_like(w)) + (g + decay * w)
     memory["v"] = velocity
     return w - lr * velocity
@@ -25,7 +25,7 @@ def nesterov(w, g, lr, decay, t, memory, *, momentum=0.9):
 
 
 def adam(w, g, lr, decay, t, memory):
-    """Kingma and Ba 2015, algorithm 1; the decay is in the gradient."""
+    """Kingma and Ba 2015, algorithm 1, with the decay added to the gradient."""
     return w - lr * _adam_update(g + decay * w, t, memory, epsilon=1e-8)
 
 
@@ -35,7 +35,7 @@ def adamw(w, g, lr, decay, t, memory):
 
 
 def lars(w, g, lr, decay, t, memory, *, momentum=0.9):
-    """You et al. 2017, algorithm 1, with eta = 0.001, for weights alone; the learning rate outside of the velocity."""
+    """You et al. 2017, algorithm 1, eta = 0.001, only for weights, with the learning rate outside the velocity."""
     ratio, weight_norm, gradient_norm = 1.0, np.sqrt((w * w).sum()), np.sqrt((g * g).sum())
     if w.ndim > 1 and weight_norm and gradient_norm:
         ratio = 0.001 * weight_norm / (gradient_norm + decay * weight_norm + 1e-8)
@@ -44,7 +44,7 @@ def lars(w, g, lr, decay, t, memory, *, momentum=0.9):
 
 
 def lamb(w, g, lr, decay, t, memory):
-    """You et al. 2020, algorithm 2, with phi the identity and the ratio for weights alone; epsilon is 1e-6."""
+    """You et al. 2020, algorithm 2, with phi the identity and the ratio only for weights; epsilon is 1e-6."""
     update = _adam_update(g, t, memory, epsilon=1e-6) + decay * w
     weight_norm, update_norm = np.linalg.norm(w.ravel()), np.linalg.norm(update.ravel())
     if w.ndim > 1 and weight_norm > 0 and update_norm > 0:
@@ -90,24 +90,24 @@ NUM_STEPS = 100
 
 
 def initial_weights(seed: int = 0) -> dict[str, np.ndarray]:
-    """One of the weights is 0, as those of a last batch norm may be."""
+    """Return initial weights, one of which is 0, as those of a last batch norm may be."""
     random = np.random.default_rng(seed)
     return {name: random.normal(size=shape) * ("zero" not in name) for name, shape in SHAPES.items()}
 
 
 def gradients(step: int) -> dict[str, np.ndarray]:
-    """Of size 1; in the first step, from 1, one of them is 0, as those of dead units are."""
+    """Return gradients of size 1; in step 1, one of them is 0, as those of dead units are."""
     random = np.random.default_rng(100 + step)
     return {name: random.normal(size=shape) * (step > 1 or name != "fc.weight") for name, shape in SHAPES.items()}
 
 
 def learning_rate(name: str, step: int) -> float:
-    """A number of float32, in which Keras keeps it; for LARS a larger one, since its ratios are 0.001 and less."""
+    """Return a number of float32, as Keras keeps it; LARS needs a larger one, since its ratios are at most 0.001."""
     return float(np.float32((5 if name == "lars" else 0.05) / step))
 
 
 def trained(name: str, *, decay: float, num_steps: int = NUM_STEPS, **options: float) -> dict[str, np.ndarray]:
-    """The weights after so many steps; biases and scales of norms do not decay."""
+    """Return the weights after `num_steps` steps; biases and scales of norms do not decay."""
     weights, memories = initial_weights(), {shape: {} for shape in SHAPES}
     for t in range(1, num_steps + 1):
         for key, g in gradients(t).items():

@@ -1,4 +1,4 @@
-"""The corpus: right scripts, and faults that are planted into them, each under the name by which it must be found."""
+"""The corpus: correct scripts, and faults planted into them, each with the name of its finding."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ SCRIPTS = Path(__file__).parent / "prove" / "scripts"
 
 
 def launcher_of(script: str) -> str:
-    """What starts the ranks of a right script, by the name of its file."""
+    """Return the launcher of a correct script, by the name of its file."""
     return _LAUNCHERS.get(script, "torchrun" if script.startswith("ddp") else "horovodrun-mpi")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of a right script that makes it wrong, or leaves it right in another way."""
+    """A change that makes a correct script wrong, or leaves it correct in another way."""
 
     finding: str
-    """Its name; empty where nothing may be found."""
+    """Name of the finding; empty if nothing may be found."""
     script: str
-    """The right one, by the name of its file."""
+    """Name of the correct script's file."""
     old: str
-    """What stands there once."""
+    """Text to replace, which occurs once."""
     new: str
     is_quick: bool = False
-    """Whether it is tried alone where pytest is not told `-m full`, too."""
+    """Whether it is also tested separately without `pytest -m full`."""
     is_combined: bool = False
-    """Whether it is also tried beside the other ones of its script of which this is said."""
+    """Whether it is also tested together with the other such faults of its script."""
 
 
 def planted(faults: Sequence[Fault]) -> str:
-    """A script with faults."""
+    """Return the text of a script with these faults."""
     text = (SCRIPTS / f"{faults[0].script}.py").read_text()
     for fault in faults:
         assert text.count(fault.old) == 1, f"{fault.script}: {fault.old}"
@@ -74,7 +74,7 @@ _AGAIN = """        optimizer.synchronize()
         with optimizer.skip_synchronize():
             optimizer.step()
 """
-# Large enough for the samples of few steps to show nothing.
+# Too large for the samples of a few steps to show it.
 _WHOLE = """    {before}
     data = TensorDataset(torch.rand(100_000, 20), torch.zeros(100_000).long())
     {after}
@@ -158,7 +158,7 @@ FAULTS = (
           '    dist.init_process_group("gloo")\n    rank, size = dist.get_rank(), dist.get_world_size()\n',
           "    rank, size = 0, 1\n    dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"),
     # Keras.
-    # Horovod's own module fails on Keras 3 at its first broadcast, and the drop-in refuses a plain optimizer by itself.
+    # Horovod's own module fails on Keras 3 at its first broadcast, and the drop-in itself refuses a plain optimizer.
     Fault("gradients-summed", _K, "DistributedOptimizer(optimizer)", "DistributedOptimizer(optimizer, op=hvd.Sum)",
           is_combined=True),
     Fault("weights-differ", _K, "hvd.callbacks.BroadcastGlobalVariablesCallback(0), ", ""),
@@ -170,13 +170,13 @@ FAULTS = (
     Fault("learning-rate-scaled-twice", _K, "SGD(0.05 * size", "SGD(0.05 * size**2"),
     Fault("validation-of-one-rank", _K, ", hvd.callbacks.MetricAverageCallback()", "", is_combined=True),
     Fault("every-rank-writes", _K, "if rank == 0:\n", "if True:\n", is_combined=True),
-    # A loop of one's own with GradientTape.
+    # A custom loop with GradientTape.
     Fault("weights-differ", _G, "        if is_first:\n", "        if False:\n"),
     Fault("gradients-not-averaged", _G, "    tape = hvd.DistributedGradientTape(tape)\n", ""),
     Fault("", _G, "optimizer = keras.optimizers.SGD(0.05 * size", _ADASUM_TAPE),
     Fault("same-samples", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512, seed=1)",
           is_combined=True),
-    Fault("", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512)"),  # perhaps: no epoch of it is seen
+    Fault("", _G, "train.shard(size, rank).shuffle(512)", "train.shuffle(512)"),  # perhaps: no whole epoch is seen
     Fault("dropout-same", _G, "\nmodel = keras", "\nkeras.utils.set_random_seed(1)\nmodel = keras", is_combined=True),
     Fault("dropout-same", _G, "in model.weights]", "in model.variables]"),  # as Horovod's own example does
     Fault("validation-of-one-rank", _G, 'hvd.allreduce(tf.constant(correct / 256), op=hvd.Sum, name="accuracy")',
@@ -196,7 +196,7 @@ FAULTS = (
           is_combined=True),
     Fault("gradients-summed", _W, "global_batch_size=batch_size", "global_batch_size=batch_size // size",
           is_combined=True),
-    # Ranks that the script starts, and ranks that are idle.
+    # Ranks that the script starts, and idle ranks.
     Fault("gradients-not-averaged", _S, "    model = DistributedDataParallel(model)\n", "", is_combined=True),
     Fault("same-order", _S, "        sampler.set_epoch(epoch)\n", "", is_combined=True),
     Fault("collective-left-out", _H, "    train_epoch(epoch)\n    acc", "    if hvd.rank() == 0:\n"
@@ -204,7 +204,7 @@ FAULTS = (
     Fault("collective-left-out", _T, "    Trainer(model", "    if rank == 0:\n        Trainer(model"),
     Fault("uneven-batches", _H, _SAMPLER,
           "DataLoader(train, args.batch_size, sampler=list(train_sampler)[: 512 * (hvd.rank() == 0)])"),
-    # 7. What costs time alone.
+    # 7. Faults that only cost time.
     Fault("unused-parameters-searched", _T, "DistributedDataParallel(model)",
           "DistributedDataParallel(model, find_unused_parameters=True)"),
 )  # fmt: skip

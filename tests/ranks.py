@@ -1,4 +1,4 @@
-"""Start real ranks by real launchers, as a user does, and collect what they say."""
+"""Start real ranks by real launchers, as a user does, and collect their output."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BIN = Path(sys.prefix) / "bin"
 
 
 def full(*values: object) -> object:
-    """A case of `pytest.mark.parametrize` that runs where pytest is told `-m full` alone."""
+    """Return a case of `pytest.mark.parametrize` that runs only with `pytest -m full`."""
     return pytest.param(*values, marks=pytest.mark.full)
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended."""
+    """Exit status and output of a job."""
 
     returncode: int
     stdout: str
@@ -41,7 +41,7 @@ class Result:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a user who activated the virtual environment; one thread a rank."""
+    """Return a user's variables in the activated virtual environment, with one thread per rank."""
     return {
         **os.environ,
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -54,12 +54,12 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run(*command: str | Path, timeout: float = 300, **extra: str) -> Result:
-    """Run a command in the repository; everything it started is gone when it exceeds `timeout` seconds."""
+    """Run a command in the repository; kill everything it started when it exceeds `timeout` seconds."""
     return run_in(REPOSITORY, [str(part) for part in command], environment(**extra), timeout=timeout)
 
 
 def run_in(folder: Path, command: Sequence[str], environ: Mapping[str, str], *, timeout: float) -> Result:
-    """Run a command in a folder with an environment; its process group is gone when it exceeds `timeout` seconds."""
+    """Run a command in a folder with an environment; kill its process group when it exceeds `timeout` seconds."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -84,11 +84,11 @@ LAUNCHERS = {
     name: LAUNCHER_COMMANDS[name][: LAUNCHER_COMMANDS[name].index("{ranks}")]
     for name in ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
 }
-"""What starts ranks up to their number, after which `python` follows."""
+"""Command that starts ranks, followed by their number and `python`."""
 
 
 def launch(launcher: str, num_ranks: int, *command: str | Path, **extra: str) -> Result:
-    """Run `python COMMAND` on local ranks under one of `LAUNCHERS`, or alone for "alone"."""
+    """Run `python COMMAND` on local ranks under one of `LAUNCHERS`, or without a launcher for "alone"."""
     start = () if launcher == "alone" else (*LAUNCHERS[launcher], num_ranks)
     return run(*start, sys.executable, *command, **extra)
 
@@ -111,9 +111,9 @@ def last(events: list[dict], name: str) -> dict:
 
 
 def free_port() -> int:
-    """A port where nobody listens, for a command that is told of one.
+    """Return a port where no process listens, for a command that takes one as argument.
 
-    It is below those that the kernel gives to whoever asks for any port, so that it stays free until it is used.
+    It is below those that the kernel assigns, so that it stays free until it is used.
     """
     while True:
         port = random.SystemRandom().randrange(10_000, 30_000)
@@ -122,7 +122,7 @@ def free_port() -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs, and is not one that has ended and is not waited for."""
+    """Return whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""Results of every kind that a report is made from, made up: what the programs leave in their files."""
+"""Made-up results of every kind that a report reads, in the format of the programs' files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def statistics(middle: float) -> dict:
 
 
 def cell(framework: str, strategy: str, ranks: int, rate: float | None, workload: str = "synthetic-weak") -> dict:
-    """A cell as in /compare.json; without a rate it failed."""
+    """Return a cell as in compare.json; a cell without a rate has failed."""
     real, alone = workload.startswith("real"), {"pytorch": 900.0, "tensorflow": 1200.0}[framework]
     curve = [
         {
@@ -61,7 +61,7 @@ def cell(framework: str, strategy: str, ranks: int, rate: float | None, workload
 
 
 def compare_result() -> dict:
-    """What `allstep compare` leaves in compare.json."""
+    """Return the content of a compare.json."""
     rates = {"pytorch": (900.0, 1700.0, 1560.0), "tensorflow": (1200.0, 2280.0, 2100.0)}
     cells = []
     for workload in ("synthetic-weak", "real-weak"):
@@ -131,7 +131,7 @@ EPOCHS = [
 
 
 def validation_result() -> dict:
-    """What `allstep predict --validate --output` leaves: a row within 5 points and one that misses."""
+    """Return the output of `allstep predict --validate`: a row within 5 points and one outside."""
     row = {"title": "own runs, pytorch", "system": "horovod", "network": "cnn", "baseline_ranks": 1, "estimated": ""}
     rows = [
         {**row, "num_ranks": 2, "measured": 0.9, "forecast": 0.923, "error": 0.023, "within": True},
@@ -142,7 +142,7 @@ def validation_result() -> dict:
 
 
 def write_run(directory: Path) -> None:
-    """What a trainer leaves in its output directory; the last line is half-written."""
+    """Write a trainer's output directory; the last line is half-written."""
     directory.mkdir(parents=True)
     events = [START, *EPOCHS]
     lines_ = [json.dumps(event) for event in events] + ['{"event": "end", "peak_mem']
@@ -151,7 +151,7 @@ def write_run(directory: Path) -> None:
 
 
 def write_results(directory: Path) -> None:
-    """A result of every kind."""
+    """Write a result of every kind."""
     (directory / "compare").mkdir()
     (directory / "compare" / "compare.json").write_text(json.dumps(compare_result()))
     (directory / "collectives.json").write_text(json.dumps(collectives_result()))
@@ -164,7 +164,7 @@ def write_results(directory: Path) -> None:
 
 
 def study_result() -> dict:
-    """What `allstep study` leaves in study.json."""
+    """Return the content of a study.json."""
     points = [{"epoch": epoch, "validation_accuracy": 1 - 0.5 / epoch} for epoch in (1, 2, 3)]
     variants = [f"{series}, {x}" for series in ("fixed", "linear") for x in (32, 1024)]
     claim = {"says": HOSTILE, "measure": "validation_accuracy", "of": ["fixed, 1024"], "against": "fixed, 32"}
@@ -199,7 +199,7 @@ def study_result() -> dict:
 
 
 def search_result() -> dict:
-    """What `allstep tune` leaves beside its study."""
+    """Return the content of the file that `allstep tune` writes next to its study."""
     tried = [(0.1, "sgd", 0.9), (0.01, "adam", 0.8), (0.5, "sgd", None), (0.001, HOSTILE, 0.5), (0.2, "adam", 0.95)]
     return {
         "format": "allstep-search",

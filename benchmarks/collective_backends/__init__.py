@@ -1,7 +1,7 @@
-"""What `allstep collectives` measures: one file a library, each with the collectives that it has.
+"""Backends of `allstep collectives`: one file per library, with the collectives that the library has.
 
-A backend has `rank` and `size` and, for each collective of COLLECTIVES that its library offers, a method of that name
-with `_` for `-`. It takes this rank's input, a float32 array, and returns an operation.
+A backend has `rank` and `size` and, for each collective in COLLECTIVES that its library offers, a method of that name
+with `_` for `-`. The method takes this rank's input, a float32 array, and returns an operation.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ class Operation:
     """One collective on one buffer, to be run many times."""
 
     run: Callable[[], object]
-    """Moves the data, and returns when the result is there."""
+    """Function that moves the data and returns when the result is there."""
     result: Callable[[], np.ndarray]
-    """The result of the last run."""
+    """Function that returns the result of the last run."""
     times: int = 1
-    """How often a run moves the data, one time after the other."""
+    """Number of times that one run moves the data, one after the other."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """Where a backend is, and how its ranks are started."""
+    """Module, class and launcher of a backend."""
 
     module: str
-    """In this package."""
+    """Name of the module in this package."""
     name: str
-    """Of the class in it."""
+    """Name of the class in that module."""
     launcher: str
-    """One of `harness.launchers.LAUNCHERS`."""
+    """Key in `harness.launchers.LAUNCHERS`."""
     is_horovod: bool = False
-    """In either framework: what it costs decides what Horovod should be set to."""
+    """Whether this is Horovod, in either framework: settings are recommended from its times."""
 
 
 BACKENDS = {
@@ -53,11 +53,11 @@ BACKENDS = {
 
 
 def is_horovod(name: str) -> bool:
-    """Whether the backend of that name is Horovod, in either framework."""
+    """Return whether the backend is Horovod, in either framework."""
     return BACKENDS[name].is_horovod
 
 
 def create(name: str) -> Any:
-    """The backend of that name, with its ranks met; its library is imported now and no earlier."""
+    """Import the library of a backend, connect its ranks and return the backend."""
     library = BACKENDS[name]
     return getattr(importlib.import_module(f"allstep.benchmarks.collective_backends.{library.module}"), library.name)()

@@ -1,7 +1,7 @@
-"""Which fusion threshold and cycle time a network should have under Horovod, from what its all-reduces cost here.
+"""Choice of Horovod's fusion threshold and cycle time for a network, from the measured cost of all-reduces.
 
 Every candidate's step is simulated (`prediction.simulation`) with the measured cost of a message and of a copy into and
-out of the fusion buffer; the fastest wins, and of equal ones the one that changes least.
+out of the fusion buffer. The fastest candidate wins, unless it is hardly faster than the default.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from allstep.common.process.errors import UserError
 from allstep.common.strategies import FUSION_THRESHOLD_ON_CPU
 
 HOROVODS = Fusion(128 * MIB, 0.001)
-"""The settings of Horovod 0.28.1."""
+"""Default settings of Horovod 0.28.1."""
 DEFAULT = Fusion(FUSION_THRESHOLD_ON_CPU, HOROVODS.cycle)
-"""Those of the trainers on CPUs."""
+"""Settings of the trainers on CPUs."""
 THRESHOLDS = (0, MIB // 4, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
 CYCLES = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005)
 _NOTICED = 0.01
-"""Share of a step below which a candidate is no better than the default."""
+"""Share of a step that a candidate must save to be recommended over the default."""
 _BACKWARD_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a message of Horovod's costs: latency + bytes / bandwidth, and copies at `copy_bandwidth`."""
+    """Cost model of Horovod's all-reduce: latency + bytes / bandwidth, and copies at `copy_bandwidth`."""
 
     latency: float
     bandwidth: float
@@ -44,9 +44,9 @@ class Costs:
 
 
 def costs_of(rows: Sequence[Row]) -> Costs | None:
-    """Costs from the rows of `allstep collectives`; None where Horovod or memcpy was not measured at two sizes.
+    """Return the costs from rows of `allstep collectives`; None without memcpy or without two sizes of Horovod.
 
-    Of several frameworks, those of the one that answers fastest: a call in TensorFlow also waits for the next cycle.
+    Of two frameworks, the costs are those of the faster one: a call in TensorFlow also waits for the next cycle.
     """
     horovod = [row for row in rows if is_horovod(row.backend) and row.collective == "all-reduce"]
     copies = [row for row in rows if row.backend == "memcpy"]
@@ -60,7 +60,7 @@ def costs_of(rows: Sequence[Row]) -> Costs | None:
 
 
 def recommend(costs: Costs, network: str, step_ms: float) -> Recommendation:
-    """The fastest of the candidates for a network, with the simulated step times.
+    """Return the fastest candidate for a network, with simulated step times.
 
     Raises:
         UserError: the network is not known.
@@ -72,7 +72,7 @@ def recommend(costs: Costs, network: str, step_ms: float) -> Recommendation:
     found = gradients(known[network], backward, 4)
 
     def seconds(fusion: Fusion) -> float:
-        """Of a step; ranks on CPUs reduce with the cores that backward would use."""
+        """Return the simulated time of a step; ranks on CPUs reduce with the cores that backward would use."""
         by_itself = {gradient.num_bytes for gradient in found}
 
         def all_reduce(num_bytes: float) -> float:
@@ -99,12 +99,12 @@ def recommend(costs: Costs, network: str, step_ms: float) -> Recommendation:
 
 
 def variables(threshold: float, cycle_ms: float) -> dict[str, str]:
-    """A fusion threshold and a cycle time as Horovod reads them."""
+    """Return a fusion threshold and a cycle time as Horovod's environment variables."""
     return {"HOROVOD_FUSION_THRESHOLD": f"{threshold:.0f}", "HOROVOD_CYCLE_TIME": f"{cycle_ms:g}"}
 
 
 def sentence(found: Recommendation) -> str:
-    """The recommendation in two lines."""
+    """Return the recommendation as text of two lines."""
     settings = " ".join(f"{name}={value}" for name, value in variables(found.threshold, found.cycle_ms).items())
     by_default = found.simulated_seconds_by_default / found.simulated_seconds
     without_fusion = found.simulated_seconds_without_fusion / found.simulated_seconds
@@ -116,9 +116,9 @@ def sentence(found: Recommendation) -> str:
 
 
 def try_out(recommendation: Recommendation, num_ranks: int, num_rounds: int) -> Tuning:
-    """Train with several settings in turn; print the ratios, and return them with settings and rates.
+    """Train with several settings in turn, print the ratios, and return them with settings and rates.
 
-    `default` is what the trainers do where nothing is set: what was before.
+    `default` is what the trainers do if nothing is set.
     """
     choices = {
         "default": {},
@@ -139,7 +139,7 @@ def try_out(recommendation: Recommendation, num_ranks: int, num_rounds: int) -> 
 
 
 def _rate(settings: dict[str, str], network: str, num_ranks: int) -> float:
-    """Images per second of the PyTorch trainer under Horovod with these settings."""
+    """Return the images per second of the PyTorch trainer under Horovod with these settings."""
     with tempfile.TemporaryDirectory(prefix="allstep-tune-") as directory:
         output = Path(directory, "run")
         flags = ["--dataset", "synthetic", "--synthetic-samples", 64 * 20 * num_ranks, "--model", network]

@@ -1,4 +1,4 @@
-"""Horovod in TensorFlow, in a graph and with the threads of a rank of the trainer, as in a compiled training step."""
+"""Horovod in TensorFlow, in a graph and with the threads of a trainer's rank, as in a compiled training step."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ with lean_import():
 
 
 _CHAINED_BYTES = 2**31
-"""What all-reduces of one graph reduce at most: a training step calls one graph for all its gradients, and to call one
-takes TensorFlow longer than to reduce a MiB takes MPI. All but the first are in place, as those of gradients are."""
+"""Limit of the bytes that one graph reduces. As in a training step, a graph has many all-reduces, because calling it
+takes longer than MPI takes to reduce a MiB. All but the first are in place, like those of gradients."""
 
 
 class HorovodTensorFlow:
@@ -36,7 +36,7 @@ class HorovodTensorFlow:
         self.rank, self.size = hvd.rank(), hvd.size()
 
     def all_reduce(self, array: np.ndarray) -> Operation:
-        # Each all-reduce after the first multiplies by the number of ranks, which a float32 bears up to 2**127.
+        # Each all-reduce after the first multiplies by the number of ranks; a float32 holds up to 2**127.
         length = min(96 // self.size.bit_length(), max(1, _CHAINED_BYTES // array.nbytes))
 
         def chain(buffer: tf.Tensor) -> tf.Tensor:
@@ -47,7 +47,7 @@ class HorovodTensorFlow:
         operation = _compiled(array, chain)
 
         def result() -> np.ndarray:
-            # The first sum is of whole numbers; the others may round.
+            # The first all-reduce adds whole numbers exactly; the others may round.
             sums = operation.result() / np.float32(self.size) ** (length - 1)
             whole = np.rint(sums)
             return np.where(np.isclose(sums, whole, rtol=length * np.finfo(np.float32).eps, atol=0), whole, sums)
@@ -68,7 +68,7 @@ class HorovodTensorFlow:
 
 
 def _compiled(array: np.ndarray, call: Callable[[tf.Tensor], Any]) -> Operation:
-    """The operation of a call, in a graph that is traced at its first run."""
+    """Return the operation of a call, in a graph that is traced at its first run."""
     buffer, last = tf.constant(array), []
     compiled = tf.function(call)
 

@@ -1,4 +1,4 @@
-"""Horovod in PyTorch, called as its optimizer calls it: in place where there is such a call, by name."""
+"""Horovod in PyTorch, called as its optimizer calls it: by name, and in place where there is such a call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HorovodTorch:
     """Collectives of Horovod's global process set."""
 
     def __init__(self) -> None:
-        keep_freed_memory()  # as in the trainer, whose results would be allocated anew in every step else
+        keep_freed_memory()  # as in the trainer, which would otherwise allocate results in every step
         hvd.init()
         self.rank, self.size = hvd.rank(), hvd.size()
 
@@ -39,7 +39,7 @@ class HorovodTorch:
 
 
 def _returning(array: np.ndarray, call: Callable[[torch.Tensor], torch.Tensor]) -> Operation:
-    """The operation of a call that returns a new tensor."""
+    """Return the operation of a call that returns a new tensor."""
     buffer, last = torch.from_numpy(array.copy()), []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The reference below which nothing can be: every rank copies its buffer, and nothing travels."""
+"""Lower bound of all times: every rank copies its buffer, and nothing is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MPI itself, by mpi4py: what Horovod on MPI can reach at best."""
+"""MPI itself, through mpi4py: the best that Horovod on MPI can reach."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from allstep.benchmarks.collective_backends import Operation
 
 
 class Mpi:
-    """Collectives of MPI.COMM_WORLD; all-reduce is in place, as Horovod's of gradients is."""
+    """Collectives of MPI.COMM_WORLD; all-reduce is in place, as Horovod reduces gradients."""
 
     def __init__(self) -> None:
         self._world = MPI.COMM_WORLD

@@ -1,4 +1,4 @@
-"""tf.distribute.MultiWorkerMirroredStrategy, whose replica context has all-reduce and all-gather and no others."""
+"""tf.distribute.MultiWorkerMirroredStrategy, whose replica context has only all-reduce and all-gather."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ with lean_import():
 
 
 class TfDistribute:
-    """Collectives in a replica context, in a graph, met as the trainers' multi-worker-mirrored meets."""
+    """Collectives in a replica context, in a graph, initialised as by the trainers' multi-worker-mirrored strategy."""
 
     def __init__(self) -> None:
         met = MultiWorkerMirrored(placement(), StrategyConfig())
@@ -39,7 +39,7 @@ class TfDistribute:
         buffer, last = tf.constant(array), []
 
         def on_device(value: tf.Tensor) -> tf.Tensor:
-            # TensorFlow asks a value for its device, which only what was made in the replica has.
+            # TensorFlow asks a value for its device, and only values made in the replica have one.
             return call(tf.distribute.get_replica_context(), tf.identity(value))
 
         @tf.function

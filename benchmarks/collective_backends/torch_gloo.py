@@ -1,4 +1,4 @@
-"""torch.distributed between CPUs: Gloo."""
+"""torch.distributed between CPUs, with Gloo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allstep.pytorch.strategies.ddp import DDP
 
 
 class TorchGloo:
-    """Collectives of torch's default process group, met as the trainers' DDP meets."""
+    """Collectives of torch's default process group, initialised as by the trainers' DDP strategy."""
 
     def __init__(self) -> None:
         keep_freed_memory()

@@ -21,19 +21,19 @@ from allstep.benchmarks.records.files import write_json
 from allstep.common.process.exit import run_rank
 
 _PASSES = 3
-"""How often all sizes are timed, one after the other: seconds apart, as what disturbs a machine comes and goes."""
+"""Number of times that each size is timed, seconds apart, because disturbances of a machine come and go."""
 _PERIOD = 13
-"""Inputs repeat after so many elements: prime, so that a displaced block is noticed."""
+"""Number of elements after which inputs repeat: prime, so that a displaced block is noticed."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure a library's collectives, at sizes in bytes, and write what was seen into a directory."""
+    """Measure a library's collectives, at sizes in bytes, and write the results into a directory."""
     name, collectives, sizes, directory = sys.argv[1:] if argv is None else argv
     measure(create(name), collectives.split(","), [int(size) for size in sizes.split(",")], Path(directory))
 
 
 def measure(backend: Any, collectives: Sequence[str], sizes: Sequence[int], directory: Path) -> None:
-    """Write rank-R.json to the directory: rows, each with its seconds by pass, and the collectives that are missing."""
+    """Write rank-R.json to the directory: rows, each with its seconds by pass, and the missing collectives."""
     rows: list[RankRow] = []
     missing = []
     for collective in collectives:
@@ -56,29 +56,29 @@ def measure(backend: Any, collectives: Sequence[str], sizes: Sequence[int], dire
 
 
 def num_elements(num_bytes: int, num_ranks: int) -> int:
-    """Elements of a message of about that many bytes that divide evenly among the ranks."""
+    """Return the elements of a message of about `num_bytes` that divide evenly among the ranks."""
     return max(1, num_bytes // 4 // num_ranks) * num_ranks
 
 
 def num_runs(num_bytes: int, times: int = 1) -> int:
-    """Timed runs of a size in a pass, where one moves the data so many times: the same on all ranks.
+    """Return the timed runs of a size in a pass, the same on all ranks; each run moves the data `times` times.
 
-    The larger the message, the dearer a run, and the smaller the part of it that what else a core does can change.
+    Runs of large messages take longer, and other work on the core changes their times by a smaller share.
     """
     runs = 15 if num_bytes <= 2**16 else 9 if num_bytes <= 2**22 else 3 if num_bytes <= 2**25 else 1
     return max(min(runs, 3), runs // times)
 
 
 def given(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarray:
-    """A rank's input for a message of `count` elements: whole numbers, so that sums are exact in any order."""
+    """Return a rank's input for a message of `count` elements: whole numbers, so that sums are exact in any order."""
     return _values(rank, count // num_ranks if collective == "all-gather" else count)
 
 
 def expected(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarray:
-    """What a rank must have in the end."""
+    """Return the correct result of a collective on a rank."""
     part = count // num_ranks
     own = slice(rank * part, (rank + 1) * part)
-    # One at a time: all of them at once would fill the memory where messages are large and ranks are many.
+    # One at a time: all of them together would fill the memory if messages are large and ranks are many.
     everybody = (given(collective, count, other, num_ranks) for other in range(num_ranks))
     if collective in ("all-reduce", "reduce-scatter"):
         total = functools.reduce(np.add, everybody)
@@ -91,15 +91,15 @@ def expected(collective: str, count: int, rank: int, num_ranks: int) -> np.ndarr
 
 
 def _values(rank: int, count: int) -> np.ndarray:
-    """As many of the period as fit, copied: computing 256 MiB element by element takes longer than reducing them."""
+    """Return copies of one period: computing 256 MiB element by element takes longer than reducing them."""
     period = np.arange(_PERIOD, dtype=np.float32) + (_PERIOD * rank + 1)
     return np.tile(period, -(-count // _PERIOD))[:count]
 
 
 def _time(operation: Operation, runs: int) -> float:
-    """Seconds of one collective: the median of several runs in a row, after some that warm up.
+    """Return the seconds of one collective: the median of several runs in a row, after warm-up runs.
 
-    nccl-tests takes the mean; the median drops the runs during which something else had the core.
+    nccl-tests takes the mean; the median drops runs during which another process used the core.
     """
     seconds = []
     for _ in range(max(1, runs // 5) + runs):

@@ -1,4 +1,4 @@
-"""Which cells this machine cannot run, and why."""
+"""Check which cells this machine cannot run, and why."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from allstep.common.process.errors import Fault
 def unavailable(
     cells: Sequence[Cell], *, oversubscribe: bool = False, num_gpus: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Ids of the cells that this machine cannot run, and why.
+    """Yield the id of each cell that this machine cannot run, and why.
 
     Args:
         oversubscribe: whether ranks may share cores.
-        num_gpus: of which each rank takes one; None where all train on CPUs.
+        num_gpus: GPUs of this machine, one for each rank; None if all cells train on CPUs.
     """
     num_cores, path = len(os.sched_getaffinity(0)), environment()["PATH"]
     reasons = {framework: _reasons(framework) for framework in dict.fromkeys(cell.framework for cell in cells)}
@@ -46,7 +46,7 @@ def unavailable(
 
 
 def _reasons(framework: str) -> dict[str, str]:
-    """Why this machine cannot run strategies of a framework, as the framework's trainer lists them."""
+    """Return why this machine cannot run strategies of a framework, as reported by the trainer's --list-strategies."""
     command = [sys.executable, "-m", f"allstep.{framework}.train", "--list-strategies"]
     result = subprocess.run(command, env=environment(), capture_output=True, text=True)
     if result.returncode:

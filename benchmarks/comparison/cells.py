@@ -1,4 +1,4 @@
-"""The cells of a comparison: what is trained, by whom, on how many ranks, and the commands that launch it."""
+"""The cells of a comparison: workload, framework, strategy and ranks, and the commands that launch them."""
 
 from __future__ import annotations
 
@@ -16,77 +16,77 @@ from allstep.common.models import entry_of
 from allstep.common.registry import STRATEGIES, StrategyEntry
 
 INDEPENDENT = "independent"
-"""So many single processes at once, without communication: on one rank the plain program, on more the machine's own
-limit."""
+"""Simultaneous single processes without communication, one per rank: on one rank the plain program, on several ranks
+the machine's own limit."""
 WORKLOADS = ("synthetic-weak", "synthetic-strong", "real-weak", "real-strong")
 PRECISIONS = ("float32", "tf32", "bf16", "fp16")
 _A_DAY = 24 * 60 * 60
 
 
 def synthetic_images(model: str) -> tuple[str | int, ...]:
-    """Flags for images and classes of the size for which the network was designed."""
+    """Return flags for the image size and the number of classes for which the network was designed."""
     entry = entry_of(model)
     return "--synthetic-shape", *entry.benchmark_image, "--synthetic-classes", entry.benchmark_classes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all cells have in common; a results directory holds cells of one setting alone."""
+    """Settings that all cells have in common; a results directory holds cells of only one setting."""
 
     num_warmup_batches: int
-    """Synthetic input: steps before the clock."""
+    """Synthetic input: steps before the clock starts."""
     num_batches_per_iter: Count
     """Synthetic input: steps that are timed together."""
     num_iters: int
-    """Synthetic input: timed blocks of one launch."""
+    """Synthetic input: timed blocks in a launch."""
     dataset: str
-    """Real input."""
+    """Real input: name of the data set."""
     data_dir: str | None
     epochs: int
-    """Real input: of one launch, the first included, which warms up."""
+    """Real input: epochs in a launch, including the first one, which warms up."""
     base_lr: float
     target_accuracy: float
-    """Real input: validation accuracy, in 0..1, the time to which is reported."""
+    """Real input: validation accuracy, in 0..1; the time to reach it is reported."""
     gate_steps: int
     """Steps over which curves are compared."""
     threads_per_rank: int
     turns: bool
     """Whether the cells of a table are launched together and take turns, block by block."""
     slices: Count | None = None
-    """Into how many slices a global batch is cut, by the strategies that can."""
+    """Number of slices of a global batch, for strategies that have --slices."""
     device: Annotated[str, one_of("cpu", "cuda")] = "cpu"
-    """Where all cells train: on CPUs, or with a GPU for each rank."""
+    """Device of all cells: CPUs, or a GPU for each rank."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One place in the table."""
+    """One row of a table."""
 
     DERIVED: ClassVar[tuple[str, ...]] = ("id", "input", "scaling", "global_batch_size")
 
     workload: Annotated[str, one_of(*WORKLOADS)]
-    """Input (synthetic: compute only; real: a data set through the input pipeline) and scaling (weak: the same batch a
-    rank; strong: the same global batch)."""
+    """Input (synthetic: compute only; real: a data set through the input pipeline) and scaling (weak: the same batch
+    per rank; strong: the same global batch)."""
     framework: str
     strategy: str
-    """One of the trainers', or INDEPENDENT."""
+    """A strategy of the trainers, or INDEPENDENT."""
     ranks: Count
     model: str
     batch_size: Count
-    """Samples a step on one rank."""
+    """Samples per step on each rank."""
     precision: str
-    """One of the trainers'."""
+    """A precision of the trainers."""
     compiled: bool = False
     """Whether it trains with --compile."""
 
     @property
     def table(self) -> tuple[str, str, int, str]:
-        """What the cells of one table have in common."""
+        """Key that the cells of one table share."""
         return self.workload, self.model, self.batch_size, self.arithmetic
 
     @property
     def place(self) -> tuple[str, str, str, int, str, int]:
-        """What the cells that are ranked against each other have in common."""
+        """Key that cells share if they are ranked against each other."""
         return self.workload, self.framework, self.model, self.batch_size, self.arithmetic, self.ranks
 
     @property
@@ -96,7 +96,7 @@ class Cell:
 
     @property
     def arithmetic(self) -> str:
-        """How its steps are computed, in words."""
+        """Precision, and whether steps are compiled, in words."""
         return f"{self.precision}, compiled" if self.compiled else self.precision
 
     @property
@@ -109,23 +109,23 @@ class Cell:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples a step over all ranks; where updates are asynchronous, of one update."""
+        """Samples per step over all ranks; per update if updates are asynchronous."""
         many = self.scaling == "weak" and strategy_entry(self).synchronous
         return self.batch_size * (self.ranks if many else 1)
 
 
 def trainers_name(strategy: str) -> str:
-    """What the trainers call a strategy of ours."""
+    """Return the trainers' name of a strategy."""
     return "single" if strategy == INDEPENDENT else strategy
 
 
 def strategy_entry(cell: Cell) -> StrategyEntry:
-    """How the trainers start a cell's strategy."""
+    """Return the entry of a cell's strategy in the trainers' registry."""
     return STRATEGIES[cell.framework][trainers_name(cell.strategy)]
 
 
 def slices_of(cell: Cell, settings: Settings) -> int | None:
-    """With how many --slices a cell trains; of independent processes, each."""
+    """Return the --slices of a cell, or of each process if they are independent; None without them."""
     if settings.slices is None or "slices" not in strategy_entry(cell).flags:
         return None
     return max(1, settings.slices // cell.ranks) if cell.strategy == INDEPENDENT else settings.slices
@@ -142,12 +142,12 @@ def matrix(
     *,
     compilations: Sequence[bool] = (False,),
 ) -> list[Cell]:
-    """All cells, in the order of the table, of the strategies that a framework has, on as many ranks as they can have.
+    """Return all cells in the order of the table, without combinations that a framework or strategy does not support.
 
-    INDEPENDENT is there in any case, since the others are compared with it, and so is one rank.
+    INDEPENDENT and one rank are always included, since the others are compared with them.
 
     Args:
-        compilations: whether steps are compiled; strategies that cannot are left out of those tables.
+        compilations: whether steps are compiled; strategies that cannot compile are left out of those tables.
     """
     strategies = (INDEPENDENT, *(name for name in strategies if name != INDEPENDENT))
     ranks = sorted({1, *ranks})
@@ -169,10 +169,10 @@ def _can_be(cell: Cell) -> bool:
 def commands(
     cell: Cell, settings: Settings, folder: Path, *, turns: Path | None = None
 ) -> tuple[list[list[str]], list[Path]]:
-    """The commands of a cell's launch, to be run at once, and the files that they will write in `folder`.
+    """Return the commands of a cell's launch, which run at the same time, and the files that they write to `folder`.
 
     Args:
-        turns: the socket where the ranks are to wait for their turns.
+        turns: socket on which the ranks wait for their turns.
     """
     number = cell.ranks if cell.strategy == INDEPENDENT else 1
     outputs = [folder / f"output-{process}.json" for process in range(number)]
@@ -188,7 +188,7 @@ def commands(
         train_command(cell.framework, strategy, ranks, (*flags, *waiting, "--output", output), module=module)
         for output in outputs
     ]
-    if number > 1 and settings.device == "cuda":  # each by itself would take the first GPU
+    if number > 1 and settings.device == "cuda":  # otherwise each would take the first GPU
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
         pairs = zip(visible.split(","), launches, strict=False)  # a cell of more processes than GPUs is not launched
         launches = [["env", f"CUDA_VISIBLE_DEVICES={gpu}", *one] for gpu, one in pairs]
@@ -196,7 +196,7 @@ def commands(
 
 
 def training_flags(kind: str, model: str, settings: Settings) -> tuple[object, ...]:
-    """The flags that say what a rank trains, on which images and for how long."""
+    """Return the flags that set what a rank trains, on which images and for how long."""
     if kind == "synthetic":
         return (
             *("--model", model, *synthetic_images(model)),
@@ -208,6 +208,6 @@ def training_flags(kind: str, model: str, settings: Settings) -> tuple[object, .
     return (
         *("--model", model, "--dataset", settings.dataset, *data_dir),
         *("--epochs", settings.epochs, "--base-lr", settings.base_lr),
-        # A rank that is stopped where it is not its turn is neither lost nor stuck.
+        # A rank that is stopped between its turns is neither lost nor stuck.
         *(("--fault-timeout", _A_DAY, "--stall-timeout", 0) if settings.turns else ()),
     )

@@ -17,23 +17,23 @@ class Estimate:
     """Statistics of samples of one quantity, in its unit."""
 
     num: Count
-    """How many samples."""
+    """Number of samples."""
     median: Positive
     mean: Positive
     low: float
-    """With `high`: the confidence interval of the mean; both are the mean of a single sample."""
+    """Lower end of the confidence interval of the mean; `low` and `high` are the mean of a single sample."""
     high: float
     stdev: NonNegative
-    """Spread of single samples, with n - 1 degrees of freedom; 0 for a single one."""
+    """Standard deviation of samples, with n - 1 degrees of freedom; 0 for a single sample."""
     min: float
     max: float
 
 
 def estimate(samples: Sequence[float]) -> Estimate:
-    """Statistics of one sample or more.
+    """Return statistics of at least one sample.
 
-    The interval is Student's (1908): mean +- t s / sqrt(n), with the quantile t of n - 1 degrees of freedom. It says
-    where the mean of many repetitions would be, not where the next sample will be; that is what the spread says.
+    The interval is Student's (1908): mean +- t s / sqrt(n), with the quantile t of n - 1 degrees of freedom. It tells
+    where the mean of many repetitions would be; where the next sample will be, the standard deviation tells.
     """
     num, mean = len(samples), statistics.fmean(samples)
     stdev = statistics.stdev(samples) if num > 1 else 0.0
@@ -42,7 +42,7 @@ def estimate(samples: Sequence[float]) -> Estimate:
 
 
 def half_width(stdev: float, num: int) -> float:
-    """Half the confidence interval of the mean of `num` samples that spread by `stdev`; 0 for a single one."""
+    """Return half the confidence interval of the mean of `num` samples with deviation `stdev`; 0 for one sample."""
     if num == 1:
         return 0.0
     from scipy.special import stdtrit

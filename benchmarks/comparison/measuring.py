@@ -1,4 +1,4 @@
-"""One comparison: its results directory, and what is still to be measured for it."""
+"""One comparison: its results directory, and the measurements that are still missing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GoodT = TypeVar("GoodT", Sample, Verdict)
 
 
 class Comparison:
-    """A results directory and what is still to be measured for it."""
+    """A results directory and the measurements that it still lacks."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Comparison:
         command: str,
         oversubscribe: bool = False,
     ) -> None:
-        """Read what an earlier call has left in `directory`.
+        """Read what an earlier call left in `directory`.
 
         Raises:
-            UserError: it is of another version, other settings or another machine.
+            UserError: the directory was begun by another version, with other settings or on another machine.
         """
         self._directory, self._cells, self._settings = directory, cells, settings
         self._num_rounds, self._time_limit, self._command = num_rounds, time_limit, command
@@ -176,15 +176,15 @@ class Comparison:
         return dataclasses.replace(summary, status="unavailable", reason=reason) if reason else summary
 
     def _is_due(self, cell: Cell, number: int) -> bool:
-        """Whether a sample is missing; a cell that failed is not tried once more in this call."""
+        """Return whether a sample is missing; a cell that failed is not launched again in this call."""
         samples = self._samples[cell.id]
         failed = any(sample and not sample.good for sample in samples)
         return samples[number] is None and not failed and cell.id not in self._unavailable
 
     def _launched_together(self) -> list[list[Cell]]:
-        """The cells in the order of their launches: those of a table, compiled or not, which take turns; or each alone.
+        """Return groups of cells that take turns: those of a table, compiled or not, or with --no-turns one by one.
 
-        Those that are ranked against each other, of one framework on as many ranks, follow each other.
+        Cells that are ranked against each other (one framework, as many ranks) follow each other.
         """
         if not self._settings.turns:
             return [[cell] for cell in self._cells]
@@ -213,15 +213,15 @@ class Comparison:
         return measured
 
     def _read_good(self, kind: type[GoodT], path: Path) -> GoodT | None:
-        """What an earlier call found, where it went well; what had failed is tried again.
+        """Return the result of an earlier call; None if it failed, so that it is measured again.
 
-        Of this comparison alone: where compare.json was lost, nobody knows by which settings the rest was measured.
+        Results of other comparisons are ignored: without their compare.json their settings are unknown.
         """
         kept = _read(kind, path)
         return kept if kept and kept.good and kept.created == self._created else None
 
     def _launch(self, commands: Sequence[list[str]]) -> list[Outcome]:
-        """Run commands to their ends; without --no-turns, the next one while the one before still runs."""
+        """Run commands to their ends; without --no-turns, each one starts while the one before still runs."""
         with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
             launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
             return self._run(launches, starting=2 if self._settings.turns else 1)
@@ -236,25 +236,25 @@ class Comparison:
 
 
 def sample_path(directory: Path, cell_id: str, number: int) -> Path:
-    """Where the sample of a cell's round lies."""
+    """Return the path of the sample of a cell in a round."""
     return directory / "samples" / _as_name(cell_id) / f"{number:02d}.json"
 
 
 def gate_path(directory: Path, gate_id: str) -> Path:
-    """Where the verdict on a curve lies."""
+    """Return the path of the verdict on a curve."""
     return directory / "gates" / f"{_as_name(gate_id)}.json"
 
 
 def _as_name(word: str) -> str:
-    """The name of a file, for an id in which a network's may be a path; no two ids have the same one."""
+    """Return a unique file name for an id, which may contain a path as the name of the network."""
     return quote(word, safe=":")
 
 
 def _read(kind: type[KeptT], path: Path) -> KeptT | None:
-    """What a comparison wrote under that name; None where nothing was, or what is there is broken, which is warned of.
+    """Read a file of a comparison; return None if there is none, or if it is broken, with a warning.
 
     Raises:
-        UserError: it is of another program or of another version of this one.
+        UserError: another program wrote the file, or another version of this one.
     """
     try:
         return files.read(kind, path)
@@ -268,7 +268,7 @@ def _read(kind: type[KeptT], path: Path) -> KeptT | None:
 
 
 def _identity(environment: machine.Environment) -> dict[str, object]:
-    """What must not change while a comparison is measured."""
+    """Return the facts that must not change while a comparison is measured."""
     return {
         "versions": environment.versions,
         "host": environment.hostname,

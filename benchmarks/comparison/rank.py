@@ -1,6 +1,6 @@
-"""What a measured rank does besides training: it starts as a trainer does, gathers from all ranks, and writes a file.
+"""The parts of a measured rank besides training: start as a trainer does, gather from all ranks, write a file.
 
-Its session is the trainer's own, so that strategy, worker and launcher are those that train.
+The session is the trainer's own, so strategy, worker and launcher are the ones that train.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from allstep.common.session import Session
 
 
-_UNKNOWN = -1  # joules, among integers that ranks send
+_UNKNOWN = -1  # stands for unknown joules among the integers that ranks exchange
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of a measured rank; all others are the trainer's."""
+    """Add the flags of a measured rank; all other flags are the trainer's."""
     parser.add_argument("--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0])
     parser.add_argument("--output", type=output_file, metavar="FILE", help="write what was measured as JSON")
     parser.add_argument(
-        "--turns", type=nonempty_path, metavar="SOCKET", help="wait there for turns, as compare gives them"
+        "--turns", type=nonempty_path, metavar="SOCKET", help="wait on this socket for turns from allstep compare"
     )
 
 
 def open_session(framework: str, arguments: Sequence[str]) -> Session | None:
-    """The session of a framework's trainer with those arguments; None for a process that has served others."""
+    """Return the session of a framework's trainer; None in a process that only served other ranks."""
     train = importlib.import_module(f"allstep.{framework}.train")
     return train.session(*start(train.strategies, arguments))
 
 
 def by_rank(values: Sequence[int], collectives: Collectives) -> np.ndarray:
-    """Integers of every rank, (ranks, values); of this one alone where it speaks for all to the engine."""
+    """Gather integers of every rank, (ranks, values); only this rank's if one process acts for all ranks."""
     own = np.array(values, np.int64)
     return collectives.all_gather(own) if collectives.world_size > 1 else own[np.newaxis]
 
 
 def energy_counter(session: Session) -> Callable[[], float]:
-    """What returns the joules that this rank's GPU has taken so far; NaN where that is not known."""
+    """Return a function that returns the joules this rank's GPU has taken so far; NaN if that is unknown."""
     strategy = STRATEGIES[session.worker.framework][session.config.strategy_name]
     takes_many = strategy.one_process and {"num_gpus", "num_devices"} & set(strategy.flags)
     gpu = session.strategy.gpu
@@ -63,10 +63,10 @@ def energy_counter(session: Session) -> Callable[[], float]:
 def blocks(
     seconds: Sequence[float], num_images: int, collectives: Collectives, *, joules: Sequence[float] | None = None
 ) -> tuple[Block, ...]:
-    """Blocks of as many images each, with the seconds that every rank took for them and the joules of all.
+    """Return blocks of `num_images` images each, with the seconds of every rank and the joules of all ranks.
 
     Args:
-        joules: of this rank's GPU in each block; NaN where that is not known.
+        joules: energy of this rank's GPU in each block; NaN if unknown.
     """
     nanoseconds = by_rank([round(one * 1e9) for one in seconds], collectives)
     own = joules or [math.nan] * len(seconds)
@@ -86,7 +86,7 @@ def write(
     first_step_at: float | None = None,
     epochs: tuple[EpochResult, ...] | None = None,
 ) -> None:
-    """Write what was measured, and the peak memory of each rank, where rank 0 was asked to."""
+    """Gather the peak memory of each rank, and write it with the measurements from rank 0 if --output is given."""
     memory = by_rank([worker.peak_memory_bytes()], worker.collectives)
     if flags.output and rank == 0:
         libraries = {name: tuple(paths) for name, paths in loaded_libraries().items()}

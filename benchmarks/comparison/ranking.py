@@ -1,4 +1,4 @@
-"""Which strategy is faster than which others, as far as a comparison can distinguish them."""
+"""Ranking of strategies by speed, as far as a comparison can distinguish them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allstep.benchmarks.records.comparison import CellResult
 
 
 def against(cell: Cell, cells: Sequence[Cell], samples: Samples, comparable: set[str]) -> dict[str, Estimate]:
-    """By strategy, statistics of a cell's speed over that of its rivals."""
+    """Return statistics of a cell's speed over that of each rival, by strategy."""
     if cell.strategy == INDEPENDENT:
         return {}
     rivals = [one for one in cells if one.strategy not in (INDEPENDENT, cell.strategy) and one.place == cell.place]
@@ -20,16 +20,16 @@ def against(cell: Cell, cells: Sequence[Cell], samples: Samples, comparable: set
 
 
 def is_faster(cell: CellResult, rival: str) -> bool:
-    """Whether a cell is faster than another strategy: the 95 % confidence interval of their ratio's mean is above 1."""
+    """Return whether a cell is faster than another strategy: the 95 % interval of their ratio's mean is above 1."""
     ratio = cell.against.get(rival)
     return ratio is not None and ratio.num > 1 and ratio.low > 1
 
 
 def groups(cells: Sequence[CellResult]) -> dict[tuple, list[list[CellResult]]]:
-    """By place: its cells in groups, the fastest group first, where there are several cells.
+    """Return the cells of each place that has several, in groups, the fastest group first.
 
-    Each cell of a group is faster than each of the groups behind it; which is the fastest within a group is not known.
-    The cells of a place stand in the order of their shares of the limit, the largest first.
+    Each cell of a group is faster than all cells of later groups; which is the fastest within a group is unknown.
+    The cells of a place are in the order of their shares of the limit, the largest first.
     """
     places: dict[tuple, list[tuple[float, CellResult]]] = {}
     for cell in sorted(cells, key=lambda cell: cell.place):
@@ -44,7 +44,7 @@ def groups(cells: Sequence[CellResult]) -> dict[tuple, list[list[CellResult]]]:
 
 
 def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
-    """By place: its groups in words. In `a > b ~ c`, `>` stands between groups and `~` between cells of one group."""
+    """Return the groups of each place in words: in `a > b ~ c`, `>` separates groups, `~` cells of one group."""
     return {
         place: " > ".join(" ~ ".join(cell.strategy for cell in group) for group in found)
         for place, found in groups(cells).items()
@@ -52,7 +52,7 @@ def rankings(cells: Sequence[CellResult]) -> dict[tuple, str]:
 
 
 def sentence(cells: Sequence[CellResult]) -> str:
-    """The rankings of a table; empty where there is none."""
+    """Return the rankings of a table as a sentence; empty if there are none."""
     found = [f"{framework} on {ranks}: {text}" for (_, framework, *_, ranks), text in rankings(cells).items()]
     return f"{'; '.join(found)} (> is faster, ~ not distinguished)." if found else ""
 

@@ -1,4 +1,4 @@
-"""Train as a trainer does, and write what each epoch took on each rank: `allstep compare` launches this.
+"""Train as a trainer does, and write how long each epoch took on each rank; `allstep compare` launches this.
 
 horovodrun -np 2 python -m allstep.benchmarks.comparison.real --framework pytorch --output FILE [trainer's flags]
 """
@@ -23,7 +23,7 @@ class Recorder(Reporter):
     def __init__(self) -> None:
         self.epochs: list[EpochResult] = []
         self.seconds: list[float] = []
-        """Of each epoch."""
+        """Duration of each epoch."""
 
     def event(self, name: str, **fields: Any) -> None:
         if name == "epoch":

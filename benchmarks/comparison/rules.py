@@ -1,4 +1,4 @@
-"""The rules of a fair comparison, as they stand with its results; each is kept by the code that a comment names."""
+"""The rules of a fair comparison, as printed with its results; comments name the file that implements each rule."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def _turn_rules(settings: Settings) -> Sequence[str]:
     return (
         "The cells of a table, as many as memory has room for, are started one after the other (with real input, where "
         "start-up is not measured, the next one while the one before still starts) and then run their timed blocks in "
-        "turn (A B C, A B C, ...), so that what else the machine does meets all alike. Who waits does nothing: ranks "
-        "that would poll (Horovod's) are stopped meanwhile.",
+        "turn (A B C, A B C, ...), so that other load on the machine affects all alike. Waiting ranks do nothing: "
+        "those that would poll (Horovod's) are stopped meanwhile.",
     )
 
 
 def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -> Sequence[str]:
-    """One sentence a rule."""
+    """Return the rules, one text each."""
     core_rule = (
         "Ranks may outnumber the cores (--oversubscribe). They then share them, the independent processes as well, so "
-        "that efficiency against those is communication's part and efficiency against one process the cores'."
+        "that efficiency against those shows communication, and efficiency against one process the sharing of cores."
         if oversubscribe
         else "Each rank has a core, or the cell is left out."
     )
@@ -40,14 +40,13 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         # synthetic.py, real.py
         f"Warm-up is excluded: {settings.num_warmup_batches} steps of synthetic input, the first epoch of real input.",
         "The device is idle before each clock read: a block ends when its last update can be read.",
-        # session.py
-        f"Every cell is launched anew by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...)."
+        # measuring.py
+        f"Every cell is launched by its real launcher {num_rounds} times, interleaved (A B C, A B C, ...)."
         f"{_FEW if num_rounds < LEAST_REPETITIONS else ''}",
         # turns.py
         *_turn_rules(settings),
         # availability.py
-        core_rule
-        + (" Each has a GPU of its own as well, or the cell is left out." if settings.device == "cuda" else ""),
+        core_rule + (" Each also has a GPU of its own, or the cell is left out." if settings.device == "cuda" else ""),
         # samples.py
         "The slowest rank counts: images of all ranks over the longest time of any rank, block by block; a launch's "
         f"speed is the median of its blocks ({settings.num_iters} blocks of {settings.num_batches_per_iter} steps of "
@@ -55,10 +54,10 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "Median, mean with its 95 % confidence interval (Student's t) and spread (standard deviation of one launch) "
         "are separate figures, over launches.",
         # cells.py
-        f"All cells have {settings.threads_per_rank} thread(s) a rank and the same images; those of one table have the "
-        "same model, precision and batch; compiled steps (--compile) have tables of their own, but "
+        f"All cells have {settings.threads_per_rank} thread(s) per rank and the same images; those of one table have "
+        "the same model, precision and batch; compiled steps (--compile) have tables of their own, but "
         "take turns with the others.",
-        "Weak scaling (the same batch a rank) and strong scaling (the same global batch) have tables of their own.",
+        "Weak scaling (the same batch per rank) and strong scaling (the same global batch) have tables of their own.",
         "Synthetic input (images made once, on the device: computation and communication) and real input "
         f"({settings.dataset} through the input pipeline) have tables of their own.",
         # samples.efficiency
@@ -76,8 +75,8 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         # jobs.py
         "A launch that exceeds its limit is ended with everything that it started; failed cells stay in the table "
         "with their reason.",
-        # machine.py, session.py
+        # machine.py, measuring.py
         "The environment stands with the figures: versions, commit, processor, cores, load, governor, GPUs and their "
-        "links, launchers and every variable that changes speed. A comparison that was interrupted goes on with the "
-        "same versions, commit, host, processor, variables and settings alone.",
+        "links, launchers and every variable that changes speed. An interrupted comparison goes on only with the same "
+        "versions, commit, host, processor, variables and settings.",
     )

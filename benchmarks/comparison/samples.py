@@ -1,4 +1,4 @@
-"""The sample that a launch makes, and the statistics of a cell's samples."""
+"""Samples of launches, and statistics of a cell's samples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from allstep.benchmarks.harness.jobs import Outcome
 from allstep.benchmarks.records.comparison import Block, CellResult, Measured, Sample, Summary
 
 _TRIMMED = 0.2
-"""Of the pairs of blocks, the share that is left out at either end."""
+"""Share of the pairs of blocks that is left out at either end."""
 
 Samples = Mapping[str, Sequence[Sample | None]]
-"""Of each cell, by its id, the sample of every round; None where it is still to come."""
+"""Samples of every round by id of the cell; None where one is still to come."""
 
 
 def make(
@@ -30,12 +30,12 @@ def make(
     target: float,
     commands: Sequence[Sequence[str]],
 ) -> Sample:
-    """The sample of a launch.
+    """Return the sample of a launch.
 
     Args:
-        number: of the round.
-        measured: what each of its processes wrote, where it went well.
-        target: validation accuracy the time to which is reported.
+        number: number of the round.
+        measured: what each process wrote, if the launch succeeded.
+        target: validation accuracy; the time to reach it is reported.
     """
     sample = Sample(
         cell_id=cell.id,
@@ -69,7 +69,7 @@ def make(
 
 
 def _together(blocks: Sequence[Block]) -> Block:
-    """One block of several processes at once."""
+    """Combine blocks of processes that ran at the same time into one."""
     seconds = tuple(seconds for block in blocks for seconds in block.seconds_by_rank)
     energies = [block.joules for block in blocks if block.joules is not None]
     joules = sum(energies) if len(energies) == len(blocks) else None
@@ -77,7 +77,7 @@ def _together(blocks: Sequence[Block]) -> Block:
 
 
 def summarise(samples: Sequence[Sample | None]) -> Summary:
-    """Status and statistics of a cell."""
+    """Return status and statistics of a cell."""
     good = [sample for sample in samples if sample and sample.good]
     bad = [sample for sample in samples if sample and not sample.good]
     accuracies = [sample.epochs[-1].validation_accuracy for sample in good if sample.epochs]
@@ -102,9 +102,9 @@ def _statistics(values: Iterable[float | None]) -> Estimate | None:
 
 
 def efficiency(cell: Cell, samples: Samples, comparable: set[str], *, first_framework: str) -> dict[str, Estimate]:
-    """Ratios of a cell's speed to that of others, by their names.
+    """Return ratios of a cell's speed to those of other cells, by name.
 
-    One ratio a round, made of the pairs of blocks with the same number, which follow each other where cells take turns.
+    Each round gives one ratio, from pairs of blocks with the same number, which are neighbours if cells take turns.
 
     Args:
         comparable: ids of the cells that may be compared.
@@ -123,7 +123,7 @@ def efficiency(cell: Cell, samples: Samples, comparable: set[str], *, first_fram
 
 
 def ratios(cell: Cell, other: Cell, samples: Samples, comparable: set[str], *, factor: int = 1) -> Estimate | None:
-    """Statistics of a cell's speed over `factor` times that of another, round by round; None without such rounds."""
+    """Return statistics of a cell's speed over `factor` times another's, round by round; None without such rounds."""
     if not {cell.id, other.id} <= comparable:
         return None
     rounds = zip(samples[cell.id], samples[other.id], strict=True)
@@ -132,7 +132,7 @@ def ratios(cell: Cell, other: Cell, samples: Samples, comparable: set[str], *, f
 
 
 def resolution(cells: Sequence[CellResult]) -> str:
-    """How small a difference between shares of the limit means something, in a sentence; empty where it is unknown."""
+    """Return a sentence on the smallest significant difference between shares of the limit; empty if unknown."""
     shares = [cell.share_of_limit for cell in cells if cell.share_of_limit]
     halves = [(share.high - share.mean) / share.mean for share in shares if share.num > 1]
     if not halves:
@@ -145,9 +145,9 @@ def resolution(cells: Sequence[CellResult]) -> str:
 
 
 def _ratio(sample: Sample, reference: Sample) -> float:
-    """The speed of a sample over that of the reference: the geometric mean over pairs of blocks, without the extremes.
+    """Return the speed of a sample over the reference's: the geometric mean over pairs of blocks, without extremes.
 
-    A median alone jumps where a machine has two speeds and blocks of both are in a pair.
+    A median would jump where a machine has two speeds and a pair has blocks of both.
     """
     from scipy.stats import trim_mean
 

@@ -1,4 +1,4 @@
-"""The table that a person reads at the end of a comparison."""
+"""The tables printed at the end of a comparison."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from allstep.benchmarks.comparison.ranking import sentence
 from allstep.benchmarks.comparison.samples import resolution
 from allstep.benchmarks.records.comparison import CellResult
 
-_WIDTH = 150  # where the output is no terminal
+_WIDTH = 150  # if the output is not a terminal
 _MIB = 2**20
 
 
 def print_tables(cells: Sequence[CellResult], rules: Sequence[str]) -> None:
-    """One table for each workload, model and batch size; a row for each cell."""
+    """Print one table for each workload, model and batch size, with a row for each cell."""
     from rich.console import Console
 
     console = Console()
@@ -75,7 +75,7 @@ def _row(cell: CellResult, seconds: Estimate | None) -> list[str]:
 
 
 def further_columns(cells: Sequence[CellResult]) -> dict[str, list[str]]:
-    """By title, what only some tables have: the gain of compiling, and the energy where GPUs count it."""
+    """Return columns that only some tables have, by title: the gain of compiling, and energy if GPUs count it."""
     gains = [(cell.efficiency or {}).get("not_compiled") for cell in cells]
     columns = {"of uncompiled": gains, "J/image": [cell.joules_per_image for cell in cells]}
     return {
@@ -86,7 +86,7 @@ def further_columns(cells: Sequence[CellResult]) -> dict[str, list[str]]:
 
 
 def note(cell: CellResult) -> str:
-    """What a reader has to know of a cell besides its figures."""
+    """Return what a reader must know about a cell besides its figures."""
     remarks = []
     if cell.status != "ok":
         remarks.append(f"{cell.status}: {cell.reason}" if cell.reason else cell.status)

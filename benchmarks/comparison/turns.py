@@ -1,12 +1,12 @@
-"""Jobs that are there at the same time and take turns, block by block.
+"""Jobs that run at the same time and take turns, block by block.
 
-Machines change from second to second by more than strategies differ: two launches, one after the other, are measured
-on two machines. So jobs are started one after the other, each comes to where its clock would start and waits, and then
-they run one timed block each, in turn, again and again: whatever the machine does, all of them see it alike.
+The speed of a machine changes from second to second by more than strategies differ, so two launches one after the other
+cannot be compared. Instead, jobs are started one after the other, each waits where its clock would start, and then they
+run one timed block each, in turn, again and again. Changes of the machine affect all of them alike.
 
-Every rank connects to its job's socket, says there how many ranks the job has, and waits for a byte before each block
-and before it leaves. The turn is over when all ranks of the job wait, or have ended. Ranks that poll while they wait
-are stopped (SIGSTOP) where it is not their turn.
+Every rank connects to its job's socket, sends the number of ranks in the job, and waits for a byte before each block
+and before it exits. A turn is over when all ranks of the job wait or have ended. Ranks that poll while they wait are
+stopped (SIGSTOP) between their turns.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from allstep.benchmarks.harness import nvml, process_tree
 from allstep.benchmarks.harness.jobs import Job, Outcome, timed_out
 from allstep.common.process.errors import Fault
 
-_WAKE_SECONDS = 0.002  # for all threads of a rank that was stopped
-_ROOM = 3  # of the memory that the largest job took, what the next one may need: it may have more ranks
+_WAKE_SECONDS = 0.002  # until all threads of a stopped rank run again
+_ROOM = 3  # free memory that the next job needs, over that of the largest so far: it may have more ranks
 
 
 def join(path: Path | None, num_ranks: int) -> Callable[[], None]:
-    """Join those who take turns; returns what a rank calls to wait for its next turn.
+    """Join the jobs that take turns; return the function with which a rank waits for its next turn.
 
     Args:
-        path: the socket; without one it is always this rank's turn.
-        num_ranks: that join from the launcher's job that this rank is of.
+        path: the socket; None if it is always this rank's turn.
+        num_ranks: number of ranks that join from this rank's launcher.
     """
     if path is None:
         return lambda: None
@@ -49,7 +49,7 @@ def join(path: Path | None, num_ranks: int) -> Callable[[], None]:
     def wait() -> None:
         connection.send(str(num_ranks).encode())
         if not connection.recv(1):
-            raise Fault("whoever gave turns to this job has ended")
+            raise Fault("the process that gave turns to this job has ended")
 
     return wait
 
@@ -60,21 +60,21 @@ class Launch:
 
     commands: Sequence[Sequence[str]]
     socket: Path
-    """Where the ranks wait for their turns; to be made."""
+    """Socket, still to be created, on which the ranks wait for their turns."""
     polls: bool
     """Whether ranks take processor time while they wait."""
 
 
 def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: int, starting: int = 1) -> list[Outcome]:
-    """Run jobs to their ends, as many at the same time as there is memory for; who fails is out, the others go on.
+    """Run jobs to their ends, as many at a time as fit into memory; if one fails, the others go on.
 
-    All have the same number of blocks.
+    All jobs have the same number of blocks.
 
     Args:
-        time_limit: seconds of its own after which a job is ended, with every process that it started.
+        time_limit: seconds of a job, without waiting, after which it is ended with every process that it started.
         num_threads: compute threads of each rank.
-        starting: how many may start at the same time; with 1 a job has the machine until its ranks wait for their first
-            turn.
+        starting: number of jobs that may start at the same time; with 1, a job has the machine to itself until its
+            ranks wait for their first turn.
     """
     outcomes: list[Outcome] = []
     while len(outcomes) < len(launches):
@@ -93,10 +93,10 @@ def run_in_turn(launches: Sequence[Launch], *, time_limit: float, num_threads: i
                     if np.any(available < _ROOM * largest):
                         break
                 _take_turns(jobs)
-            finally:  # all at once where it is interrupted: each may take seconds
+            finally:  # all at the same time after an interrupt: each may take seconds
                 for job in jobs:
                     job.ask_to_end()
-        outcomes += [job.outcome for job in jobs if job.outcome]  # each has one, now that it was ended
+        outcomes += [job.outcome for job in jobs if job.outcome]  # all have one after _take_turns
     return outcomes
 
 
@@ -107,13 +107,13 @@ def _take_turns(jobs: Sequence[_Job]) -> None:
         for job in living:
             job.resume()
             job.arrive()
-            if job.outcome and job.outcome.status == "ok":  # they have as many blocks: all are about to leave
+            if job.outcome and job.outcome.status == "ok":  # all have the same number of blocks and are about to exit
                 for other in living:
                     other.resume()
 
 
 class _Job:
-    """A job, and its ranks that wait."""
+    """A job and its waiting ranks."""
 
     def __init__(self, launch: Launch, job: Job, listener: socket.socket, time_limit: float) -> None:
         self.outcome: Outcome | None = None
@@ -130,13 +130,13 @@ class _Job:
     def started(
         cls, launch: Launch, guard: Callable[[str], None], time_limit: float, num_threads: int
     ) -> Iterator[_Job]:
-        """Start a job; nothing of it is left when the block ends."""
+        """Start a job; none of its processes is left when the block ends."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, tempfile.TemporaryFile() as output:
             with _short(launch.socket) as address:
                 listener.bind(address)
             listener.listen()
             job = Job(launch.commands, output, {"OMP_NUM_THREADS": str(num_threads)})
-            guard(job.mark)  # a stopped rank does not notice that it is alone
+            guard(job.mark)  # a stopped rank does not notice that this process has died
             turn_taker = cls(launch, job, listener, time_limit)
             try:
                 yield turn_taker
@@ -145,7 +145,7 @@ class _Job:
                     turn_taker.end()
 
     def arrive(self) -> None:
-        """Wait until all its ranks wait for their next turn, or it has ended."""
+        """Wait until all ranks of the job wait for their next turn, or the job has ended."""
         started = time.perf_counter()
         while self.outcome is None and not self._all_wait():
             for key, _ in self._selector.select(process_tree.POLL_SECONDS):
@@ -168,18 +168,18 @@ class _Job:
         if self._waiting:
             self._signal(signal.SIGCONT)
         for connection in self._waiting:
-            with suppress(ConnectionError):  # it was killed; its launcher will report it
+            with suppress(ConnectionError):  # the rank was killed; its launcher will report it
                 connection.send(b"!")
         self._waiting.clear()
 
     def ask_to_end(self) -> None:
-        """Ask it to end, if it has not."""
+        """Ask the job to end, if it has not."""
         if self.outcome is None:
-            self._signal(signal.SIGCONT)  # who is stopped does not hear that it should end
+            self._signal(signal.SIGCONT)  # a stopped rank cannot handle the request to end
             self._job.ask_to_end()
 
     def end(self) -> None:
-        """End what still runs of it."""
+        """End the processes of the job that still run."""
         self.ask_to_end()
         self._job.end()
         while self._pids:
@@ -217,7 +217,7 @@ class _Job:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Another name of a path: those of sockets have 107 characters at most, and TMPDIR may be long."""
+    """Yield a short name of a path: sockets' names have at most 107 characters, and TMPDIR may be long."""
     folder = os.open(path.parent, os.O_PATH)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -226,7 +226,7 @@ def _short(path: Path) -> Iterator[str]:
 
 
 def _available_memory() -> np.ndarray:
-    """Bytes of the host's memory and of each GPU's."""
+    """Return the free bytes of the host's memory and of each GPU's."""
     import psutil
 
     return np.array([psutil.virtual_memory().available, *nvml.free_memory()])

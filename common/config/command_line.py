@@ -1,7 +1,7 @@
-"""The training command line: flags, and a YAML file of them given by `--config`; flags win over the file.
+"""Command line of the trainers: flags, and a YAML file of flags given by `--config`; flags win over the file.
 
-tyro makes flags and their help text of the fields of `TrainConfig`. What a flag's words mean is said in `flags.py`, so
-that a mistake has the same answer in the file, here, and after the commands of `allstep`.
+tyro makes flags and their help texts from the fields of `TrainConfig`. `flags.py` parses the words of a flag, so a
+mistake has the same error message on the command line, in the file, and in the commands of `allstep`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
     """Read a run's configuration from the command line of this process, or from `argv`.
 
     Args:
-        strategies: names of the framework's strategies; the choice is made by `place` where the user makes none.
-        place: rank 0 alone prints the help text.
+        strategies: names of the framework's strategies.
+        place: decides the strategy if the user gives none. Only rank 0 prints the help text.
 
     Raises:
         UserError: a flag, its value or the YAML file is wrong.
@@ -47,10 +47,10 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
     for word in words:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if name in ("--batch-size", "--global-batch-size"):  # two ways to say one thing: the file's gives way
+        if name in ("--batch-size", "--global-batch-size"):  # either one overrides both of the file
             entries.pop("batch-size", None)
             entries.pop("global-batch-size", None)
-        if name.startswith("--tyro-"):  # makes scripts for shells, and answers mistakes by assertions
+        if name.startswith("--tyro-"):  # these write shell completions, and fail with assertions on wrong values
             parser.refuse(word, ())
         if equals and isinstance(defaults.get(name.removeprefix("--no-").removeprefix("--")), bool):
             parser.error(f"expected {name} alone, received it with the value {shown(value)}; leave that out")
@@ -65,8 +65,8 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
             config=(tyro.conf.OmitArgPrefixes,),
             registry=_registry(parser, strategies, entries),
         )
-    except BrokenPipeError:  # --help into a reader that has gone, such as head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python has still to write at its end
+    except BrokenPipeError:  # --help piped into a reader that has exited, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout when it exits
         raise SystemExit(0) from None
     if unknown:
         parser.refuse(unknown[0], ["--config", *map("--{}".format, defaults)])
@@ -77,10 +77,10 @@ def parse(strategies: Sequence[str], place: Placement, argv: Sequence[str] | Non
 
 
 def read_files(paths: Iterable[Path]) -> dict[str, config_file.ConfigLine]:
-    """What files of --config say, by the names of flags; the last one that has a flag decides.
+    """Read files of --config and return their lines by flag name; for a flag in several files, the last one wins.
 
     Raises:
-        UserError: a file cannot be read, or holds something else.
+        UserError: a file cannot be read, or is not a configuration.
     """
     names = _defaults()
     return {entry.key: entry for path in paths for entry in config_file.read(path, names)}
@@ -96,7 +96,7 @@ _DESCRIPTION = "Train a network. Flags may also stand in a YAML file: --config F
 def _registry(
     parser: Parser, strategies: Sequence[str], entries: Mapping[str, config_file.ConfigLine]
 ) -> ConstructorRegistry:
-    """How tyro makes the configuration: of words by the types of `flags.py`, with the file's values as defaults."""
+    """Return the rules by which tyro parses words with the types of `flags.py`; the file's values are the defaults."""
     import tyro
     from tyro.constructors import (
         ConstructorRegistry,
@@ -106,7 +106,7 @@ def _registry(
     )
 
     registry = ConstructorRegistry()
-    in_progress: list[type] = []  # tyro's own rule is asked for through the registry, which asks this one again
+    in_progress: list[type] = []  # asking the registry for tyro's default rule calls this one again
 
     @registry.struct_rule
     def rule(info: StructTypeInfo) -> StructConstructorSpec | None:
@@ -115,17 +115,17 @@ def _registry(
         in_progress.append(info.type)
         spec = ConstructorRegistry.get_struct_spec(info)
         in_progress.pop()
-        assert isinstance(spec, StructConstructorSpec)  # of a dataclass there always is one
+        assert isinstance(spec, StructConstructorSpec)  # tyro has one for every dataclass
         return dataclasses.replace(spec, fields=tuple(map(flag, spec.fields)))
 
-    # Its name is known here alone: a constructor of values in a field's annotation does not know whose they are.
+    # Only here is the flag's name known: a value constructor in a field's annotation does not see the field.
     def flag(field: StructFieldSpec) -> StructFieldSpec:
         if dataclasses.is_dataclass(field.type):
             return field
         name = field.name.replace("_", "-")
         kind = _kind(field.type)
         spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(field.type, set()))
-        assert isinstance(spec, PrimitiveConstructorSpec)  # each field's type is made of a word, or of several
+        assert isinstance(spec, PrimitiveConstructorSpec)  # every field is parsed from one word or several
         num_values = spec.nargs if isinstance(spec.nargs, int) else None
         if name in entries:
             value = _value(kind, num_values, entries[name].words, str(entries[name]))
@@ -139,7 +139,7 @@ def _registry(
             return _value(kind, num_values, words, f"--{name}")
 
         metavar = f"{{{','.join(strategies)}}}" if name == "strategy" else spec.metavar.removeprefix("{None}|")
-        # A wrong number of words and a wrong choice are left to from_words: tyro prints several lines and exits.
+        # from_words reports a wrong number of words or a wrong choice; tyro would print several lines and exit.
         spec = dataclasses.replace(spec, nargs="*", choices=None, metavar=metavar, instance_from_str=from_words)
         described = tyro.conf.arg(help_behavior_hint="" if field.default in (None, ()) else None)
         annotated = Annotated[field.type, spec, described]
@@ -154,7 +154,7 @@ def _registry(
 
 
 def _kind(hint: Any) -> Kind:
-    """The type of a field's values: what is written beside its hint, or follows from that."""
+    """Return the parser for a field's values: the one in its `Annotated` hint, or else the one for the plain hint."""
     if get_origin(hint) is Annotated:
         return get_args(hint)[1]
     if get_origin(hint) is Literal:
@@ -169,7 +169,7 @@ def _truth(word: str) -> bool:
 
 
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-# Not int and float: each number says in its field how large it may be.
+# Without int and float: each number has its range in its field's annotation.
 _KINDS: Mapping[Any, Kind] = {
     bool: _truth,
     str | None: nonempty_text,
@@ -179,7 +179,7 @@ _KINDS: Mapping[Any, Kind] = {
 
 
 def _value(kind: Kind, num_values: int | None, words: Sequence[str], name: str) -> object:
-    """The value of a flag by its words, where the message of a mistake calls the flag `name`."""
+    """Return the value of a flag from its words; error messages call the flag `name`."""
     if num_values not in (None, len(words)):
         many = "one value" if num_values == 1 else f"{num_values} values"
         received = "1 value" if len(words) == 1 else f"{len(words)} values"

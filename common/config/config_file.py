@@ -1,8 +1,7 @@
-"""The YAML file of `--config`: lines of `flag: value`, taken as the words that would stand on the command line.
+"""YAML file of `--config`: lines of `flag: value`, parsed like the same words on the command line.
 
-Nothing in the file is computed: values are scalars, or lists of them, and stay the text that they are. So YAML's own
-ideas of numbers (010 is 8, 5:2 is 302), dates, tags and merged mappings do not matter, and a file of a few lines that
-stand for billions costs nothing.
+Values are scalars or lists of scalars, and stay text. So YAML's rules for numbers (010 is 8, 5:2 is 302), dates, tags
+and merged mappings do not apply, and a few lines of aliases that expand to billions cost nothing.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ if TYPE_CHECKING:
     import yaml
 
 MAX_BYTES = 2**16
-"""Ten times what all flags take with a comment each; a second for PyYAML."""
+"""Size limit: ten times a file with all flags and a comment for each. PyYAML reads that much in a second."""
 
 
 @dataclass(frozen=True)
 class ConfigLine:
-    """A flag in a file."""
+    """Flag in a configuration file."""
 
     path: Path
     line: int
-    """From 1."""
+    """Line number, from 1."""
     key: str
-    """The flag's name, without the hyphens before it."""
+    """Flag name without the leading hyphens."""
     words: list[str]
-    """As they would stand after the flag on the command line."""
+    """Words that would follow the flag on the command line."""
 
     def __str__(self) -> str:
         return f"{shown(self.key)} in {shown(self.path)}, line {self.line},"
 
 
 def read(path: Path, names: Collection[str]) -> list[ConfigLine]:
-    """The flags in a file, in its order; those without a value, or with null, are left out.
+    """Return the flags in a file, in order, without those that have no value or null.
 
     Args:
-        names: of all flags that there are.
+        names: names of all existing flags.
 
     Raises:
-        UserError: it cannot be read, or holds something else.
+        UserError: the file cannot be read, or is not a configuration.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Takes every scalar for text, but for nothing at all."""
+        """YAML loader that reads every scalar as text, except null."""
 
         yaml_implicit_resolvers = {
             first: [(tag, pattern) for tag, pattern in resolvers if tag == f"{_YAML}null"]
@@ -78,7 +77,7 @@ def read(path: Path, names: Collection[str]) -> list[ConfigLine]:
 
 
 def _unreadable(where: str, reason: str | None) -> UserError:
-    return UserError(f"expected a readable YAML file for --config, received {where}: {reason}; mend it or name another")
+    return UserError(f"expected a readable YAML file for --config, received {where}: {reason}; fix it or name another")
 
 
 _YAML = "tag:yaml.org,2002:"
@@ -111,7 +110,7 @@ def _entries(path: Path, root: yaml.MappingNode, names: Collection[str]) -> Iter
 
 
 def _is(node: yaml.Node, kind: str) -> bool:
-    """Whether a node is of one of YAML's own kinds, and not made so by a tag."""
+    """Return whether a node is of a standard YAML kind, and not merely tagged as such."""
     import yaml
 
     kinds = {"seq": yaml.SequenceNode, "map": yaml.MappingNode}
@@ -123,6 +122,6 @@ def _is_text(node: yaml.Node) -> bool:
 
 
 def _what(node: yaml.Node) -> str:
-    """What a node is that is no text."""
+    """Describe a node that is not text."""
     found = [name for kind, name in (("null", "nothing"), ("seq", "a list"), ("map", "a mapping")) if _is(node, kind)]
     return found[0] if found else f"the tag {shown(node.tag)}"

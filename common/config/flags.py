@@ -1,8 +1,8 @@
-"""What a flag's word must be: functions that make a value of it, or say in one line what was expected.
+"""Flag types: functions that parse a flag's word into a value, or report in one line what was expected.
 
-The flags of the trainers (`config.py`) and of the commands of `allstep` have the same types, and the same answers to
-mistakes. A type that refuses a word raises ArgumentTypeError with the rest of a sentence, as in `to be at least 1,
-received 0; raise it`; who knows the name of the flag, or the file and its line, puts it in front.
+The flags of the trainers (`train_config.py`) and of the commands of `allstep` share these types and their error
+messages. A type that rejects a word raises ArgumentTypeError with the end of a sentence, such as `to be at least 1,
+received 0; raise it`; the caller, which knows the flag's name or the file and line, puts that in front.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from allstep.common.process.errors import UserError, shown
 
 Value = TypeVar("Value")
 Kind = Callable[[str], Value]
-"""The type of a flag: from a word to its value."""
+"""Flag type: parses a word into a value."""
 
 _SMALLEST = 1e-30
-"""A smaller number is a mistake, and what is divided by it soon infinite."""
+"""Smallest positive number: a smaller one is a mistake, and dividing by it soon gives infinity."""
 EVER = 10**9
-"""The most of what is only counted: whoever means "never" or "all" may write it."""
+"""Limit of plain counts, large enough to mean "never" or "all"."""
 MOST_ROUNDS = 1000
-"""The most rounds of a measurement: more of them show only how the machine changes."""
+"""Limit of the rounds of a measurement: more rounds only show how the machine changes."""
 WEEK = 7 * 24 * 3600
-"""In seconds; the longest that anything waits for."""
+"""Seconds in a week, the longest timeout that a flag may set."""
 
 
 def wrong(expected: str, received: str, advice: str) -> argparse.ArgumentTypeError:
-    """The error of a type: the rest of a sentence that begins with `expected --flag`."""
+    """Return the error of a type: the end of a sentence that begins with `expected --flag`."""
     return argparse.ArgumentTypeError(f"{expected}, received {shown(received)}; {advice}")
 
 
 def whole(least: int, most: int, because: str = "") -> Kind[int]:
-    """A whole number from `least` to `most`; `because` says why there are no more, where that is not plain."""
+    """Return a type for whole numbers from `least` to `most`; `because` explains the upper bound in error messages."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,1000}", text):
@@ -53,9 +53,9 @@ def whole(least: int, most: int, because: str = "") -> Kind[int]:
 def number(
     least: float, most: float, *, above: bool = False, below: bool = False, smallest: float = _SMALLEST
 ) -> Kind[float]:
-    """A number from `least` to `most`, without `least` where it must be `above`, without `most` where `below`.
+    """Return a type for numbers from `least` to `most`; `above` excludes `least`, and `below` excludes `most`.
 
-    But for 0 it is at least `smallest` in size.
+    The absolute value must be 0 or at least `smallest`.
     """
 
     def parse(text: str) -> float:
@@ -88,12 +88,12 @@ def _plain(value: float) -> str:
 
 
 def local_ranks(least: int = 1) -> Kind[int]:
-    """A number of ranks, or devices made of cores, on this machine."""
+    """Return a type for the number of ranks, or of devices made of cores, on this machine."""
     return whole(least, most_local_ranks(), f"as they share the {_num_cores()} cores of this machine")
 
 
 def most_local_ranks() -> int:
-    """As many as a machine has cores; 16 for tests of many ranks on a small one, and for its GPUs."""
+    """Return the number of cores, or 16 if that is larger, for GPUs and for tests of many ranks on a small machine."""
     return max(16, _num_cores())
 
 
@@ -102,7 +102,7 @@ def _num_cores() -> int:
 
 
 def one_of(*names: str) -> Kind[str]:
-    """One of the names."""
+    """Return a type for one of the names."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -114,26 +114,26 @@ def one_of(*names: str) -> Kind[str]:
 
 
 def listed(kind: Kind[Value]) -> Kind[tuple[Value, ...]]:
-    """One or more values with commas between them, each once."""
+    """Return a type for one or more values separated by commas, without duplicates."""
     return lambda text: tuple(dict.fromkeys(kind(word) for word in text.split(",")))
 
 
 def nonempty_text(word: str) -> str:
-    """Any text but none."""
+    """Parse text that is not blank."""
     if not word.strip() or "\0" in word:
         raise wrong("to be a text", word, "name something, or leave the flag out")
     return word
 
 
 def nonempty_path(word: str) -> Path:
-    """A path; where it leads, and whether it may be read or written, is for others to say."""
+    """Parse a path; callers check whether it exists and may be read or written."""
     if not word.strip() or "\0" in word:
         raise wrong("to be a path", word, "name one, or leave the flag out")
     return Path(word)
 
 
 def ramp_step(word: str) -> str:
-    """EPOCH:FACTOR, a time of the run and the whole number by which the batch is multiplied from then on; or auto."""
+    """Parse EPOCH:FACTOR, the whole number that multiplies the batch from that epoch on, or auto."""
     epoch, colon, factor = word.partition(":")
     if word == "auto":
         return word
@@ -148,23 +148,23 @@ def ramp_step(word: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a command's flags, whose errors are the user's mistakes as the rest of allstep reports them."""
+    """Argument parser that raises UserError with messages like those of the rest of allstep."""
 
     def __init__(self, prog: str | None, description: str | None, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, formatter_class=formatter, allow_abbrev=False, **options)
-        # Of what begins with a hyphen, argparse takes -1 and -0.5 for values; 1e-3, inf and nan have signs, too.
+        # Without this, argparse accepts -1 and -0.5 as values, but takes -1e-3, -inf and -nan for flags.
         take_for_values(self, r"-(\d|\.\d|inf|nan)")
 
     def parse_args(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """As argparse's, but a word that is nobody's is answered with the flag that it may be meant for."""
+        """Parse arguments like argparse, but suggest the nearest flag for an unknown word."""
         flags, rest = self.parse_known_args(arguments)
         if rest:
             self.refuse(rest[0], flag_names(self))
         return flags
 
     def refuse(self, word: str, names: Iterable[str]) -> NoReturn:
-        """Raise a UserError for a word that belongs to none of the flags of these names."""
+        """Raise a UserError for a word that belongs to none of the flags `names`."""
         name = word.partition("=")[0]
         if not name.startswith("-"):
             self.error(f"expected flags and their values, received {shown(word)} after them; leave it out")
@@ -173,7 +173,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"expected a flag of {self.prog}, received {shown(name)}{advice}")
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UserError that says what argparse has to say as everybody else does."""
+        """Raise a UserError with argparse's message in the wording of other errors of allstep."""
         for pattern, form in _ARGPARSE:
             if match := re.fullmatch(pattern, message, re.DOTALL):
                 message = form.format(*map(str, match.groups()))
@@ -181,7 +181,7 @@ class Parser(argparse.ArgumentParser):
 
 
 _NAMED = r"argument (.+?)(?:/.+?)?: "
-# What argparse says, and what is said instead.
+# Messages of argparse, and what to print instead.
 _ARGPARSE = (
     (rf"{_NAMED}(to be .+)", "expected {} {}"),
     (rf"{_NAMED}expected (?:one|1) argument", "expected a value after {}, received none; give one"),

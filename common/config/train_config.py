@@ -1,8 +1,8 @@
-"""The configuration of a training run: one frozen dataclass a group of flags.
+"""Configuration of a training run: one frozen dataclass per group of flags.
 
 Every field is a flag of the same name (`base_lr` is `--base-lr`) and a key of the YAML file given by `--config`
-(`command_line.py` reads both). The two trainers take exactly the same flags. A number's type says how large it may be
-(`flags.py`); what depends on other flags or on the data is in `validation.py`.
+(`command_line.py` reads both). The two trainers take exactly the same flags. The types from `flags.py` bound numbers;
+`validation.py` checks what depends on other flags or on the data.
 """
 
 from __future__ import annotations
@@ -19,103 +19,103 @@ from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_na
 
 DEFAULT_BATCH_SIZE = 32
 
-# Of a rank, and of all: what is larger is refused with less memory than it would take to find out.
+# Bounds per rank and over all ranks, because finding out that a larger batch does not fit would itself take memory.
 _BATCH, _GLOBAL_BATCH = whole(1, 2**20), whole(1, 2**30)
 _EPOCHS = 10**6
-# Learning rates are float32: what is far above is infinite when it is scaled; what is far below moves no weight.
+# Learning rates are float32: a much larger one overflows when it is scaled.
 _RATE_MOST = 1e30
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How long, in which micro_batches and with which learning rate to train."""
+    """Length of the run, batch sizes and learning rate."""
 
     epochs: Annotated[int, whole(1, _EPOCHS)] = 10
     """Number of passes over the training samples."""
 
     batch_size: Annotated[int | None, _BATCH] = None
-    """Samples per rank and step; 32 where neither this nor --global-batch-size is given."""
+    """Samples per rank and step; 32 if neither this nor --global-batch-size is given."""
 
     global_batch_size: Annotated[int | None, _GLOBAL_BATCH] = None
-    """Samples per step over all ranks. Give this to have the same training curve on any number of ranks."""
+    """Samples per step over all ranks. Set this to get the same training curve on any number of ranks."""
 
     base_lr: Annotated[float, number(0, _RATE_MOST, above=True, smallest=0)] = 0.01
-    """Learning rate for a global batch of 32 samples; --lr-scaling carries it over to larger ones."""
+    """Learning rate for a global batch of 32 samples; --lr-scaling scales it to larger ones."""
 
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Growth of the learning rate with the global batch (Goyal et al. 2017; Krizhevsky 2014)."""
 
     warmup_epochs: Annotated[float, number(0, _EPOCHS)] = 0.0
-    """Epochs in which the learning rate rises from its unscaled value, step by step."""
+    """Number of epochs in which the learning rate rises step by step from its unscaled value."""
 
     lr_decay: Literal["constant", "step", "cosine", "poly", "linear"] = "constant"
-    """What follows the warm-up."""
+    """Shape of the learning rate after the warm-up."""
 
     lr_milestones: Annotated[tuple[float, ...], number(0, _EPOCHS)] = ()
-    """step: epochs after which the learning rate falls; without any, at 30, 60 and 80 of 90 parts of the run."""
+    """step: epochs after which the learning rate falls; by default after 30/90, 60/90 and 80/90 of the run."""
 
     lr_step_factor: Annotated[float, number(0, 1, above=True)] = 0.1
-    """step: what the learning rate is multiplied by at each milestone."""
+    """step: factor by which the learning rate is multiplied at each milestone."""
 
     lr_power: Annotated[float, number(0, 1000, above=True)] = 2.0
-    """poly: exponent of the remaining part of the run."""
+    """poly: exponent of the remaining fraction of the run."""
 
     final_lr: Annotated[float, number(0, _RATE_MOST)] = 0.0
-    """cosine, poly, linear: the learning rate at the end of the run."""
+    """cosine, poly, linear: learning rate at the end of the run."""
 
     batch_ramp: Annotated[tuple[str, ...], ramp_step] = ()
-    """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, a global batch is so many times as large (Smith et al. 2018).
-    auto: it doubles after each epoch in which the measured gradient noise scale exceeds it (McCandlish et al. 2018), to
-    16 times at most, and at most a quarter of the training samples."""
+    """EPOCH:FACTOR, as in 5:2 8:4: from that epoch on, multiply the global batch by FACTOR (Smith et al. 2018). auto:
+    double it after each epoch in which the measured gradient noise scale exceeds it (McCandlish et al. 2018), up to
+    16 times its first size and up to a quarter of the training samples."""
 
     drop_last: bool = False
-    """Leave out the last samples of an epoch's order where they do not fill a global batch."""
+    """Drop the last samples of each epoch if they do not fill a global batch."""
 
     early_stop_patience: Annotated[int, whole(0, EVER)] = 0
-    """Stop when the validation loss has not fallen for N epochs; 0 never stops early."""
+    """Stop when the validation loss has not improved for N epochs; 0 never stops early."""
 
     @property
     def follows_noise(self) -> bool:
-        """Whether the batch grows with the measured gradient noise scale."""
+        """Whether the global batch grows with the measured gradient noise scale."""
         return self.batch_ramp == ("auto",)
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How gradients change weights; the same formulas in both frameworks."""
+    """Optimizer and gradient processing; both frameworks use the same formulas."""
 
     optimizer: Literal[
         "sgd", "nesterov", "adam", "adamw", "lars", "lamb", "novograd", "adagrad", "rmsprop", "program"
     ] = "sgd"
-    """What is done with the averaged gradient; docs/flags.md says whose formulas they are. program stands for any other
-    optimizer that a program hands to its Session."""
+    """Update rule for the weights; docs/flags.md cites the paper of each. program stands for any other optimizer that a
+    program hands to its Session."""
 
     momentum: Annotated[float, number(0, 1, below=True)] = 0.9
-    """sgd, nesterov, lars: what is kept of the steps before."""
+    """sgd, nesterov, lars: momentum factor."""
 
     grad_averaging: bool = False
-    """novograd: the first moment is a mean of the normalised gradients, and not their sum."""
+    """novograd: make the first moment a mean of the normalised gradients instead of their sum."""
 
     weight_decay: Annotated[float, number(0, 1e6)] = 0.0
-    """Weight decay factor, of weights with two axes or more: biases and the scales of norms do not decay. Decoupled
-    from the gradient in adamw; added to the update in lamb, to the normalised gradient in novograd, else to the
-    gradient."""
+    """Weight decay factor for weights with two axes or more; biases and the scales of norms do not decay. adamw
+    decouples it from the gradient, lamb adds it to the update, novograd to the normalised gradient, and the other
+    optimizers to the gradient."""
 
     clip_norm: Annotated[float | None, number(0, 1e30, above=True)] = None
-    """Scale the averaged gradient of all weights down to this norm where it is larger."""
+    """Clip the averaged gradient over all weights to this global norm."""
 
     gradient_noise: Annotated[float, number(0, 1e30)] = 0.0
     """Add Gaussian noise of variance ETA / (1 + step)^0.55 to the averaged gradient (Neelakantan et al. 2015)."""
 
     label_smoothing: Annotated[float, number(0, 1, below=True)] = 0.0
-    """Share of each training label that is spread over all classes evenly (Szegedy et al. 2016)."""
+    """Share of each training label to spread evenly over all classes (Szegedy et al. 2016)."""
 
     ema: Annotated[float | None, number(0, 1, below=True)] = None
-    """Keep a moving average of the weights with this decay, validate it and save it beside them."""
+    """Keep a moving average of the weights with this decay, and validate and save it along with the weights."""
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Canonical names of what the optimizer remembers of each weight."""
+        """Canonical names of the optimizer's state tensors for each weight."""
         if self.optimizer in ("sgd", "nesterov", "lars"):
             return ("momentum",) if self.momentum else ()
         return _SLOTS[self.optimizer]
@@ -131,178 +131,176 @@ _SLOTS = {
 OWN_OPTIMIZER = "program"
 """The optimizer of a user's program, whose state is known by its own names."""
 LAYER_SLOTS = ("layer_exp_avg_sq",)
-"""Slots that are one number a weight."""
+"""Slots with one number per weight tensor."""
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """How gradients meet; each flag says for which strategies it is."""
+    """Parallel strategy and gradient reduction; each flag names the strategies that use it, unless all do."""
 
     compression: Literal["none", "fp16"] = "none"
-    """horovod: send gradients as they are, or in half precision."""
+    """horovod: compression of gradients for sending; fp16 sends them in half precision."""
 
     op: Literal["average", "sum", "adasum"] = "average"
-    """horovod: what is done with the gradients of all ranks. sum moves the weights by the number of ranks times what
-    average does, as if the learning rate were that much larger. adasum (Maleki et al. 2021) needs MPI and a power of
-    two of ranks, and has another curve than average."""
+    """horovod: reduction of the gradients of all ranks. sum has the effect of average with the learning rate
+    multiplied by the number of ranks. adasum (Maleki et al. 2021) needs MPI and a power of two of ranks, and has
+    a different training curve than average."""
 
     autotune: bool = False
-    """horovod: let Horovod search for the fastest fusion threshold and cycle time while it trains."""
+    """horovod: search for the fastest fusion threshold and cycle time during training."""
 
     elastic: bool = False
-    """horovod, pytorch ddp, fsdp: go on from the newest commit when ranks are lost, and with whoever comes, in a job
-    that horovodrun or torchrun keeps going; docs/elastic.md says how to start one."""
+    """horovod, pytorch ddp, fsdp: continue from the newest commit when ranks are lost or join, in a job that
+    horovodrun or torchrun keeps running; docs/elastic.md describes how to start one."""
 
     commit_every: Annotated[int, whole(1, EVER)] = 100
-    """horovod, --elastic: keep the state in the memory of every rank after each N-th step: what a lost rank costs."""
+    """horovod with --elastic: commit the state to memory every N steps; losing a rank costs at most N steps."""
 
     timeline: Path | None = None
-    """horovod: file for Horovod's timeline of every gradient's way; `allstep timeline FILE` sums it up."""
+    """horovod: file for Horovod's timeline of every gradient; `allstep timeline FILE` summarizes it."""
 
     compile: bool = False
-    """Have steps compiled when they first run: by torch.compile in PyTorch, by XLA in TensorFlow. The curve is the same
-    within rounding. There is a program for each size of a global batch, and validation is not compiled."""
+    """Compile training steps when they first run, by torch.compile in PyTorch and by XLA in TensorFlow. The training
+    curve stays the same within rounding. Each size of a global batch is compiled separately, validation is not."""
 
     recompute: bool = False
-    """Forget what the blocks of a network compute, and compute it again when gradients are: less memory for a third
-    more computing (Chen et al. 2016). The curve is the same."""
+    """Recompute the activations of the network's blocks in the backward pass instead of storing them: less memory for
+    a third more computing (Chen et al. 2016). The training curve stays the same."""
 
     accumulate_steps: Annotated[int, whole(1, 2**20)] = 1
-    """Passes of --batch-size samples a rank whose gradients are added up before one all-reduce and optimizer step."""
+    """Gradient accumulation: passes of --batch-size samples per rank before one all-reduce and optimizer step."""
 
     slices: Annotated[int | None, whole(1, 2**12)] = None
-    """Cut every global batch into V slices, whose gradients are computed one by one and added up in one fixed order:
-    the same bits on any number of ranks up to V. Ranks compute with 1 thread, or as many as OMP_NUM_THREADS says."""
+    """Cut every global batch into V slices, and add up their gradients in one fixed order: the results have the same
+    bits on any number of ranks up to V. Each rank computes with 1 thread, or with OMP_NUM_THREADS threads."""
 
     audit: Annotated[float | None, number(0, 1, above=True)] = None
-    """With --slices: have the slices of this share of steps computed again by the next rank, and stop the job where any
-    bits differ, before weights change. Costs about that share of a step."""
+    """Share of steps, with --slices, whose slices the next rank computes again; if any bits differ, the job stops
+    before weights change. The extra time per step is about that share of a step."""
 
     trace: bool = False
-    """horovod, ddp, single, and with --slices mirrored, multi-worker-mirrored: keep 64-bit digests of what goes into
-    each step, of gradients and of weights, by which `allstep bisect RUN RUN` finds where two runs part."""
+    """horovod, ddp, single, and with --slices mirrored, multi-worker-mirrored: write 64-bit digests of each step's
+    inputs, gradients and weights, so that `allstep bisect RUN RUN` can find where two runs diverge."""
 
     sync_batch_norm: bool = False
-    """Batch norm over the global batch instead of each rank's, or device's, slice."""
+    """Compute batch norm over the global batch instead of the samples of each rank or device."""
 
     num_gpus: Annotated[int | None, local_ranks()] = None
-    """pytorch ddp, fsdp: without a launcher, start N processes on this host; data-parallel: use N devices."""
+    """pytorch ddp, fsdp: start N processes on this host if there is no launcher; data-parallel: use N devices."""
 
     bucket_size: Annotated[float | None, number(0, 2**20)] = None
-    """pytorch ddp, and with --slices horovod and fsdp: megabytes of gradients that are reduced together; by default 25,
-    and 1 for those that come first. A number holds for all: a network that fits into one bucket then reduces nothing
-    beside its backward pass."""
+    """pytorch ddp, and with --slices horovod and fsdp: megabytes of gradients per all-reduce. The default is 25, and 1
+    for the first bucket. A given number also sets the first bucket: if the whole network fits into it, no reduction
+    overlaps with the backward pass."""
 
     static_graph: bool = True
-    """pytorch ddp: the network uses the same parameters in every step. Without effect under --accumulate-steps."""
+    """pytorch ddp: the network uses the same parameters in every step. No effect with --accumulate-steps."""
 
     gradient_as_bucket_view: bool = True
-    """pytorch ddp: gradients live in the buckets and are not copied."""
+    """pytorch ddp: keep gradients in the buckets instead of copying them."""
 
     comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
-    """pytorch ddp: how gradients are compressed (powersgd: Vogels et al. 2019)."""
+    """pytorch ddp: compression of gradients (powersgd: Vogels et al. 2019)."""
 
     stages: Annotated[int, whole(1, 16)] = 2
-    """pytorch model-parallel: parts into which the network is cut, one process each."""
+    """pytorch model-parallel: number of pipeline stages that the network is cut into, one process each."""
 
     micro_batches: Annotated[int, whole(1, 2**20)] = 4
-    """pytorch model-parallel: micro-batches of a batch that are under way in the stages at once; fewer where its size
-    has no such divisor."""
+    """pytorch model-parallel: micro-batches that a batch is cut into; fewer if the batch size is not divisible by this
+    number."""
 
     num_devices: Annotated[int | None, local_ranks()] = None
-    """tensorflow mirrored, central-storage: devices to use; CPUs are divided into as many where there are no GPUs."""
+    """tensorflow mirrored, central-storage: devices to use; without GPUs, the CPU is divided into this many devices."""
 
     communication: Literal["auto", "ring", "nccl"] = "auto"
-    """tensorflow multi-worker-mirrored: how all-reduce is done."""
+    """tensorflow multi-worker-mirrored: implementation of all-reduce."""
 
     @property
     def num_slices(self) -> int | None:
-        """Parts of a global batch that have a gradient of their own; --accumulate-steps cuts each slice further."""
+        """Number of parts of a global batch with separate gradients; --accumulate-steps cuts each slice further."""
         return self.slices and self.slices * self.accumulate_steps
 
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """What a run leaves behind; without --output-dir nothing but the lines on the terminal."""
+    """Files and reports that a run writes; without --output-dir, only lines on the terminal."""
 
     output_dir: Path | None = None
-    """Folder for config.yaml, metrics.jsonl and checkpoints/; created where it does not exist."""
+    """Folder for config.yaml, metrics.jsonl and checkpoints/; created if it does not exist."""
 
     log_every: Annotated[int, whole(0, EVER)] = 0
-    """Write loss and learning rate of every N-th step to metrics.jsonl; 0 writes epochs only."""
+    """Write loss and learning rate of every N-th step to metrics.jsonl; 0 writes only epochs."""
 
     tensorboard: bool = False
-    """Write TensorBoard's event files to the output directory, too."""
+    """Also write TensorBoard event files to the output directory."""
 
     mlflow: bool = False
-    """Report to MLflow, too, to the server or folder and the experiment of MLFLOW_TRACKING_URI and
-    MLFLOW_EXPERIMENT_NAME."""
+    """Also report to MLflow: MLFLOW_TRACKING_URI is the server or folder, MLFLOW_EXPERIMENT_NAME the
+    experiment."""
 
     wandb: bool = False
-    """Report to Weights & Biases, too, to the project and in the mode of WANDB_PROJECT and WANDB_MODE."""
+    """Also report to Weights & Biases; WANDB_PROJECT and WANDB_MODE set the project and the mode."""
 
     checkpoint_every: Annotated[int, whole(0, EVER)] = 0
-    """Save a checkpoint after every N-th step besides those after each epoch; 0 saves after epochs only."""
+    """Save a checkpoint every N steps as well as after each epoch; 0 saves only after epochs."""
 
     keep_checkpoints: Annotated[int, whole(1, EVER)] = 3
-    """Number of the last checkpoints to keep; the best one by validation accuracy is kept besides."""
+    """Number of latest checkpoints to keep, in addition to the best one by validation accuracy."""
 
     resume: str | None = None
-    """Go on from a checkpoint: latest, best (both in the output directory) or a path."""
+    """Resume from a checkpoint: latest, best (both in the output directory) or a path."""
 
     init_from: Path | None = None
-    """Start from the weights of a checkpoint, written by either framework, or of a safetensors file whose names are
-    torchvision's or timm's."""
+    """Start from the weights of a checkpoint, written by either framework, or of a safetensors file with the names of
+    torchvision or timm."""
 
 
 @dataclass(frozen=True)
 class FaultConfig:
-    """When a run that does not go on is ended."""
+    """Timeouts after which a job that makes no progress is ended."""
 
     stall_timeout: Annotated[float, number(0, WEEK)] = 10.0
-    """Seconds without progress after which a rank that the others wait for ends the job, with a report of who waits
-    and where the missing rank is; 0 never ends it. The first step and checkpoints may take longer."""
+    """Seconds without progress of a rank before its watchdog ends the job and reports which ranks wait for it and where
+    it is; 0 never ends the job. The first step and checkpoints may take longer."""
 
     fault_timeout: Annotated[float, number(3, WEEK)] = 30.0
-    """Seconds within which the job ends when a host cannot be reached any more."""
+    """Seconds until the job ends after a host has become unreachable."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """Configuration of one training run."""
 
     strategy: str | None = None
-    """How the ranks are formed and gradients meet; horovod under a launcher and single without where not given."""
+    """Parallel strategy; by default horovod under a launcher, and single without one."""
 
     list_strategies: bool = False
-    """Print the strategies and whether this machine can run each, and do nothing else."""
+    """Print the strategies and whether this machine can run each, and exit."""
 
     model: Annotated[str, model_name] = "cnn"
-    """The network: one of the suite's (docs/models.md), one of a library's by timm:NAME, torchvision:NAME or
-    keras:NAME, or FILE.py:FUNCTION of your own, which every rank imports and calls with the shape of a sample and the
-    number of classes."""
+    """Network: a built-in one (docs/models.md), one of a library (timm:NAME, torchvision:NAME or keras:NAME), or your
+    FILE.py:FUNCTION, which every rank imports and calls with the shape of a sample and the number of classes."""
 
     loss: Annotated[str | None, loss_name] = None
-    """What training makes small; by default cross-entropy for classes and tokens, mse (the mean of squared differences)
-    for numbers. huber is linear from a difference of 1 on; bce has targets of 0 and 1. Or FILE.py:FUNCTION of
-    your own."""
+    """Training loss; by default cross-entropy for classes and tokens, and mse (mean squared error) for numbers. huber
+    is linear above a difference of 1; bce has targets of 0 and 1. Or your FILE.py:FUNCTION."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """On what to train; auto takes GPUs where every rank of a host gets its own, else the CPU."""
+    """Device to train on; auto takes GPUs if the host has one for each of its ranks, else the CPU."""
 
     precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"
-    """In which layers compute; weights, gradients between ranks and the loss are float32 in any case. float32 is IEEE's
-    on every device; tf32 has GPUs round the factors of products to 10 bits; fp16 scales the loss dynamically, and skips
-    a step whose gradients overflow."""
+    """Precision in which layers compute; weights, all-reduced gradients and the loss are always float32. float32 is
+    IEEE float32 on every device; tf32 lets GPUs round the factors of products to 10 bits; fp16 scales the loss
+    dynamically, and skips a step whose gradients overflow."""
 
     deterministic: bool = False
-    """Compute by algorithms that give the same bits in every run, also on GPUs, where they take longer."""
+    """Use algorithms that give the same bits in every run; on GPUs, they are slower."""
 
     model_depth: Annotated[int, whole(10, 1000)] = WIDE_RESNET_DEPTH
-    """wide-resnet: layers with weights, 4 more than a multiple of 6."""
+    """wide-resnet: number of layers with weights, a multiple of 6 plus 4."""
 
     model_width: Annotated[int, whole(1, 64)] = WIDE_RESNET_WIDTH
-    """wide-resnet: by how much it is wider than a ResNet for small images."""
+    """wide-resnet: width as a multiple of that of a ResNet for small images."""
 
     data: DataConfig = field(default_factory=DataConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -313,28 +311,28 @@ class TrainConfig:
 
     @property
     def strategy_name(self) -> str:
-        """The strategy, which has been chosen where the user did not, once the command line is read."""
+        """Strategy of the run; parsing the command line sets it to a default if the user gives none."""
         assert self.strategy is not None
         return self.strategy
 
     @property
     def model_size(self) -> dict[str, int]:
-        """What `build_model` takes beside the network's name."""
+        """Arguments of `build_model` in addition to the network's name."""
         return {"depth": self.model_depth, "width": self.model_width}
 
     @property
     def same_bits(self) -> bool:
-        """Whether all is to be computed by algorithms that give the same bits in every run."""
+        """Whether all computation must use algorithms that give the same bits in every run."""
         return self.deterministic or self.parallel.slices is not None
 
     def global_batch_size(self, world_size: int) -> int:
-        """Samples per optimizer step over all ranks."""
+        """Return the number of samples per optimizer step over all ranks."""
         if self.schedule.global_batch_size is not None:
             return self.schedule.global_batch_size
         return (self.schedule.batch_size or DEFAULT_BATCH_SIZE) * world_size * self.parallel.accumulate_steps
 
     def flat(self) -> dict[str, Any]:
-        """The resolved configuration as one mapping of flag names to plain values, as --config reads it."""
+        """Return the resolved configuration as one mapping of flag names to plain values that --config can read."""
         flat: dict[str, Any] = {}
         for part in (self, self.data, self.schedule, self.optimizer, self.parallel, self.output, self.faults):
             for item in dataclasses.fields(part):

@@ -1,4 +1,4 @@
-"""Whether the flags of a run fit together, and the data: all that can be said before a framework is imported."""
+"""Checks of whether a run's flags fit together and fit the data, before a framework is imported."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from allstep.common.process.errors import UserError, shown
 
 
 def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -> None:
-    """Check what the types of the flags do not say, before a framework is imported.
+    """Check what the types of the flags cannot check, before a framework is imported.
 
     Raises:
-        UserError: names the first wrong value.
+        UserError: a value is wrong; the message names the first one.
     """
     schedule = config.schedule
     if config.strategy_name not in strategies:
@@ -68,7 +68,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], place: Placement) -
         )
     _check_ramp(config, framework)
     _check_schedule(config, 1 if entry.one_worker else place.world_size)
-    if place.rank == 0:  # on another host the paths may lead nowhere
+    if place.rank == 0:  # the paths may not exist on other hosts
         _check_paths(config)
         check_path(config.data)
         _check_trackers(config.output)
@@ -98,17 +98,17 @@ def _check_trackers(output: OutputConfig) -> None:
         ("--wandb", output.wandb, "wandb", "wandb"),
     ):
         found = importlib.util.find_spec(module) if given else None
-        # Both leave folders of their names where they ran, which Python takes for packages without an origin.
+        # Both create folders of their names where they run, which Python takes for packages without an origin.
         if given and (found is None or found.origin is None):
             raise UserError(f"expected the package {module} with {flag}, received none; pip install {package}")
 
 
-# The optimizers that look at a flag.
+# Optimizers that use a flag.
 _OPTIMIZERS = {"momentum": ("sgd", "nesterov", "lars"), "grad_averaging": ("novograd",)}
 
 
 def _check_optimizer(config: TrainConfig) -> None:
-    """Refuse a flag that the optimizer would not look at, and what needs a gradient that is not there."""
+    """Refuse flags that the optimizer would ignore, and flags that need a gradient that the strategy does not have."""
     flags, strategy, op = config.optimizer, config.strategy, config.parallel.op
     for item in fields(OptimizerConfig):
         value = getattr(flags, item.name)
@@ -133,7 +133,7 @@ def _check_optimizer(config: TrainConfig) -> None:
 
 
 def _check_slices(flags: StrategyConfig, strategy: str) -> None:
-    """Refuse devices without a slice, and what makes of gradients something else than their sum."""
+    """Refuse flags that need --slices without it, more devices than slices, and other ways to combine gradients."""
     if flags.slices is None:
         if flags.audit is not None:
             raise UserError(
@@ -157,7 +157,7 @@ def _check_slices(flags: StrategyConfig, strategy: str) -> None:
 
 
 def _check_trace(config: TrainConfig) -> None:
-    """Refuse a trace that has no folder, and steps of which digests would not be those of the step alone."""
+    """Refuse --trace without an output folder, or with flags under which digests would not be of single steps."""
     if not config.parallel.trace:
         return
     if config.output.output_dir is None:
@@ -176,7 +176,7 @@ def _check_as_many_slices(slices: int, what: str, number: int) -> None:
 
 
 def _check_paths(config: TrainConfig) -> None:
-    """Refuse paths that nothing can be written to."""
+    """Refuse output paths that cannot be written."""
     for flag, path, try_it in (
         ("--output-dir", config.output.output_dir, try_folder),
         ("--timeline", config.parallel.timeline, try_file),
@@ -192,10 +192,9 @@ def _check_paths(config: TrainConfig) -> None:
 
 
 def _check_schedule(config: TrainConfig, num_workers: int) -> None:
-    """Check what is known of the schedule and the data by the flags alone.
+    """Check what the flags determine of the schedule and the data.
 
-    The number of ranks may still grow, and a resumed run may have another batch: where either matters, the check is
-    left to the time when they are known.
+    The number of ranks may still grow, and a resumed run may have another batch; checks that depend on these run later.
     """
     from allstep.common.schedule import make_schedule
 
@@ -215,7 +214,7 @@ def _check_schedule(config: TrainConfig, num_workers: int) -> None:
 
 
 def _check_ramp(config: TrainConfig, framework: str) -> None:
-    """Refuse --batch-ramp auto beside other steps, and where the gradient noise scale is not measured."""
+    """Refuse --batch-ramp auto combined with other steps, or where the gradient noise scale is not measured."""
     from allstep.common.noise_scale import why_not_measured
 
     ramp = config.schedule.batch_ramp
@@ -231,7 +230,7 @@ def _check_ramp(config: TrainConfig, framework: str) -> None:
 
 
 def _check_curriculum(data: DataConfig) -> None:
-    """Refuse what paces no curriculum, and one that does not fit a data set whose size is known."""
+    """Refuse --curriculum-* flags without --curriculum, and a curriculum that does not fit a data set of known size."""
     for item in fields(DataConfig):
         value = getattr(data, item.name)
         if item.name.startswith("curriculum_") and value != item.default and not data.curriculum:
@@ -243,12 +242,12 @@ def _check_curriculum(data: DataConfig) -> None:
 
 
 def _num_samples(data: DataConfig) -> int | None:
-    """Training samples of a data set whose files may not be there yet; None where they decide it."""
+    """Return the number of training samples if it is known without the files of the data set, else None."""
     return {"digits": 1437, "synthetic": data.synthetic_samples}.get(data.dataset)
 
 
 def _check_images(config: TrainConfig) -> None:
-    """Refuse images that the network cannot have, or for which there is no memory, where flags say their size."""
+    """Refuse images that are too small for the network or too large for memory, if flags set their size."""
     data = config.data
     shapes = {"synthetic": data.synthetic_shape, "image-folder": (data.image_size, data.image_size, 3)}
     if data.dataset not in shapes:
@@ -257,9 +256,9 @@ def _check_images(config: TrainConfig) -> None:
     check_image_size(config.model, *shape[:2])
     batch_size = config.schedule.batch_size or DEFAULT_BATCH_SIZE
     if config.schedule.global_batch_size is not None:
-        batch_size = 1  # of a rank, at least
+        batch_size = 1  # the least that a rank has
     needed = 4 * (batch_size * math.prod(shape) + _num_weights(config.model, shape, num_classes))
-    needed += 256 * num_classes * shape[2]  # the patterns of synthetic images, while they are made
+    needed += 256 * num_classes * shape[2]  # patterns from which synthetic images are made
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory:
         images = "x".join(map(str, shape))
@@ -271,7 +270,7 @@ def _check_images(config: TrainConfig) -> None:
 
 
 def _num_weights(model: str, shape: tuple[int, int, int], num_classes: int) -> int:
-    """Weights of the layers that grow with images and classes."""
+    """Return the number of weights in the layers that grow with images and classes."""
     height, width, channels = shape
     first = {"mlp": height * width * channels, "cnn": 64 * ((height - 4) // 2) * ((width - 4) // 2)}.get(model, 0)
     features = MODELS[model].num_features if model in MODELS else 0
@@ -282,7 +281,7 @@ def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) ->
     """Check the configuration against the training samples.
 
     Raises:
-        UserError: there are more ranks than samples, or a global batch does not fill the ranks.
+        UserError: there are more ranks than samples, or a global batch has too few samples for the ranks or slices.
     """
     global_batch_size = config.global_batch_size(world_size)
     if world_size > num_samples:

@@ -1,4 +1,4 @@
-"""Plain values and arrays on disk: JSON for what it has, a .npy file for each array. Nothing is pickled."""
+"""Plain values and arrays on disk: a JSON file, and a .npy file for each array. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from allstep.common.process.errors import UserError
 MAX_BYTES = 2**32
 _VALUES = "values.json"
 _ARRAY = "__array__"
-"""The only key of the object that stands for an array; its value is the array's number."""
+"""Only key of the object that stands for an array; its value is the array's number."""
 _NUMBER = "__number__"
-"""The same of a number that JSON does not have: nan, inf or -inf."""
+"""Only key of the object that stands for a number that JSON does not have: nan, inf or -inf."""
 _PAIRS = "__pairs__"
-"""The same of a mapping by whole numbers, as in the state of torch's optimizers; its value is the pairs."""
+"""Only key of the object that stands for a mapping with integer keys (as in torch's optimizers); its value is pairs."""
 
 
 _MARKS = {_ARRAY, _NUMBER, _PAIRS}
@@ -31,8 +31,8 @@ def save(folder: Path, value: Any) -> None:
     """Write a value into a new folder.
 
     Raises:
-        UserError: it holds something else than numbers, texts, truths, None, arrays of numbers, and lists, tuples and
-            mappings by texts or by whole numbers of these.
+        UserError: it holds anything other than numbers, strings, booleans, None, arrays of numbers, and lists, tuples
+            and mappings (with strings or integers as keys) of these.
     """
     folder.mkdir()
     arrays: list[np.ndarray] = []
@@ -43,20 +43,20 @@ def save(folder: Path, value: Any) -> None:
 
 
 def load(folder: Path) -> Any:
-    """The value that `save` has written; tuples have become lists.
+    """Return the value that `save` has written; tuples have become lists.
 
     Raises:
-        UserError: there is none.
+        UserError: the folder holds no such value.
     """
     try:
         content = strict_json.loads(read_regular(folder / _VALUES, most=MAX_BYTES))
         return _restored(content, folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"expected a value in {folder}, received something else: {error}; write it anew") from error
+        raise UserError(f"expected a value in {folder}, received something else: {error}; write it again") from error
 
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
-    if hasattr(value, "detach"):  # a tensor of torch, of whatever device
+    if hasattr(value, "detach"):  # a torch tensor on any device
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         arrays.append(value)

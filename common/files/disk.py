@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, their checksum, and file systems without locks."""
+"""Files on disk: atomic writes, checksums, and errors of file systems without locks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import BinaryIO
 
 from allstep.common.files.regular_file import regular
 
-# What flock answers where the file system has none: NFS without a lock daemon, Lustre without -o flock, ...
+# Errors of flock on file systems without locks: NFS without a lock daemon, Lustre without -o flock, ...
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(2**20))
     with open(path, "rb", buffering=0, opener=regular) as stream:
@@ -29,9 +29,9 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content appears as `path` when the block ends, whole; if it raises, `path` stays as it was.
+    """Open a stream whose content replaces `path` atomically when the block ends; if it raises, `path` is unchanged.
 
-    For one process of a host at a time.
+    Only one process per host may use it at a time.
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.partial")
     try:

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON and back. The types of their fields are the only description of a format:
+"""Conversion of frozen dataclasses to JSON and back. The types of their fields describe the format:
 
     @dataclass(frozen=True)
     class Row:
@@ -8,9 +8,9 @@
 
     row = from_json(Row, {"name": "a", "seconds": 1.5}, "row")
 
-A type is int, float, str, bool, a dataclass or Any, or of these a tuple, a dict by texts, a Literal or a union with
-None. `Annotated` gives a type a narrower shape of `schema`. A field with a default may be missing, and keys that are no
-fields are left alone. A record may name properties in `DERIVED`, which are written for other programs and not read.
+A type is int, float, str, bool, a dataclass, a Literal or Any, or a tuple, a dict with string keys or a union with None
+of these. `Annotated` narrows a type by a shape of `schema`. A field with a default may be missing, and unknown keys are
+ignored. A record may name properties in `DERIVED`, which are written for other programs and not read.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _SCALARS: dict[Any, Shape] = {int: whole(), float: number(), str: text, bool: fl
 
 
 def from_json(kind: type[Record], value: Any, where: str) -> Record:
-    """The record of a type that a value of JSON holds.
+    """Return the record of type `kind` in a JSON value.
 
     Raises:
-        Mismatch: it holds none; the message names the first place in `where` that is not as the type says.
+        Mismatch: the value does not fit the type; the message names the first place in `where` that does not.
     """
     return _reader(kind)(value, where)
 
 
 def to_json(value: Any) -> Any:
-    """The value of JSON that a record, or what is made of records, is written as."""
+    """Return the JSON value of a record, or of lists, tuples and dicts of records."""
     if is_dataclass(value):
         names = (*(field.name for field in fields(value)), *getattr(value, "DERIVED", ()))
         return {name: to_json(getattr(value, name)) for name in names}
@@ -106,7 +106,7 @@ def _dict_reader(read: Reader) -> Reader:
 
 
 def _tuple_reader(*readers: Reader) -> Reader:
-    """Of tuples whose items have a reader each, or all of them the only one."""
+    """Return a reader of tuples with a reader for each item, or a single reader for all items."""
 
     def read(value: list, where: str) -> tuple:
         item_readers = readers * len(value) if len(readers) == 1 else readers

@@ -1,13 +1,13 @@
-"""Files that a user names and somebody else may have made, opened so that reading them ends.
+"""Safe reading of files whose origin is unknown.
 
-A FIFO blocks whoever opens it, a device may never end, and a file may be larger than memory. `regular` opens regular
-files alone, and looks at what it has opened, not at what bore the name before:
+Opening a FIFO blocks, reading a device may never end, and a file may be larger than memory. `regular` opens only
+regular files, and checks the open descriptor, so the file cannot be exchanged after the check:
 
     with open(path, "rb", opener=regular) as stream:
         ...
     data = read_regular(path, most=2**20)
 
-Both raise OSError, as `open` does, with a reason that says what was expected and what was received.
+Both raise OSError, as `open` does; the message tells what was expected and what was received.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from allstep.common.process.memory import available_memory
 
-_ALWAYS_THERE = 2**20  # bytes; not worth the question
+_ALWAYS_THERE = 2**20  # bytes; fewer are not worth checking
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a character device",
@@ -30,15 +30,15 @@ _KINDS = {
 
 
 def regular(path: str | os.PathLike, flags: int) -> int:
-    """An opener for `open`, to read or to write: the descriptor of a regular file. It never waits.
+    """Return a descriptor of a regular file, to read or to write, without blocking; an opener for `open`.
 
     Raises:
-        OSError: what is there is something else, or cannot be opened.
+        OSError: the path is not a regular file, or cannot be opened.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket, or a FIFO to write to that nobody reads
+        if error.errno == errno.ENXIO:  # a socket, or writing to a FIFO without a reader
             raise _irregular(path, os.stat(path).st_mode) from None
         raise
     mode = os.fstat(descriptor).st_mode
@@ -49,10 +49,10 @@ def regular(path: str | os.PathLike, flags: int) -> int:
 
 
 def read_regular(path: Path, *, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes.
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        OSError: it is larger, or larger than the memory that is left, is no regular file, or cannot be read.
+        OSError: the file is too large, larger than the available memory, not a regular file, or cannot be read.
     """
     with open(path, "rb", opener=regular) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -66,10 +66,10 @@ def read_regular(path: Path, *, most: int) -> bytes:
 
 
 def check_memory(path: Path, size: int) -> None:
-    """Checks that there is memory for `size` bytes of a file.
+    """Check that there is memory for `size` bytes of a file.
 
     Raises:
-        OSError: there is not.
+        OSError: there is not enough.
     """
     if size > _ALWAYS_THERE and size > (left := available_memory()):
         reason = f"expected at most {left} bytes, the memory that is left, received {size}"

@@ -1,11 +1,11 @@
-"""Whether a value that came as JSON from somebody else has the shape that is expected of it.
+"""Checks that a JSON value of unknown origin has the expected shape.
 
-A shape is a function of a value and of its place in words; those below make them:
+A shape is a function of a value and a description of its place; the functions below are or return shapes:
 
     check = record(epoch=whole(), loss=number(least=0), curve=list_of(number()))
     check({"epoch": 1, "loss": 0.5, "curve": []}, "progress")
 
-It raises `Mismatch` for the first thing that is not as expected. What a record has besides is left alone.
+It raises `Mismatch` for the first value that is not as expected. Additional keys of a record are ignored.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 Shape = Callable[[Any, str], None]
 
 LARGEST_WHOLE = 2**63 - 1
-LARGEST = 1e30  # what is measured, drawn and printed is far below
+LARGEST = 1e30  # far above any measured, plotted or printed value
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
 
 
 class Mismatch(ValueError):
-    """The message says what was expected where, and what was received."""
+    """Error for a value of the wrong shape; the message tells what was expected where, and what was received."""
 
 
 def brief(value: object) -> str:
-    """A value in one line of at most a few hundred characters, all of them printable."""
+    """Return a value in one line of at most a few hundred printable characters."""
     return _short.repr(value)
 
 
 def whole(least: int = 0, most: int = LARGEST_WHOLE) -> Shape:
-    """An integer in a range; True and False are none."""
+    """Return a shape for integers in a range, without True and False."""
 
     def check(value: Any, where: str) -> None:
         is_whole = isinstance(value, int) and not isinstance(value, bool)
@@ -45,7 +45,7 @@ def whole(least: int = 0, most: int = LARGEST_WHOLE) -> Shape:
 
 
 def number(least: float = -LARGEST, most: float = LARGEST) -> Shape:
-    """An integer or a float in a range; nan is in none."""
+    """Return a shape for integers and floats in a range, without nan."""
 
     def check(value: Any, where: str) -> None:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -56,17 +56,17 @@ def number(least: float = -LARGEST, most: float = LARGEST) -> Shape:
 
 
 def anything(value: Any, where: str) -> None:
-    """Any value at all."""
+    """Accept any value."""
 
 
 def text(value: Any, where: str) -> None:
-    """A string."""
+    """Accept a string."""
     if not isinstance(value, str):
         raise Mismatch(f"expected {where} to be a text, received {brief(value)}")
 
 
 def matching(pattern: str, form: str) -> Shape:
-    """A string that a regular expression matches as a whole; `form` says what that means."""
+    """Return a shape for strings that fully match a regular expression; `form` describes them."""
 
     def check(value: Any, where: str) -> None:
         if not (isinstance(value, str) and re.fullmatch(pattern, value)):
@@ -76,19 +76,19 @@ def matching(pattern: str, form: str) -> Shape:
 
 
 def flag(value: Any, where: str) -> None:
-    """True or False."""
+    """Accept True or False."""
     if not isinstance(value, bool):
         raise Mismatch(f"expected {where} to be true or false, received {brief(value)}")
 
 
 def mapping(value: Any, where: str) -> None:
-    """An object, whatever is in it."""
+    """Accept any object."""
     if not isinstance(value, dict):
         raise Mismatch(f"expected {where} to be an object, received {brief(value)}")
 
 
 def one_of(*values: Any) -> Shape:
-    """One of a few values, which have its very type."""
+    """Return a shape for one of `values`, of exactly the same type."""
 
     def check(value: Any, where: str) -> None:
         if not any(type(value) is type(known) and value == known for known in values):
@@ -99,7 +99,7 @@ def one_of(*values: Any) -> Shape:
 
 
 def nullable(shape: Shape) -> Shape:
-    """`shape`, or None."""
+    """Return a shape for None or values of `shape`."""
 
     def check(value: Any, where: str) -> None:
         if value is not None:
@@ -109,7 +109,7 @@ def nullable(shape: Shape) -> Shape:
 
 
 def list_of(shape: Shape, *, least: int = 0, most: int = 10**6) -> Shape:
-    """A list of so many values of a shape."""
+    """Return a shape for lists of `least` to `most` values of `shape`."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, list):
@@ -123,7 +123,7 @@ def list_of(shape: Shape, *, least: int = 0, most: int = 10**6) -> Shape:
 
 
 def mapping_of(shape: Shape) -> Shape:
-    """An object whose values have a shape, under whatever keys."""
+    """Return a shape for objects with any keys and values of `shape`."""
 
     def check(value: Any, where: str) -> None:
         mapping(value, where)
@@ -134,7 +134,7 @@ def mapping_of(shape: Shape) -> Shape:
 
 
 def record(optional: dict[str, Shape] | None = None, /, **required: Shape) -> Shape:
-    """An object that has certain keys, and may have others, with values of certain shapes."""
+    """Return a shape for objects with required and optional keys, with a shape for the value of each."""
 
     def check(value: Any, where: str) -> None:
         mapping(value, where)
@@ -150,7 +150,7 @@ def record(optional: dict[str, Shape] | None = None, /, **required: Shape) -> Sh
 
 
 def closed(shape: Shape, *keys: str) -> Shape:
-    """An object of a shape that has nothing besides `keys`."""
+    """Return a shape for objects of `shape` that have no keys other than `keys`."""
 
     def check(value: Any, where: str) -> None:
         shape(value, where)

@@ -1,4 +1,4 @@
-"""JSON of somebody else's making: as the standard says, every key once, and nested no deeper than anything of ours."""
+"""Strict parser for untrusted JSON: only what the standard allows, no duplicate keys, and limited nesting."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class NotJson(ValueError):
-    """The message says why."""
+    """Error for data that is not strict JSON."""
 
 
 def loads(data: bytes) -> Any:
-    """The value that `data` holds, in UTF-8. It takes at most some tens of times the memory of `data`.
+    """Return the value in `data`, which is UTF-8. It takes at most some tens of times the memory of `data`.
 
     Raises:
-        NotJson: it holds none, a key twice in one object, NaN or an infinity, or is nested deeper than `MAX_DEPTH`.
+        NotJson: `data` is not JSON, has a duplicate key, NaN or an infinity, or is nested deeper than `MAX_DEPTH`.
     """
     if _is_deeper(data, MAX_DEPTH):
         raise NotJson(f"expected JSON nested at most {MAX_DEPTH} deep, received more, or brackets that do not pair")
@@ -27,15 +27,15 @@ def loads(data: bytes) -> Any:
         return json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
     except NotJson:
         raise
-    except ValueError as error:  # no UTF-8, no JSON, or a number of more digits than Python reads
+    except ValueError as error:  # not UTF-8, not JSON, or a number with too many digits for Python
         raise NotJson(f"expected JSON, received something else: {error}") from None
 
 
 def _is_deeper(data: bytes, depth: int) -> bool:
-    """Whether brackets outside of strings are nested deeper, or do not pair: the parser would recurse into them."""
+    """Return whether brackets outside strings do not match, or are nested too deeply for a recursive parser."""
     without_escapes = data.replace(rb"\\", b"").replace(rb"\"", b"")
     brackets = re.sub(rb'"[^"]*"', b"", without_escapes).translate(_BRACKETS, _OTHERS)
-    for _ in range(depth):  # each time the innermost pairs go
+    for _ in range(depth):  # each pass removes the innermost pairs
         brackets = brackets.replace(b"[]", b"")
     return bool(brackets)
 

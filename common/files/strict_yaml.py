@@ -1,4 +1,4 @@
-"""YAML that a stranger may have written: of bounded size and depth, and without anything that stands for more."""
+"""Strict parser for untrusted YAML: limited size and depth, and no aliases."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from allstep.common.files.regular_file import read_regular
 
 
 def load(path: Path, *, most: int) -> Any:
-    """The content of a YAML file of at most `most` bytes.
+    """Return the content of a YAML file of at most `most` bytes.
 
     Raises:
-        OSError: it cannot be read, or is no regular file of that size.
-        ValueError: it is no UTF-8 or no YAML, is nested too deeply, or refers to parts of itself, by which a few lines
-            could stand for billions.
+        OSError: the file cannot be read, is too large, or is not a regular file.
+        ValueError: the file is not UTF-8 or not YAML, is nested too deeply, or has aliases, by which a few lines could
+            expand to billions.
     """
     try:
         return _Loader(read_regular(path, most=most).decode()).get_single_data()

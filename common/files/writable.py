@@ -1,4 +1,4 @@
-"""Whether something can be written, found out before anything is spent on it, and without leaving a trace."""
+"""Checks that a path can be written, before a run starts and without leaving files behind."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def try_folder(path: Path) -> None:
-    """Try to write where `path` is, or would be made.
+    """Write a temporary file in the folder `path`, or in the nearest existing folder above it.
 
-    Who is root may write anywhere by its permissions, but not in a file system that lets nobody: so it is tried.
+    Checking permission bits is not enough: they do not restrict root, and do not show that a file system is read-only.
 
     Raises:
-        OSError: its `strerror` says why not.
+        OSError: the folder cannot be written; `strerror` is the reason.
     """
     folder = path.absolute()
     while not _is_there(folder):
@@ -32,10 +32,10 @@ def _is_there(path: Path) -> bool:
 
 
 def try_file(path: Path) -> None:
-    """Try to write in the folder of the file `path`; what is there and no file, as /dev/null, is not for us to replace.
+    """Try to write in the folder of the file `path`; refuse a path such as /dev/null, which must not be replaced.
 
     Raises:
-        OSError: its `strerror` says why not.
+        OSError: the path cannot be written; `strerror` is the reason.
     """
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "Something else than a file is there", os.fspath(path))

@@ -1,7 +1,7 @@
-"""The connections that a library has opened in this process, and how to end them from outside of it.
+"""Connections that a library has opened in this process, and a way to end them from outside the library.
 
-Horovod 0.28.1 keeps its connections under Gloo when it is shut down after a failure. Ranks that wait for others than
-the lost one then hear nothing, and wait until the timeout of Gloo, half a minute.
+With Gloo, Horovod 0.28.1 keeps its connections open when it is shut down after a failure. Ranks that wait for a rank
+other than the lost one then get no error, and wait for Gloo's timeout of half a minute.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 
 class Connections:
-    """Sockets that were opened inside of a block."""
+    """Sockets that were opened inside a block."""
 
     def __init__(self) -> None:
-        self._names: set[str] = set()  # as the kernel numbers them: descriptors may be used anew
+        self._names: set[str] = set()  # names by the kernel, because descriptors may be reused
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note the sockets that the block opens, in place of those noted before."""
+        """Note the sockets that the block opens, and forget those noted before."""
         before = set(_sockets())
         yield
         self._names = set(_sockets()) - before
 
     def end(self) -> None:
-        """End those that are still open: whoever waits for them, here and at their other ends, gets an error."""
+        """Shut down the noted sockets that are still open; threads and processes at both ends get an error."""
         for name, descriptor in _sockets().items():
             if name in self._names:
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
@@ -35,7 +35,7 @@ class Connections:
 
 
 def _sockets() -> dict[str, int]:
-    """The descriptors of this process's sockets by the kernel's names of them."""
+    """Return the descriptors of this process's sockets by the kernel's names."""
     sockets = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed since

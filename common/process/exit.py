@@ -1,10 +1,10 @@
-"""How a rank ends: the exit status and the one message that the user sees.
+"""End of a rank: its exit status, and one message that the user sees.
 
-A mistake is often found by all ranks at once, and a rank that dies takes the others with it. To have the cause
-reported once without any communication (it may fail before there is any), ranks speak in turn: rank 0 at once, the
-others later in the order of ranks, who only lost another rank last. The first to speak leaves, upon which the
-launcher ends the others while they still wait for their turn. Ranks that watch each other (`common.watch`) are informed
-that somebody has spoken, and leave at once.
+All ranks often find the same mistake at once, and a rank that dies takes the others with it. To report the cause once
+without communication (a run may fail before ranks can communicate), ranks report in turn: rank 0 at once, the others
+later in the order of ranks, and ranks that only lost another rank last. The first rank to report exits, and the
+launcher ends the others while they wait for their turn. Ranks that watch each other (`common.watch`) are told that a
+rank has reported, and exit at once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ EXIT_FAULT = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 WATCH = "watch"
-"""Name of the threads that watch."""
+"""Name of the watchdog threads."""
 
-# Long enough for a launcher to end the job after the first rank that left (0.1 to 1 s were seen). Most mistakes are
-# found before ranks have met, and importing takes some of them seconds longer on a crowded host; short enough that one
-# seen by the last rank alone ends the job within ten seconds.
+# Long enough for a launcher to end the job after the first rank has exited (0.1 to 1 s were seen); longer for mistakes,
+# because most are found before ranks synchronise, and imports take some ranks seconds longer on a busy host. Short
+# enough that a mistake found only by the last rank ends the job within ten seconds.
 _FIRST_TURN_SECONDS = 1.5
 _FIRST_TURN_SECONDS_OF_MISTAKES = 4.0
 _TURN_SECONDS = 0.25
@@ -39,14 +39,14 @@ _LAST_TURN = 16
 
 
 def run_rank(main: Callable[[], None]) -> None:
-    """Run `main`; end the process with the exit status and the message of the contract where it raises."""
+    """Run `main`; if it raises, end the process with an exit status and a message that fit the error."""
     try:
         place = placement()
     except UserError as error:
         place = ALONE
         time.sleep(seconds_to_turn(apparent_rank(), first=_FIRST_TURN_SECONDS_OF_MISTAKES))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
-    if place.launcher not in (None, BY_HAND):  # a shell may go, and its processes stay
+    if place.launcher not in (None, BY_HAND):  # a shell may exit while its processes go on
         threading.Thread(target=_leave_with_launcher, name=WATCH, args=(place, os.getppid()), daemon=True).start()
     try:
         main()
@@ -54,7 +54,7 @@ def run_rank(main: Callable[[], None]) -> None:
         leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
     except UserError as error:
         _failed.set()
-        # Ranks that watch each other have met.
+        # Ranks that watch each other have synchronised before.
         first = _FIRST_TURN_SECONDS if _send_farewell else _FIRST_TURN_SECONDS_OF_MISTAKES
         time.sleep(seconds_to_turn(place.rank, first=first))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
@@ -67,17 +67,17 @@ def run_rank(main: Callable[[], None]) -> None:
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone."""
+    """Return whether an error only reports that another rank is gone."""
     return type(error).__name__ in _CONSEQUENCES or any(text in str(error) for text in _CONSEQUENCE_TEXTS)
 
 
 _CONSEQUENCES = ("HorovodInternalError", "UnavailableError", "DistBackendError", "DistNetworkError", "DistStoreError")
-# The latter are Gloo's.
+# The last two are messages of Gloo.
 _CONSEQUENCE_TEXTS = ("Horovod has been shut down", "Connection closed by peer", "Connection reset by peer")
 
 
 def who(place: Placement) -> str:
-    """A rank and its host in words."""
+    """Describe a rank and its host."""
     return f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
 
 
@@ -86,7 +86,7 @@ def _traceback(error: BaseException | None) -> str:
 
 
 def seconds_to_turn(turn: int, *, first: float = _FIRST_TURN_SECONDS) -> float:
-    """How long to wait before speaking: not at all for turn 0, `first` and more for the others."""
+    """Return the seconds to wait before reporting: 0 for turn 0, `first` or more for the others."""
     return first + _TURN_SECONDS * min(turn, _LAST_TURN) if turn > 0 else 0.0
 
 
@@ -101,39 +101,39 @@ _send_farewell: Callable[[int], None] | None = None
 
 
 def before_leaving(send_farewell: Callable[[int], None] | None) -> None:
-    """Have `leave` send the other ranks the exit status, so that they neither wait for this rank nor speak as well."""
+    """Make `leave` send the exit status to the other ranks, so that they neither wait for this rank nor report too."""
     global _send_farewell
     _send_farewell = send_farewell
 
 
 def speak(message: str) -> None:
-    """Say why this rank stops; only the first time that it is called, by any thread."""
-    if _speaking.acquire(blocking=False):  # for good
-        with contextlib.suppress(OSError):  # nobody reads any more where the launcher is gone
+    """Print why this rank stops; only the first call, from any thread, has an effect."""
+    if _speaking.acquire(blocking=False):  # never released
+        with contextlib.suppress(OSError):  # the launcher, which reads the output, may be gone
             sys.stdout.flush()
             if message:
                 print_line(message, sys.stderr)
 
 
 def note_failure(_kind: object, error: BaseException | None, _stack: object) -> None:
-    """Say at once that this rank has failed, for a block that is long in leaving: to be given to `ExitStack.push`."""
+    """Note at once that this rank has failed, for a block with a slow exit; pass this to `ExitStack.push`."""
     if error is not None:
         _failed.set()
 
 
 def has_failed() -> bool:
-    """Whether this rank cannot go on by itself, and says so when it is its turn, if nobody has before."""
+    """Return whether this rank has failed; it reports this on its turn, unless another rank has reported before."""
     return _failed.is_set()
 
 
 def has_spoken() -> bool:
-    """Whether this rank has said why it stops, and is about to leave."""
+    """Return whether this rank has reported why it stops, and is about to exit."""
     return _speaking.locked()
 
 
 def leave(status: int, message: str) -> None:
-    """End the process at once: an orderly shutdown of MPI or Horovod would wait for ranks that never come."""
-    _leaving.acquire()  # for good: one thread ends the process
+    """End the process at once; an orderly shutdown of MPI or Horovod would wait for ranks that never come."""
+    _leaving.acquire()  # never released: only one thread ends the process
     speak(message)
     if _send_farewell:
         _send_farewell(status)

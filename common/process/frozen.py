@@ -1,7 +1,7 @@
-"""A process that is frozen is ended: of an elastic job, the others go on without it, but none can while it stays.
+"""Watchdog that kills a suspended rank, so that an elastic job can continue without it.
 
-A process of its own looks whether this one still says each second that it runs. `python frozen.py SECONDS` is that
-process; it reads what this one says, and ends with it.
+The rank sends a heartbeat every second to a watcher process, `python frozen.py SECONDS`, which ends along with the
+rank.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _BEAT_SECONDS = 1.0
 
 
 def end_when_frozen(seconds: float) -> None:
-    """Have this process ended once it has not run for so many seconds, until it ends by itself."""
-    # Without site-packages it takes a hundredth of a second, and eight megabytes.
+    """Start a watcher that kills this process once it has not run for `seconds`."""
+    # Without site-packages, the watcher takes 10 ms to start and eight megabytes.
     command = [sys.executable, "-I", "-S", __file__, str(seconds)]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
     assert watcher.stdin is not None
-    atexit.register(watcher.stdin.close)  # threads end before the process does
+    atexit.register(watcher.stdin.close)  # the thread ends before the process does
     threading.Thread(target=_beat, name="beat", args=(watcher,), daemon=True).start()
 
 
@@ -34,14 +34,14 @@ def _beat(watcher: subprocess.Popen) -> None:
         while True:
             watcher.stdin.write(b".")
             time.sleep(_BEAT_SECONDS)
-    except (OSError, ValueError):  # somebody has ended it, or this process ends
+    except (OSError, ValueError):  # the watcher was killed, or this process ends
         pass
 
 
 def watch(process: int, beats: int, seconds: float) -> None:
-    """End `process`, the parent of this one, when nothing comes from the descriptor `beats` for so many seconds.
+    """Kill `process`, the parent of this one, when no heartbeat comes from the descriptor `beats` for `seconds`.
 
-    It counts seconds in which this process runs itself: a host that was suspended as a whole is no frozen process.
+    Only seconds in which this process runs count, so the suspension of a whole host does not kill its processes.
     """
     silent = 0.0
     while silent < seconds:
@@ -57,6 +57,6 @@ def watch(process: int, beats: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a notice to the whole group is for the others
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole process group is for the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watch(os.getppid(), 0, float(sys.argv[1]))

@@ -1,7 +1,7 @@
-"""Which file each of NVIDIA's libraries in this process came from.
+"""Files from which this process has loaded NVIDIA's libraries.
 
-Wheels of two frameworks, a toolkit and a container may each bring a copy. A process must have one of each: two of one
-library, or two that were built for different releases of CUDA, fail in ways that name neither.
+Wheels of two frameworks, a toolkit and a container may each contain a copy. A process must have one of each: two copies
+of a library, or libraries built for different CUDA releases, fail with errors that do not name them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# By what their files' names begin with; what follows is .so and a version, _name of a part (cuDNN's), or .HASH.so
-# where another wheel brings its own, as torchvision does nvJPEG.
+# Libraries by the start of their file names; then follow .so and a version, _NAME of a sublibrary (in cuDNN), or
+# .HASH.so in a wheel with a private copy, such as nvJPEG in torchvision.
 LIBRARIES = {
     "libcuda": "driver",
     "libnvidia-ml": "NVML",
@@ -31,17 +31,17 @@ LIBRARIES = {
 
 
 def loaded_libraries() -> dict[str, list[str]]:
-    """The files by library, of this process; see `libraries_in`."""
+    """Return the files of this process by library; see `libraries_in`."""
     return libraries_in(Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape"))
 
 
 def libraries_in(maps: str) -> dict[str, list[str]]:
-    """The files that each library was loaded from, in the order of `LIBRARIES`; only libraries that are loaded.
+    """Return the files that each loaded library came from, in the order of `LIBRARIES`.
 
     Args:
-        maps: what /proc/PID/maps says.
+        maps: content of /proc/PID/maps.
     """
-    # Five columns, and the path, which may hold spaces.
+    # Five columns and the path, which may contain spaces.
     rows = (line.split(maxsplit=5) for line in maps.splitlines())
     paths = {row[5].removesuffix(" (deleted)") for row in rows if len(row) == 6 and row[5].startswith("/")}
     found: dict[str, list[str]] = {}
@@ -53,5 +53,5 @@ def libraries_in(maps: str) -> dict[str, list[str]]:
 
 
 def loaded_twice(libraries: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """Those of `loaded_libraries` that came from more than one file."""
+    """Return the libraries of `loaded_libraries` that came from more than one file."""
     return {name: paths for name, paths in libraries.items() if len(paths) > 1}

@@ -1,4 +1,4 @@
-"""Keep from a library's import what nobody needs: chatter, other libraries, passes of the garbage collector."""
+"""Context managers that avoid needless output, imports and garbage collection while a library is imported."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from allstep.common.compat import without_unused_libraries
 
 @contextmanager
 def lean_import() -> Iterator[None]:
-    """For the import of a framework: without its chatter, and without what it would import in vain."""
+    """Import a framework within the block without its start-up output, unused libraries or garbage collection."""
     with stderr_held_back(), without_unused_libraries(), uncollected():
         yield
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep the garbage collector from what the block imports, now and later: it stays until the process ends.
+    """Exclude the objects that the block imports from garbage collection, now and later.
 
-    Its passes take a fifth of the start of a trainer. Where a framework is there already, nothing is kept: what else
-    has come to be by then, as a user's objects or the session that an elastic job leaves, has to be collected.
+    Garbage collection takes a fifth of a trainer's start-up. If a framework is already imported, nothing is excluded,
+    because objects created since then, such as the user's or an elastic job's last session, must be collected.
     """
     if not gc.isenabled() or sys.modules.keys() & {"torch", "tensorflow"}:
         yield
@@ -40,10 +40,10 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def stderr_held_back() -> Iterator[BinaryIO]:
-    """Hold back what is written to standard error, by C++ code too; show it only where the block raises.
+    """Hold back output to standard error, including that of C++ code, and show it only if the block raises.
 
-    The block gets the file with what is held back. TensorFlow prints lines about oneDNN while it is imported that none
-    of its environment variables silences.
+    The block gets the file with the held-back output. While it is imported, TensorFlow prints lines about oneDNN that
+    no environment variable turns off.
     """
     sys.stderr.flush()
     terminal = os.dup(2)

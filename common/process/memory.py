@@ -1,4 +1,4 @@
-"""Memory: how much is left, and an allocator that keeps the large blocks for which each step asks."""
+"""Available memory, and settings that make malloc keep the large blocks that each step allocates."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# glibc's malloc.h. It accepts no higher threshold for blocks that are mapped one by one.
+# Constants of glibc's malloc.h. glibc accepts no higher threshold for blocks that are mapped one by one.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 _KEPT_BYTES = 512 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """Have malloc reuse freed blocks instead of returning each to the kernel, for the rest of the process.
+    """Make malloc reuse freed blocks instead of returning each to the kernel, for the rest of the process.
 
-    glibc maps and unmaps every large block (an activation, a gradient) by itself until a threshold that it adapts has
-    grown; each page of it then faults in every step. Setting the threshold also ends its adaptation, so that the speed
-    no longer depends on what was freed before. Both frameworks take their CPU memory from malloc; on 2 cores the CNN of
+    glibc maps and unmaps each large block (an activation, a gradient) separately until a threshold that it adapts has
+    grown; until then, each page of the block faults in every step. Setting the threshold also ends its adaptation, so
+    the speed no longer depends on earlier frees. Both frameworks take CPU memory from malloc. On 2 cores, the CNN of
     `benchmarks/proofs/overhead.py` became 1.25 to 1.3 times as fast in PyTorch. In TensorFlow, under Horovod, it became
-    2 % faster, and its launches, each of which had its own number of faults, spread by 1.6 % where they had by 4.6 %.
+    2 % faster, and the spread between launches, whose numbers of faults differ, fell from 4.6 % to 1.6 %.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
@@ -29,10 +29,10 @@ def keep_freed_memory() -> None:
 
 
 def available_memory() -> int:
-    """Bytes that this process can take without swapping, and without being killed for it.
+    """Return the bytes that this process can allocate without swapping or being killed.
 
-    What the host has left (MemAvailable of proc(5)), or less where a container or a batch system limits it (memory.max
-    of a control group, version 2; its cache of files counts as left, for it gives way).
+    This is the available memory of the host (MemAvailable of proc(5)), or less if a container or a batch system limits
+    it (memory.max of a version 2 control group, whose file cache counts as available because it can be dropped).
     """
     free = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     assert free  # since Linux 3.14
@@ -45,9 +45,9 @@ _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def left_in_control_groups(root: Path, group: str) -> Iterator[int]:
-    """Bytes that are left of each limit that holds for `group`: its own and those of the groups around it."""
+    """Yield the bytes that are left of each limit on `group`: its limit and those of its parent groups."""
     for directory in (root / group, *(root / group).parents):
-        with contextlib.suppress(OSError, ValueError):  # there is none here, or its limit is the word "max"
+        with contextlib.suppress(OSError, ValueError):  # the group has no limit, or the limit is the word "max"
             most = int((directory / "memory.max").read_text())
             used = int((directory / "memory.current").read_text())
             cache = re.search(r"^inactive_file (\d+)$", (directory / "memory.stat").read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
-"""A rank whose launcher is gone.
+"""Detection of a rank whose launcher is gone.
 
-A launcher that is killed cannot end its ranks. Those on its own host lose their parent; those that it started by ssh
-keep theirs, a shell, but what they write goes nowhere any more.
+A launcher that is killed cannot end its ranks. Ranks on the launcher's host lose their parent. Ranks that it started by
+ssh keep their parent, a shell, but their output is no longer read.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _LOOK_MILLISECONDS = 1000
 
 
 def wait_until_orphaned(place: Placement, parent: int) -> None:
-    """Return when the process `parent`, which started this one, is gone, or whoever reads what this rank writes."""
+    """Return when `parent`, the process that started this one, is gone, or the reader of this rank's output is."""
     outputs = select.poll()
-    # Under other launchers output may well end before the launcher: torchrun's ranks write where the user chose.
+    # Under other launchers, output may end before the launcher does: torchrun's ranks write where the user chose.
     if place.launcher == "horovodrun":
         for descriptor in (1, 2):  # standard output and error
-            outputs.register(descriptor, 0)  # that nobody reads is reported without asking for it
+            outputs.register(descriptor, 0)  # poll() always reports a closed reader
     while os.getppid() == parent and not outputs.poll(_LOOK_MILLISECONDS):
         pass
 
 
 def end_cut_off_daemon() -> None:
-    """End Open MPI's daemon that started this rank: without mpirun it stays until TCP gives up, in a quarter hour."""
+    """End the Open MPI daemon that started this rank; without mpirun, it stays until TCP times out after 15 minutes."""
     parent = os.getppid()
-    with contextlib.suppress(OSError):  # it has ended by itself
+    with contextlib.suppress(OSError):  # it has already ended
         if is_open_mpi_daemon(parent):
             os.kill(parent, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Lines for the terminal: each written in one piece, and safe whatever it quotes."""
+"""Output to the terminal: lines written in one piece, and safe quoting of untrusted text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TextIO
 def print_line(text: str, file: TextIO | None = None) -> None:
     """Write a line to `file`, by default standard output.
 
-    Launchers set PYTHONUNBUFFERED, and print() then writes the end of a line by itself: what another rank says may come
-    between, and so may the rank's name that mpirun puts before whatever it passes on.
+    Launchers set PYTHONUNBUFFERED, and print() then writes the line break separately: output of another rank may come
+    in between, and so may the rank's name that mpirun puts before each piece of output.
     """
     stream = file or sys.stdout
     stream.write(f"{text}\n")
@@ -18,12 +18,12 @@ def print_line(text: str, file: TextIO | None = None) -> None:
 
 
 def warn(message: str) -> None:
-    """One line on standard error about something that a run or a command can live with."""
+    """Print a warning to standard error, in one line."""
     print_line(f"allstep: warning: {message}", sys.stderr)
 
 
 def quoted(text: str | None) -> str:
-    """What a stranger may have written, for a line: short, in ASCII, and without anything that a terminal obeys."""
+    """Return untrusted text for a message: cut, quoted, in ASCII, and without terminal control codes."""
     if text is None:
         return "nothing"
     return ascii(text) if len(text) <= _MOST_QUOTED else f"{ascii(text[:_MOST_QUOTED])}... ({len(text)} characters)"

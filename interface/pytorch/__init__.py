@@ -1,4 +1,4 @@
-"""What a program of the user's own imports of allstep.pytorch; the code is in pytorch/ of the repository."""
+"""Public interface of allstep.pytorch for users' programs; the code is in pytorch/ of the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program of the user's own imports of allstep.tensorflow; the code is in tensorflow/ of the repository."""
+"""Public interface of allstep.tensorflow for users' programs; the code is in tensorflow/ of the repository."""
 
 from __future__ import annotations
 

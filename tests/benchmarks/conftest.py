@@ -1,4 +1,4 @@
-"""What tests of reports start from."""
+"""Fixtures for the tests of reports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from reported import write_results
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A directory with a result of every kind."""
+    """Return a directory with a result of every kind."""
     write_results(tmp_path)
     return tmp_path

@@ -1,6 +1,6 @@
-"""Whatever a result file or a timeline holds, its reader has a value or says in one line why not.
+"""Readers of result files and timelines return a value or raise a one-line UserError, whatever the file holds.
 
-Oracle: the writers' own files, which are read; and for everything else, that nothing but a UserError is raised.
+Oracle: the writers' files can be read; everything else raises only UserError.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 
 @st.composite
 def changed(draw, real: object) -> object:
-    """A value some part of which is any other, or is gone."""
+    """Draw a copy of a value in which some elements are replaced or removed."""
     value = copy.deepcopy(real)
     for _ in range(draw(st.integers(0, 2))):
         place, depth = value, draw(st.integers(0, 4))
@@ -60,7 +60,7 @@ def changed(draw, real: object) -> object:
 
 
 def written(real: object) -> st.SearchStrategy[bytes]:
-    """The real file, changed ones, pieces of it, and any bytes."""
+    """Draw the real file, changed copies, prefixes of it, or arbitrary bytes."""
     text = json.dumps(real).encode()
     pieces = st.integers(0, len(text)).map(lambda end: text[:end])
     return changed(real).map(lambda value: json.dumps(value).encode()) | pieces | st.binary(max_size=40)
@@ -135,7 +135,7 @@ def test_any_run(tmp_path_factory, data):
     ],
 )
 def test_any_result_is_reported_or_left_out(tmp_path_factory, name, real):
-    """The sections are made without any `except`: what passes the shapes has all that they look at."""
+    """The sections use no `except`: content that passes the shape check has every field that they read."""
 
     @settings(max_examples=12, deadline=None, derandomize=True)
     @given(written(real))

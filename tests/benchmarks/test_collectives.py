@@ -1,4 +1,4 @@
-"""Collectives and timelines. Oracles: nccl-tests' formulas, MPI's standard, a timeline by hand, and real ranks."""
+"""Collectives and timelines. Oracles: nccl-tests' formulas, MPI's standard, a hand-made timeline, and real ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_bandwidths_are_those_of_nccl_tests():
 
 
 def test_values_repeat_and_tell_the_ranks_apart():
-    """Oracle: whole numbers by their definition, position by position."""
+    """Oracle: the definition of the values, position by position."""
     for rank, count in ((0, 1), (1, 13), (2, 100)):
         wanted = [float(position % 13 + 13 * rank + 1) for position in range(count)]
         assert worker.given("all-reduce", count, rank, 3).tolist() == wanted
@@ -36,7 +36,7 @@ def test_values_repeat_and_tell_the_ranks_apart():
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_expected_results(collective):
-    """Oracle: what MPI's standard says of each, spelled out for 3 ranks of 6 elements."""
+    """Oracle: the MPI standard's definition of each collective, spelled out for 3 ranks of 6 elements."""
     given = [worker.given(collective, 6, rank, 3) for rank in range(3)]
     total = given[0] + given[1] + given[2] if collective in ("all-reduce", "reduce-scatter") else None
     for rank in range(3):
@@ -49,12 +49,12 @@ def test_expected_results(collective):
         }[collective]
         np.testing.assert_array_equal(worker.expected(collective, 6, rank, 3), wanted)
         assert worker.expected(collective, 6, rank, 3).dtype == np.float32
-        # A rank that kept its own, or another's, is noticed.
+        # A rank that kept its input, or got another rank's, is noticed.
         assert collective == "broadcast" or not np.array_equal(given[rank], wanted)
 
 
 def test_every_library_on_real_ranks(tmp_path):
-    """Each is started by its own launcher; all results are right, and what a library lacks is said."""
+    """Each library is started by its own launcher; all results are right, and missing collectives are reported."""
     output = tmp_path / "out" / "collectives.json"
     result = run("allstep", "collectives", "--rounds", "1", "--sizes", "8,4096", "--output", output, timeout=280)
     assert result.returncode == 0, result.output
@@ -102,7 +102,7 @@ def test_a_wrong_result_is_noticed(tmp_path):
 
 
 def test_a_library_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
-    """A launcher that is not installed."""
+    """The launcher of the library is not installed."""
     monkeypatch.setitem(LAUNCHERS, "broken", ("no-such-launcher",))
     monkeypatch.setitem(collectives.BACKENDS, "mpi4py", Library("mpi", "Mpi", "broken"))
     output = tmp_path / "collectives.json"
@@ -113,11 +113,11 @@ def test_a_library_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatc
     assert "mpi4py: failed" in capsys.readouterr().err
 
 
-HANG = "trap '' TERM; touch $$; exec sleep 1000"  # a shell is there in time on any machine
+HANG = "trap '' TERM; touch $$; exec sleep 1000"  # a shell starts in time on any machine
 
 
 def test_a_library_that_hangs_is_ended_with_its_ranks(tmp_path, monkeypatch):
-    """In a session of their own, as the ranks of mpirun: no signal to the launcher's group reaches them."""
+    """The ranks have their own session, as with mpirun: no signal to the launcher's process group reaches them."""
     (tmp_path / "hang.sh").write_text(HANG)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(LAUNCHERS, "hanging", ("setsid", "--wait", "sh", "hang.sh"))
@@ -126,12 +126,12 @@ def test_a_library_that_hangs_is_ended_with_its_ranks(tmp_path, monkeypatch):
         collectives.launch("mpi4py", ["all-reduce"], [8], 1, time_limit=5)
     [rank] = [path.name for path in tmp_path.iterdir() if path.name.isdecimal()]
     command = Path("/proc", rank, "cmdline")
-    assert not command.exists() or not command.read_bytes()  # of one that has ended, and that nobody has asked for
+    assert not command.exists() or not command.read_bytes()  # a zombie has an empty command line
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "in a file"])
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, monkeypatch, kind):
-    """A pipe stands for /dev/null, in whose place a file would be put."""
+    """A pipe stands for /dev/null, which a file must not replace."""
     monkeypatch.setattr(collectives, "launch", lambda *_, **__: pytest.fail("measured"))
     output = tmp_path / "output"
     if kind == "folder":
@@ -149,7 +149,7 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(tm
 
 
 def test_times_over_ranks_and_passes():
-    """The fastest pass of all rounds, whole: not the fastest of each rank."""
+    """The fastest pass of all rounds counts as a whole, not the fastest of each rank."""
 
     def rows(*seconds: float) -> tuple[RankRow, ...]:
         return (RankRow("all-reduce", 1000, True, seconds),)
@@ -164,7 +164,7 @@ def test_times_over_ranks_and_passes():
 
 
 def test_recommendations_follow_the_costs():
-    """Dear messages and cheap copies call for fusion, cheap messages and dear copies for none."""
+    """Expensive messages and cheap copies call for fusion; cheap messages and expensive copies do not."""
     fused = horovod_settings.recommend(Costs(latency=1e-2, bandwidth=1e12, copy_bandwidth=1e12), "cnn", 40)
     assert fused.threshold >= 2**20 and fused.simulated_seconds < fused.simulated_seconds_without_fusion
     slow_copies = Costs(latency=0.0, bandwidth=1e12, copy_bandwidth=1e6)
@@ -175,7 +175,7 @@ def test_recommendations_follow_the_costs():
 
 @pytest.mark.full
 def test_a_recommendation_is_tried_out_on_real_ranks(tmp_path):
-    """The file tells what Horovod is told before and after, what each trained with it, and the ratios of that."""
+    """The file has the settings before and after, the training speed with each, and their ratios."""
     output = tmp_path / "collectives.json"
     flags = ("--backends", "memcpy,horovod-torch", "--collectives", "all-reduce", "--sizes", "8,1048576")
     network = ("--rounds", "1", "--network", "mlp", "--step-ms", "3", "--tune")
@@ -210,7 +210,7 @@ def test_mistakes(flags):
 
 
 def written_timeline() -> list[dict]:
-    """Two steps of two gradients: b is ready at 100, a at 300; reduced at 200 to 400 and 400 to 500."""
+    """Return two steps of two gradients: b is ready at 100, a at 300; they are reduced at 200 to 400 and 400 to 500."""
     events = [
         {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in ((1, "a"), (2, "b"))
     ]
@@ -225,7 +225,7 @@ def written_timeline() -> list[dict]:
 
 
 def test_a_timeline_by_hand(tmp_path, capsys):
-    """Ways of 300 and 200 us: 100 negotiating, 100 queueing, 300 reducing, of which 100 before the last is ready."""
+    """The ways take 300 and 200 us: 100 negotiating, 100 queueing, 300 reducing, 100 of which overlap backward."""
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps(written_timeline()))
     found = timeline.summary(timeline.read_ways(path))
@@ -254,7 +254,7 @@ BEGIN, END = {"ph": "B", "pid": 1, "name": "ALLREDUCE", "ts": 1}, {"ph": "E", "p
     ids=str,
 )
 def test_a_foreign_trace_is_refused_in_one_line(tmp_path, foreign):
-    """As another profiler writes Chrome's format: other names, and keys that lack."""
+    """Other profilers write Chrome's format with other names and without some keys."""
     path = tmp_path / "trace.json"
     path.write_text(foreign if isinstance(foreign, str) else json.dumps(foreign))
     with pytest.raises(UserError, match=f"expected a Horovod timeline.*{path.name}") as caught:
@@ -270,12 +270,12 @@ def test_a_timeline_without_names_or_length_has_a_summary(tmp_path):
 
 
 def test_timeline_and_autotune_of_a_trainer(tmp_path):
-    """Horovod writes the timeline of a real training; every gradient is reduced once a step."""
+    """Horovod writes the timeline of a real training run; every gradient is reduced once per step."""
     path = tmp_path / "new" / "timeline.json"
     flags = ("--epochs", "1", "--model", "mlp", "--batch-size", "64", "--timeline", path, "--autotune")
     result = launch("mpirun", 2, "pytorch/train.py", *flags)
     assert result.returncode == 0, result.output
     found = timeline.summary(timeline.read_ways(path))
-    # 1437 digits in batches of 128; 3 weights, 3 biases. What Horovod has not written when it ends, it drops.
+    # 1437 digits in batches of 128; 3 weights, 3 biases. Horovod drops events it has not written when it ends.
     assert found.num_steps in (11, 12) and found.num_gradients == 6
     assert sum(found.shares.values()) == pytest.approx(1) and 0 <= found.overlap <= 1

@@ -1,4 +1,4 @@
-"""`allstep compare`: real cells that succeed, hang, are interrupted and are taken up."""
+"""`allstep compare`: real cells that succeed, hang, are interrupted and are resumed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_interrupted_comparison_is_taken_up_where_it_was(tmp_path):
 
 
 def test_ctrl_c_ends_jobs_that_take_turns(tmp_path):
-    """Horovod's ranks are stopped where it is not their turn, and so do not hear what they are told."""
+    """Horovod's ranks are stopped outside their turn, so they do not receive signals at once."""
     what = ("--frameworks", "pytorch", "--strategies", "horovod", "--workloads", "real-weak", "--ranks", "2")
     command = [BIN / "allstep", "compare", "--quick", *what, "--output-dir", tmp_path / "results"]
     started_with = environment(**{TEST: str(tmp_path)})
@@ -105,17 +105,17 @@ def blocks_rates(sample: Path) -> list[float]:
 
 
 def stopped(pids: set[int]) -> set[int]:
-    """Those of the processes that are stopped (proc(5): state T)."""
+    """Return those processes that are stopped (proc(5): state T)."""
     found = set()
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
                 found.add(pid)
     return found
 
 
 def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monkeypatch, capsys):
-    """compare.json says by which settings samples were measured: without it nobody knows."""
+    """Only compare.json tells by which settings samples were measured."""
     monkeypatch.setattr(measuring, "unavailable", lambda *_, **__: ())
     of = cell(ranks=1)
 
@@ -139,7 +139,7 @@ def test_what_belongs_to_no_readable_comparison_is_measured_again(tmp_path, monk
 
 
 def test_a_cell_that_hangs_is_ended_and_marked(tmp_path):
-    """No interpreter imports PyTorch and trains in a second."""
+    """No interpreter imports PyTorch and trains within a second."""
     command = ("allstep", "compare", *FLAGS, "--ranks", "1", "--time-limit", "1", "--output-dir", tmp_path)
     result = run(*command, timeout=300, **{TEST: str(tmp_path)})
     assert result.returncode == 1 and "no cell could be measured" in result.stderr
@@ -153,7 +153,7 @@ def test_a_cell_that_hangs_is_ended_and_marked(tmp_path):
     ("arguments", "expected"),
     [
         (["--strategies", "horovod,dpp"], "received dpp"),
-        (["--repetitions", "4"], "received 4"),  # fewer than the rules ask for
+        (["--repetitions", "4"], "received 4"),  # fewer than the rules require
         (["--workloads", "weak"], "received weak"),
         (["--target-accuracy", "97"], "received 97"),
     ],
@@ -165,7 +165,7 @@ def test_a_mistake_is_one_line(arguments, expected):
 
 
 def test_settings_are_those_of_the_command_line():
-    """Every setting is a flag, so that a comparison can be repeated by its command."""
+    """Every setting is a flag, so that its command can repeat a comparison."""
     printed = run("allstep", "compare", "--help").stdout
     assert all(f"--{item.name.replace('_', '-')}" in printed for item in dataclasses.fields(Settings))
     assert os.environ.get("ALLSTEP_JOB") is None

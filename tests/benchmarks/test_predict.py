@@ -1,4 +1,4 @@
-"""Forecasts. Oracles: closed forms, order statistics by drawing, published measurements, torchvision's own modules."""
+"""Forecasts. Oracles: closed forms, random sampling of maxima, published measurements, torchvision's modules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IN_MEMORY = Fusion(threshold=1e12, cycle=0.0)
 
 @pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_published_efficiencies_within_5_points(path):
-    """Oracle: what Horovod's, Goyal et al.'s and DDP's authors measured."""
+    """Oracle: the measurements published by the authors of Horovod and DDP and by Goyal et al."""
     for row in check(path):
         assert row.within, row
 
@@ -54,7 +54,7 @@ def test_ring_is_the_textbooks_formula(num_ranks):
 
 def test_hops_and_crossings_of_the_other_algorithms():
     cluster = Cluster(8, Link(1e-6, 100e9), Link(1e-5, 10e9))
-    # 32 nodes: 5 levels; in a node a chain of 7 hops; everything crosses the nodes' link twice.
+    # 32 nodes: 5 levels; a chain of 7 hops within a node; all data cross the link between nodes twice.
     assert tree(0, 256, cluster) == pytest.approx(2 * (5 * 1e-5 + 7 * 1e-6))
     assert tree(1e9, 256, cluster) - tree(0, 256, cluster) == pytest.approx(2 * 1e9 / 10e9)
     assert hierarchical(0, 256, cluster) == pytest.approx(2 * 7 * 1e-6 + 2 * 5 * 1e-5)
@@ -65,7 +65,7 @@ def test_hops_and_crossings_of_the_other_algorithms():
 
 @pytest.mark.parametrize("contention", [0.0, 1.0])
 def test_simulation_without_overlap_is_the_closed_form(contention):
-    """All gradients at the end of backward and in one message: nothing can overlap, whatever contention is."""
+    """All gradients are sent in one message at the end of backward, so nothing overlaps, whatever the contention."""
     step = simulate(1.0, [Gradient(2.0, 5e8), Gradient(2.0, 5e8)], lambda size: size / BETA, fusion=IN_MEMORY)
     assert (step.total, step.compute, step.communication) == (4.0, 3.0, 1.0)
     workload = Workload(uniform(25_000_000, 1), 32, 0.2, backward_share=1.0)
@@ -75,18 +75,18 @@ def test_simulation_without_overlap_is_the_closed_form(contention):
 
 
 def test_simulation_with_overlap_by_hand():
-    """Two gradients at 1 s and 2 s of backward, 0.5 s each on the wire: the first hides, the second does not."""
+    """Two gradients at 1 s and 2 s of backward take 0.5 s each on the wire: the first is hidden, the second is not."""
     two = [Gradient(1.0, 1.0), Gradient(2.0, 1.0)]
     alone = Fusion(threshold=0, cycle=0.0)
     step = simulate(1.0, two, lambda _: 0.5, fusion=alone)
     assert (step.total, step.compute, step.communication) == (3.5, 3.0, 1.0)
-    # Backward stands still meanwhile: as if nothing had overlapped.
+    # Backward is paused during communication, as if nothing overlapped.
     assert simulate(1.0, two, lambda _: 0.5, fusion=alone, contention=1.0).total == 4.0
-    # At half speed it gets 0.25 s done in the 0.5 s.
+    # At half speed, backward gets 0.25 s of work done in 0.5 s.
     assert simulate(1.0, two, lambda _: 0.5, fusion=alone, contention=0.5).total == 3.75
-    # The first is under way for 3 s; the second waits for it.
+    # The first takes 3 s; the second waits for it.
     assert simulate(1.0, two, lambda _: 3.0, fusion=alone).total == 8.0
-    # Looks at 1, 1.7, 2.4, 3.1: the first is seen at 2.4, the second at 3.1.
+    # Cycles start at 1, 1.7, 2.4 and 3.1: the first gradient is seen at 2.4, the second at 3.1.
     assert simulate(1.0, two, lambda _: 0.5, fusion=Fusion(0, 0.7)).total == pytest.approx(3.6)
     # The coordinator takes 0.8 s for each.
     assert simulate(1.0, two, lambda _: 0.5, fusion=alone, request=0.8).total == pytest.approx(4.3)
@@ -100,7 +100,7 @@ def test_fusion_packs_what_is_ready_up_to_the_threshold():
 
 
 def test_buckets_are_sent_when_full():
-    """DDP's first bucket holds 1 MiB, the others what the flag says; the last is sent with what there is."""
+    """DDP's first bucket holds 1 MiB, the others as much as the flag says; the last one is sent partly filled."""
     mib = 2**20
     gradients_ = [Gradient(float(i), mib) for i in range(1, 7)]
     step = simulate(0.0, gradients_, lambda size: 0.1, fusion=Fusion(2 * mib, 0.0, buckets=True))
@@ -117,7 +117,7 @@ def test_gradients_come_in_backward_order_and_take_their_share():
 
 @pytest.mark.parametrize("number", [2, 8, 64])
 def test_the_slowest_of_many(number):
-    """Oracle: drawing."""
+    """Oracle: random sampling."""
     chance = random.Random(0)
     drawn = statistics.fmean(max(chance.gauss() for _ in range(number)) for _ in range(4000))
     assert expected_largest(number) == pytest.approx(drawn, abs=0.05)
@@ -143,7 +143,7 @@ def test_what_limits_and_what_helps():
     [(64, 64, 63, 0.6), (256, 8, 38, 0.5), (1024, 8, 134, 1.1), (4096, 8, 518, 2.7), (4096, 4096, 4095, 7.8)],
 )
 def test_the_watch_costs_what_was_measured(num_ranks, ranks_per_host, connections, percent):
-    """Oracle: the table of docs/scale.md; a single host of 4,096 ranks stands for a connection for each."""
+    """Oracle: the table in docs/scale.md; one host of 4,096 ranks stands for a connection per rank."""
     cluster = Cluster(ranks_per_host, Link(0.0, math.inf), Link(0.0, math.inf))
     found = control_plane(Workload(uniform(1000, 1), 32, 0.2), cluster, num_ranks, step_seconds=0.2)
     assert found.num_connections == connections
@@ -205,9 +205,9 @@ def test_the_command(tmp_path, capsys):
 def own_results(
     directory: Path, rates: dict[tuple[str, int], float], block_seconds: Sequence[float] = (1.0, 1.0)
 ) -> list[str]:
-    """Flags that name a comparison with these images/s by strategy and ranks, and links of 1 GB/s on 2 and 4 ranks.
+    """Return flags for a comparison with these images/s by strategy and ranks, and links of 1 GB/s on 2 and 4 ranks.
 
-    `block_seconds`: of the blocks, of 4 steps each, of a launch of independent processes.
+    `block_seconds` are the seconds of each block, of 4 steps, of a launch of independent processes.
     """
     sample = made(cell(strategy="independent"), 0, output(*([0.1 * seconds] for seconds in block_seconds)))
     files.write(directory / "independent.json", sample)
@@ -241,7 +241,7 @@ LIMITS = {("independent", 1): 1000.0, ("independent", 2): 2000.0, ("independent"
 
 
 def test_own_runs_beside_forecasts(tmp_path, capsys):
-    """4.8 MB at 1 GB/s take 4.8 ms, none of it hidden on CPUs; a step takes 64 ms, 128 where 4 ranks share 2 cores."""
+    """4.8 MB at 1 GB/s take 4.8 ms, not hidden on CPUs; a step takes 64 ms, or 128 ms where 4 ranks share 2 cores."""
     steps = {1: 64.0, 2: 64.0 + 4.8, 4: 128.0 + 4.8}
     horovod = {("horovod", ranks): ranks * 64_000 / step for ranks, step in steps.items()}
     flags, output = own_results(tmp_path, {**LIMITS, **horovod}), tmp_path / "new" / "validation.json"
@@ -256,7 +256,7 @@ def test_own_runs_beside_forecasts(tmp_path, capsys):
 
 
 def test_a_miss_is_said(tmp_path, capsys):
-    """A third of the speed is lost, and no model of the link says so."""
+    """A third of the speed is lost, which no model of the link explains."""
     flags, output = own_results(tmp_path, {**LIMITS, ("horovod", 2): 1300.0}), tmp_path / "validation.json"
     with pytest.raises(SystemExit) as ended:
         predict.main([*flags, "--output", str(output)])
@@ -316,7 +316,7 @@ def test_a_measured_run(tmp_path, capsys):
     epochs = [{**EPOCHS[0], "images_per_second": 640.0, "gradient_noise_scale": scale} for scale in (70.0, 128.0)]
     run.write_text("".join(json.dumps(event) + "\n" for event in [start, *epochs, EPOCHS[0]]))
     printed = []
-    for flags in ((), ("--critical-batch", "128")):  # the last that was measured
+    for flags in ((), ("--critical-batch", "128")):  # the last measured value is used
         predict.main(["--run", str(tmp_path), "--samples", "60000", *flags])
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] and "critical batch 128 samples" in printed[0]

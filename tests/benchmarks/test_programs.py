@@ -1,4 +1,4 @@
-"""What all programs of benchmarks/ have in common. Oracle: their source."""
+"""Rules for all programs in benchmarks/. Oracle: their source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_every_main_has_one_signature():
 
 
 def test_flags_take_lists_with_commas():
-    """Words without a flag, of which each is a file, may be several; and the trainers' --synthetic-shape has three."""
+    """Positional files may be several, and the trainers' --synthetic-shape takes three words."""
     several = [
         f"{path.relative_to(REPOSITORY)}: {ast.unparse(node.args[0])}"
         for path, tree in SOURCES.items()

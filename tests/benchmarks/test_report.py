@@ -1,4 +1,4 @@
-"""Reports. Oracles: a real browser that opens the page, a parser of HTML, and the numbers that went in."""
+"""Reports. Oracles: a real browser that opens the page, an HTML parser, and the input numbers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from allstep.benchmarks.comparison.rules import rules
 from allstep.benchmarks.reporting.figures import Line, bars, lines
 
 ARTEFACTS = REPOSITORY / "build" / "artefacts"
-"""Where the screenshots stay; git ignores build/."""
+"""Folder of the screenshots; git ignores build/."""
 CAPTIONS = ("Images per second", "Efficiency", "Training loss", "Validation accuracy", "Peak memory", "Bus bandwidth")
 
 
 def test_a_browser_shows_the_page(results):
-    """No error on the console, nothing from the network, every figure has a size; the screenshot stays as artefact."""
+    """The console has no error, nothing comes from the network, and every figure has a size; screenshots are kept."""
     need("chromium")
     report.main([str(results)])
     page = (results / "report.html").read_text()
@@ -67,7 +67,7 @@ def test_a_browser_shows_the_page(results):
 
 
 class Tags(HTMLParser):
-    """Counts what a page is made of, and refuses tags that close what is not open."""
+    """Counts the elements of a page, and rejects closing tags without an opening one."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_what_enters_is_escaped_and_secrets_stay_out(results):
     assert "(hidden)" in page
     assert not re.search(r"(?<!\\)<script", text)
     table = [line for line in text.splitlines() if line.startswith("| synthetic-weak.pytorch.ddp.2")]
-    assert table and len(re.findall(r"(?<!\\)\|", table[0])) == 4  # three cells, whatever is in them
+    assert table and len(re.findall(r"(?<!\\)\|", table[0])) == 4  # three cells, whatever they contain
 
 
 def test_numbers_of_the_results_are_in_both_forms(results, capsys):
@@ -129,7 +129,7 @@ def test_numbers_of_the_results_are_in_both_forms(results, capsys):
 
 
 def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(results):
-    """As `--precisions float32,bf16` leaves it; a cell whose curve is left to chance, one that trained another."""
+    """Such a result comes from `--precisions float32,bf16`, with a cell that has no gate and one that failed it."""
     content = compare_result()
     content["cells"] += [{**cell, "precision": "bf16", "id": f"{cell['id']}.bf16"} for cell in content["cells"]]
     for strategy, verdict in (("parameter-server", "none"), ("mirrored", "failed")):
@@ -144,9 +144,9 @@ def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(
     assert titles == ["float32", "float32", "bf16", "bf16"]
     assert text.count("Fastest of synthetic-weak, cnn, batch 64, bf16, 1 rank in pytorch: horovod") == 1
     for strategy in ("parameter-server", "mirrored"):
-        assert f"not comparable | why {strategy} |" in text  # said,
+        assert f"not comparable | why {strategy} |" in text  # reported,
         assert f"| tensorflow {strategy} | 2 | 2,345 |" in text  # measured,
-        assert not re.search(rf"<text[^>]*>[^<]*{strategy}", page)  # and not held against others
+        assert not re.search(rf"<text[^>]*>[^<]*{strategy}", page)  # and not drawn next to others
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(
     ],
 )
 def test_the_overview_names_a_fastest_only_where_the_ranking_knows_one(results, ratio, expected):
-    """Between frameworks there is no ranking; where there is a single strategy, none either."""
+    """Frameworks are not ranked against each other, nor is a single strategy."""
     content = compare_result()
     rival = cell("pytorch", "ddp", 2, 1600.0)
     rival["efficiency"]["independent"] = statistics(0.8)

@@ -1,4 +1,4 @@
-"""The synthetic benchmark on real ranks. Oracle: SciPy's interval of what the ranks wrote down; no time."""
+"""The synthetic benchmark on real ranks. Oracle: SciPy's interval of the times the ranks wrote; no time is asserted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIGURE = r"(\d+\.\d) \+-(\d+\.\d)"
 
 
 def check_reported(stdout: str, measured: dict, num_ranks: int) -> None:
-    """What was printed is what the ranks wrote down: mean and interval, the slowest rank of each iteration counting."""
+    """Check that the printed mean and interval match the slowest rank of each iteration in the ranks' files."""
     rates = [block["num_images"] / max(block["seconds_by_rank"]) for block in measured["blocks"]]
     mean, (low, high) = np.mean(rates), scipy.stats.t.interval(0.95, 2, np.mean(rates), scipy.stats.sem(rates))
     [per_rank] = re.findall(rf"Img/sec per rank: {FIGURE}", stdout)
@@ -90,7 +90,7 @@ def test_help_names_our_flags_and_imports_no_framework():
 
 
 class CountingWorker:
-    """Notes when a step is started and when its loss is looked at."""
+    """Records when a step is started and when its loss is read."""
 
     framework, device, collectives = "pytorch", "cpu", SimpleNamespace(rank=1, world_size=2)
 

@@ -1,6 +1,6 @@
-"""Hosts of their own on this machine, by two_hosts.sh: a user on `launcher` who reaches server1 and server2 by ssh.
+"""Simulated hosts on this machine, made by two_hosts.sh: a user on `launcher` reaches server1 and server2 by ssh.
 
-Whoever imports this needs root and a few programs, else is skipped.
+Tests that import this module are skipped without root or one of a few programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if _trial.returncode:
 
 
 def run(*command: str | Path, num_hosts: int = 2, timeout: float = 240, **extra: str) -> Result:
-    """Run a command on the launcher host, in the repository, until it ends; then all hosts are gone."""
+    """Run a command on the launcher host, in the repository, until it ends; then remove all hosts."""
     return ranks.run(TWO_HOSTS, str(num_hosts), *command, timeout=timeout, **extra)
 
 
@@ -39,33 +39,33 @@ class Job:
 
     process: subprocess.Popen
     output: Path
-    """What it has printed, standard error included."""
+    """File with the command's output, including standard error."""
 
     def first_process(self) -> str:
-        """The number of the launcher host's first process on this machine."""
+        """Return the process id, on this machine, of the launcher host's first process."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         self.wait_until(lambda: children.read_text() != "")
         return children.read_text().split()[0]
 
     def inside(self, *command: str | Path) -> str:
-        """Run another command on the launcher host meanwhile; returns what it prints."""
+        """Run another command on the launcher host meanwhile and return its output."""
         enter = ("nsenter", "-t", self.first_process(), "--net", "--mount", "--uts", "--ipc", "--pid")
         words = [*enter, *map(str, command)]
         return subprocess.run(words, check=True, capture_output=True, text=True, env=environment()).stdout
 
     def commands_on(self, host: str) -> list[str]:
-        """The command line of each process on `host`."""
+        """Return the command line of each process on `host`."""
         show = "for process in $(ip netns pids $0); do tr '\\0' ' ' </proc/$process/cmdline; echo; done 2>/dev/null"
         return self.inside("bash", "-c", show, host).splitlines()
 
     def listening(self) -> set[tuple[str, str]]:
-        """Address and program of each socket that waits for others on the launcher host."""
+        """Return address and program of each listening socket on the launcher host."""
         lines = [line.split(None, 6) for line in self.inside("ss", "-Hltunp").splitlines()]
         # A socket whose program is just ending has none any more.
         return {(line[4].rpartition(":")[0], line[6].split('"')[1]) for line in lines if len(line) > 6}
 
     def wait_until(self, happened: Callable[[], bool], timeout: float = PATIENCE_SECONDS) -> None:
-        """Wait for what the command is going to do; it must not end before."""
+        """Wait until `happened()` is true, and fail if the command ends before that."""
         deadline = time.monotonic() + timeout
         while not happened():
             ended = self.process.poll() is not None
@@ -75,10 +75,10 @@ class Job:
 
 @contextmanager
 def running(*command: str | Path, output: Path, num_hosts: int = 2, **extra: str) -> Iterator[Job]:
-    """A command that has been started on the launcher host; at the end of the block all hosts are gone.
+    """Start a command on the launcher host, and remove all hosts at the end of the block.
 
     Args:
-        output: file for what it prints.
+        output: file for the command's output.
     """
     with output.open("w") as stream:
         process = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""The doctor in the bed: hosts that are well, and every fault that can be made there, each found by its own line.
+"""The doctor on simulated hosts: healthy ones, and every fault that can be made there, each found by its own line.
 
-Oracle: what has been done to each host. The bed is started once, for four examinations.
+Oracle: the changes made to each host. The hosts are started once, for four examinations.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ NUM_HOSTS = 7
 SITE_PACKAGES = Path(importlib.util.find_spec("torch").origin).parents[1]
 [PACKAGE] = SITE_PACKAGES.glob("timm-*.dist-info")
 FAKETIME = subprocess.run(["faketime", "-f", "+0s", "printenv", "LD_PRELOAD"], capture_output=True, text=True).stdout
-SLOW_BYTES_PER_SECOND = 5_000_000  # 40 Mbit/s of the 10 Gbit/s that the interfaces claim
+SLOW_BYTES_PER_SECOND = 5_000_000  # 40 Mbit/s, though the interfaces claim 10 Gbit/s
 
-# What is done on the launcher host, which reaches into the others. server1 stays well.
+# Commands on the launcher host, which changes the other hosts. server1 stays healthy.
 SCRIPT = """
 cd {folder}
 examine() {{
@@ -75,7 +75,7 @@ ssh server7 "mkdir /run/full; mount -t tmpfs -o size=64k tmpfs /run/full"
 examine faults -H server1:1,server2:1,server3:1,server4:1,server5:1,server6:1,server7:1 --skip frameworks
 examine libraries -H server2:1 --skip data,ports,all-reduce
 """
-# The examination and the host that tells of it (none where it is about several), the subject, and what is found.
+# Name of the examination, host of the finding (none where several are concerned), subject and text.
 FAULTS = {
     "a clock that is wrong": ("faults", "server2", "clock", r"^(89\.\d|90(\.\d)?) s ahead of launcher"),
     "another package": ("faults", "server2", "packages", r"^timm 0\.0\.1, and [\d.]+ on launcher"),
@@ -96,7 +96,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def examined(tmp_path_factory) -> dict[str, tuple[int, list[dict]]]:
-    """The exit status and the findings of each examination."""
+    """Return the exit status and the findings of each examination."""
     folder = tmp_path_factory.mktemp("doctor")
     script = SCRIPT.format(
         folder=folder,
@@ -140,14 +140,14 @@ def test_each_fault_has_its_line(name, examined):
 
 
 def test_nothing_else_is_told(examined):
-    """The control: server1 has no fault, nor has any host one that was not made."""
+    """Control: server1 has no fault, and the other hosts have only those that were made."""
     _, findings = examined["faults"]
     faults = {(one["host"], one["subject"]) for one in findings if one["level"] == "fault"}
     assert faults == {(host, subject) for examination, host, subject, _ in FAULTS.values() if examination == "faults"}
 
 
 def test_a_slow_link(examined):
-    """By no more than it lets through, beside what its interfaces claim."""
+    """The measured rate is close to the limit, and is shown next to the rate that the interfaces claim."""
     _, findings = examined["slow"]
     [line] = found(findings, "all-reduce")
     number, unit = re.search(r"2 hosts: ([\d.]+) (kB|MB)/s", line["found"]).groups()

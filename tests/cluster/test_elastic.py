@@ -1,6 +1,6 @@
-"""Ranks of torchrun on two hosts, of which one is killed and returns.
+"""Ranks of torchrun on two hosts, one of which is killed and returns.
 
-Oracle: `single`, which nothing disturbs.
+Oracle: an undisturbed run of `single`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AGENT = (
     "torchrun --nnodes 1:2 --nproc-per-node 2 --max-restarts 100 --rdzv-backend c10d --rdzv-endpoint server1:29500 "
     "--rdzv-conf last_call_timeout=3,keep_alive_interval=1 pytorch/train.py --elastic --checkpoint-every 10"
 )
-# The second agent of server2 is started when it is asked for.
+# The second agent on server2 starts once the file exists.
 JOB = "{server1} & {server2} & until [ -e {returns} ]; do sleep 0.1; done; {server2} & wait"
 KILL_HOST = """
 for process in $(ip netns pids server2); do
@@ -46,7 +46,7 @@ def test_a_host_that_is_killed_and_returns(strategy, tmp_path):
     with closing(Follower(output_dir / "metrics.jsonl")) as follower:
 
         def formed(num_starts: int, num_ranks: int) -> bool:
-            """Whether so many ranks have trained for a while since they were formed for the n-th time."""
+            """Return whether `num_ranks` ranks have trained for a while since the n-th start."""
             stand = follower.stand()
             return (stand.num_starts, stand.num_ranks) == (num_starts, num_ranks) and stand.steps_since > 20
 

@@ -1,4 +1,4 @@
-"""Faults of jobs over two hosts: the job ends in time, says why once, and no host keeps a process of it.
+"""Faults of jobs over two hosts: the job ends in time, prints the reason once, and leaves no process on any host.
 
 Oracle: the contract of `benchmarks/proofs/faults.py`; the processes of each host.
 """
@@ -30,34 +30,34 @@ LAUNCHERS = {
     "torchrun": "torchrun --nnodes 2 --master-addr server1 --master-port 29500 --nproc-per-node 2",
 }
 FLAGS = (*parity.DATA_FLAGS, "--epochs", "1000", "--log-every", "1", "--checkpoint-every", "2")
-# A cut comes to light after two thirds of it, or when Open MPI's own keepalive ends the job.
+# A cut link is noticed after two thirds of this, or when Open MPI's own keepalive ends the job.
 FAULT_TIMEOUT = 9
 MPIRUN_SECONDS = 30
 STALL_TIMEOUT = 3
-# Of a process that is started and ended by ssh on a crowded machine.
+# ssh takes this long to start and end a process on a crowded machine.
 KILL_THE_LAUNCHER = "kill -{} $(pgrep -o -f '^[^ ]*(python3?[^ ]* [^ ]*horovodrun|mpirun) ')"
-# The first process of it: what a rank starts has its environment.
+# Only the first match: processes that a rank starts inherit its environment.
 SIGNAL_RANK_2 = """
 for process in $(ip netns pids server2 | sort -n); do
   grep -qzE '^(OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=2$' /proc/$process/environ && exec kill -{} $process
 done
 """
 KILL_RANK_2 = SIGNAL_RANK_2.format("KILL")
-# The hosts outlive the job, to be looked at.
+# The hosts outlive the job, so that the test can look at them.
 OUTLIVING = ("bash", "-c", '"$@"; echo "status $?"; sleep 120', "job")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A fault: what is done to a host, a rank or the launcher, or a trainer that goes wrong by itself; what is told."""
+    """A fault of a host, a rank or the launcher, or of a trainer itself, and the expected message."""
 
     command: str = ""
-    """Run on the launcher host."""
+    """Command that causes the fault, run on the launcher host."""
     why: str = ""
-    """What the one line says; empty where nobody is left to say it."""
+    """Pattern of the message; empty where no process is left to print it."""
     cuts: bool = False
     program: str = ""
-    """The fault of `benchmarks/proofs/fault_injection.py` in place of a command, on rank 2."""
+    """Fault of `benchmarks/proofs/fault_injection.py` on rank 2, in place of a command."""
 
 
 KINDS = {
@@ -71,8 +71,8 @@ KINDS = {
     "cut link of rank 0": Kind("ip link set v1 down", "rank 0 of 4 on server1 stopped .*not heard of", cuts=True),
     "a rank that raises": Kind(why="rank 2 of 4 on server2 stopped: step 5 failed: .*lost the disk", program="raises"),
     "a stuck rank": Kind(why=r"rank 2 of 4 on server2 stopped at step 5: stuck for \d+ s in reading", program="stuck"),
-    # Its gradients of step 6 may have met the others' of step 5: what follows them is what cannot meet. Gloo alone, in
-    # DDP, says so itself and aborts the rank that received them.
+    # Its gradients of step 6 may be reduced with the others' of step 5, so that the next collectives mismatch. Gloo,
+    # under DDP, reports this itself and aborts the rank that received them.
     "a rank that leaves a collective out": Kind(
         why="rank 2 of 4 on server2 stopped at step [56]: left a collective out"
         "|collective mismatch in your code(?s:.*)rank . of 4 on server. stopped at step [56]: gone without a word",
@@ -95,13 +95,13 @@ REST = [
     for launcher in LAUNCHERS
     for framework in ("pytorch", "tensorflow")
     if (kind, launcher, framework) not in QUICK
-    # torchrun starts no strategy of TensorFlow, and each host has a launcher of its own.
+    # torchrun starts no strategy of TensorFlow, and each host has its own launcher.
     if launcher != "torchrun" or (framework == "pytorch" and kind in OF_RANKS)
 ]
 
 
 def command(kind: Kind, launcher: str, framework: str, output_dir: Path) -> list[str]:
-    """What a user types on the launcher host."""
+    """Return the command that a user types on the launcher host."""
     timeouts = ("--fault-timeout", FAULT_TIMEOUT, "--stall-timeout", STALL_TIMEOUT)
     flags = [*map(str, timeouts), *map(str, FLAGS), "--output-dir", str(output_dir)]
     program = faulty(framework, kind.program, 2, STEP) if kind.program else [f"{framework}/train.py"]
@@ -121,7 +121,7 @@ def command(kind: Kind, launcher: str, framework: str, output_dir: Path) -> list
 def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
     fault, output_dir = KINDS[kind], tmp_path / "run"
     words = [*OUTLIVING, *command(fault, launcher, framework, output_dir)]
-    # A step is told of while the next one is computed.
+    # A step is reported while the next one is computed.
     due = STEP - 2 if fault.program else STEP
     with bed.running(*words, output=tmp_path / "printed") as job:
         job.wait_until(lambda: last_step(output_dir) >= due)
@@ -132,7 +132,7 @@ def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
         started = time.monotonic()
         job.wait_until(lambda: "\nstatus " in job.output.read_text(), limit)
         ended = time.monotonic()
-        # Open MPI's daemon on the host that was cut off finds that out by itself.
+        # Open MPI's daemon on the disconnected host ends by its own timeout.
         deadline = time.monotonic() + CLEAN_SECONDS + (MPIRUN_SECONDS if fault.cuts and by_mpi else 0)
         while left := trainers(job):
             assert time.monotonic() < deadline, left
@@ -155,7 +155,7 @@ def test_ends_everywhere_and_says_why(kind, launcher, framework, tmp_path):
     ],
 )
 def test_a_notice_to_one_rank_stops_all_at_the_same_step(number, launcher, framework, tmp_path):
-    """Oracle: status 0, and the checkpoint is that of the step that is told."""
+    """Oracle: status 0, and a checkpoint of the reported step."""
     output_dir = tmp_path / "run"
     words = [*OUTLIVING, *command(Kind(), launcher, framework, output_dir)]
     with bed.running(*words, output=tmp_path / "printed") as job:
@@ -171,14 +171,14 @@ def test_a_notice_to_one_rank_stops_all_at_the_same_step(number, launcher, frame
 
 
 def trainers(job: Job) -> list[str]:
-    """What of the job still runs on the hosts."""
+    """Return the command lines of the job's processes that still run on the hosts."""
     lines = [line for host in HOSTS for line in job.commands_on(host)]
     return [line for line in lines if re.search(r"train\.py|faulty|torchrun|orted", line)]
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun-gloo", full("mpirun")])
 def test_a_host_that_is_down_before_the_start(launcher, tmp_path):
-    """Not after 44 s; Open MPI's own words are more than one line, but name the host as well."""
+    """The launch fails long before 44 s; Open MPI's message has several lines, but names the host as well."""
     line = f"ip link set v2 down; timeout 20 {LAUNCHERS[launcher]} pytorch/train.py"
     result = bed.run("bash", "-c", line, timeout=60)
     assert result.returncode not in (0, 124), result.output
@@ -187,7 +187,7 @@ def test_a_host_that_is_down_before_the_start(launcher, tmp_path):
 
 
 def test_a_host_of_an_elastic_job_that_is_down_before_the_start():
-    """horovodrun reaches all hosts once, to find out over which network they meet."""
+    """horovodrun connects to all hosts once, to find a common network."""
     ranks = "-np 2 --min-np 2 --host-discovery-script 'echo server1:1; echo server2:1'"
     line = f"ip link set v2 down; horovodrun {ranks} python pytorch/train.py --elastic --global-batch-size 32"
     result = bed.run("bash", "-c", line, timeout=60)
@@ -197,7 +197,7 @@ def test_a_host_of_an_elastic_job_that_is_down_before_the_start():
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_host_that_starts_late(elastic):
-    """One line about it, and none of helpers that are on the way to it."""
+    """The launch prints one line about the late host, and none from helper processes that are still starting."""
     hosts, flags = "-H server1:1,server2:1", ""
     if elastic:
         hosts = "--min-np 2 --host-discovery-script 'echo server1:1; echo server2:1'"

@@ -1,4 +1,4 @@
-"""Jobs over two hosts, started by the lines that README.md and `allstep hosts` give.
+"""Jobs over two hosts, started by the command lines in README.md and of `allstep hosts`.
 
 Oracle: metrics.jsonl of the run, the processes of each host, and runs on one host.
 """
@@ -53,7 +53,7 @@ SERVERS_LIST, SERVERS_FILE = "-H server1:4,server2:4", f"--hostfile {TWO_SERVERS
     ],
 )
 def test_eight_ranks(framework, start, tmp_path):
-    """The first command on a cluster, as written."""
+    """The README's first command for a cluster works as written."""
     flags = (*SHORT, "--output-dir", tmp_path / "run")
     program = ("python", f"{framework}/train.py")
     with bed.running(*shlex.split(start), *program, *flags, output=tmp_path / "printed") as job:
@@ -70,7 +70,7 @@ def test_eight_ranks(framework, start, tmp_path):
 
 @pytest.mark.full
 def test_torchrun(tmp_path):
-    """Its lines, each typed on its own host."""
+    """Each of torchrun's lines is typed on its own host."""
     here = f"cd {REPOSITORY}; . {BIN}/activate; export OMP_NUM_THREADS=1; "
     there = f" --epochs 1 --output-dir {tmp_path}/run"
     typed = {host: f"ssh {host} {shlex.quote(here + LINES[f'torchrun on {host}'] + there)}" for host in SERVERS}
@@ -97,7 +97,7 @@ def test_other_strategies(framework, strategy, hosts, controller, tmp_path):
     assert world(tmp_path) == (strategy, num_ranks)
 
 
-# Tiny files in place of MNIST's, at their names and with their checksums.
+# Tiny files replace MNIST's, with the same names and their own checksums.
 DOWNLOAD = """
 import hashlib, sys
 from pathlib import Path
@@ -114,7 +114,7 @@ run_rank(train.main)
 
 
 def test_data_is_downloaded_once_a_host(tmp_path):
-    """Each host has a home directory of its own, and so a cache of its own."""
+    """Each host has its own home directory and hence its own cache."""
     served, log, script = tmp_path / "served", tmp_path / "requests", tmp_path / "download.py"
     served.mkdir()
     for split, number in (("train", 64), ("t10k", 16)):
@@ -137,13 +137,13 @@ def test_data_is_downloaded_once_a_host(tmp_path):
 
 
 def idx(array: np.ndarray) -> bytes:
-    """As LeCun's page on MNIST describes the format."""
+    """Return the array in the IDX format, as LeCun's page on MNIST describes it."""
     header = struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape)
     return gzip.compress(header + array.tobytes())
 
 
 def test_goes_on_on_other_hosts(tmp_path):
-    """All hosts lose power in the middle of an epoch; another one goes on from the shared directory."""
+    """All hosts lose power in the middle of an epoch; other hosts resume from the shared directory."""
     flags = (*parity.DATA_FLAGS, "--base-lr", "0.005", "--epochs", "4", "--checkpoint-every", "10")
     flags = (*map(str, flags), "--log-every", "1")
     launch = ("horovodrun", "-np", "2", "-H", "server1:1,server2:1", "python", "pytorch/train.py")
@@ -160,6 +160,6 @@ def test_goes_on_on_other_hosts(tmp_path):
         for run in (events(output), undisturbed)
     )
     assert [step for step, _ in losses] == [step for step, _ in expected]
-    # A ReLU at its kink may part runs on other numbers of ranks by 1e-3 (benchmarks/proofs/parity.py); a batch left
-    # out or taken twice shows as 1e-1.
+    # Rounding at a ReLU's kink may make runs on other numbers of ranks diverge by 1e-3 (benchmarks/proofs/parity.py);
+    # a batch that is left out or taken twice shows as 1e-1.
     assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in expected], rel=0.02)

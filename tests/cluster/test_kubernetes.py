@@ -1,7 +1,7 @@
-"""The launchers of cluster/mpijob.yaml and mpijob-elastic.yaml in the bed, with what the MPI operator gives them.
+"""Launchers of cluster/mpijob.yaml and mpijob-elastic.yaml on simulated hosts, with the MPI operator's files.
 
 Oracle: the operator's controller, version 0.8, which writes host file, variables and discover_hosts.sh; the training
-run's own metrics.
+run's metrics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ranks import REPOSITORY, events, last
 
 from allstep.benchmarks.proofs.elastic_job import Follower
 
-# newConfigMap and ompiEnvVars of the controller; server1 and server2 stand for the names of pods.
+# Output of the controller's newConfigMap and ompiEnvVars; server1 and server2 stand for the names of pods.
 HOSTFILE = "server1 slots=1\nserver2 slots=1\n"
 VARIABLES = {"OMPI_MCA_orte_keep_fqdn_hostnames": "true", "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10"}
 
@@ -43,7 +43,7 @@ def test_launcher_of_an_mpijob(tmp_path):
 
 @pytest.mark.full
 def test_launcher_of_an_elastic_mpijob_that_is_scaled(tmp_path):
-    """To one worker, and to two again."""
+    """The job is scaled to one worker, and to two again."""
     job = yaml.safe_load((REPOSITORY / "cluster/mpijob-elastic.yaml").read_text())
     [launcher] = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
     [script] = launcher["args"]
@@ -61,7 +61,7 @@ def test_launcher_of_an_elastic_mpijob_that_is_scaled(tmp_path):
     follower = Follower(output / "metrics.jsonl")
 
     def formed(num_starts: int, num_ranks: int) -> bool:
-        """Whether so many ranks have trained since they were formed for the n-th time."""
+        """Return whether `num_ranks` ranks have trained since the n-th start."""
         stand = follower.stand()
         return (stand.num_starts, stand.num_ranks) == (num_starts, num_ranks) and stand.steps_since > 0
 
@@ -77,7 +77,7 @@ def test_launcher_of_an_elastic_mpijob_that_is_scaled(tmp_path):
 
 
 def _list(discovery: Path, *hosts: str) -> None:
-    """Write what updateDiscoverHostsInConfigMap of the controller does for these running workers."""
+    """Write discover_hosts.sh as the controller's updateDiscoverHostsInConfigMap does for these running workers."""
     new = discovery.with_suffix(".new")
     new.write_text("#!/bin/sh\n" + "".join(f"echo {host}\n" for host in hosts))
     new.chmod(0o555)

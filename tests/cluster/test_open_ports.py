@@ -1,4 +1,4 @@
-"""A job on one host cannot be reached from another. Oracle: the kernel's list of sockets, all through the run."""
+"""A job on one host cannot be reached from another. Oracle: the kernel's list of sockets, throughout the run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 from cluster import bed
 from ranks import full
 
-# What README.md lists under Security: they take no address to listen at.
+# Listeners listed in README.md under Security: they have no option for the address.
 MPIRUN = {("*", "orterun_wrapper"), ("0.0.0.0", "orterun_wrapper")}
 TORCHRUN = {("*", "pt_elastic")}
 TENSORFLOW_S_SERVERS = {("*", "python")}
 
 
 def open_to_others(command: str, tmp_path: Path) -> set[tuple[str, str]]:
-    """Where a job listens at an address that other hosts reach, and which of its programs does, at any time."""
+    """Return addresses that other hosts can reach and programs that listened there, at any time of the job."""
     found: set[tuple[str, str]] = set()
-    # The host outlives the job, so that it can be looked at to the end.
+    # The host outlives the job, so that it can be observed to the end.
     command += f" --epochs 1 --output-dir {tmp_path}/run; echo ended with $?; sleep infinity"
     with bed.running("bash", "-c", command, output=tmp_path / "printed", num_hosts=0) as job:
 
@@ -27,7 +27,7 @@ def open_to_others(command: str, tmp_path: Path) -> set[tuple[str, str]]:
 
         job.wait_until(look)
         assert "ended with 0" in job.output.read_text(), job.output.read_text()
-    assert found  # it did look
+    assert found  # the observation worked
     return {(address, program) for address, program in found if not address.startswith(("127.", "[::1]"))}
 
 

@@ -1,6 +1,6 @@
-"""Jobs of `allstep launch` on a real Slurm in the bed, which takes their hosts away and gives them back.
+"""Jobs of `allstep launch` on a real Slurm, which preempts and resumes them on simulated hosts.
 
-Oracles: an undisturbed run's weights, bit for bit; of an array, what each of its tasks is given; and Slurm's own word.
+Oracles: the weights of an undisturbed run, bit for bit; the arguments of each array task; and Slurm's reports.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ need("slurmctld", "slurmd", "sbatch", "munged", "setpriv")
 STRATEGIES = {"mpirun": "horovod", "srun": "ddp"}
 FLAGS = ("--deterministic", "--model", "mlp", "--epochs", "12", "--log-every", "1")
 FLAGS = (*FLAGS, "--stall-timeout", "0", "--fault-timeout", "200")
-# The values of an array, each of a task of its own: of the last one nothing can be measured.
+# The values of an array, one per task; the last one fails.
 BATCH_SIZES = ("32", "64", "0")
-# The jobs share the two hosts. What could be through before Slurm has given notice is stopped until then: rank 1 of
-# each trainer, and the first two tasks of the array.
+# The jobs share the two hosts. Processes that could finish before Slurm has given notice are stopped until then:
+# rank 1 of each trainer, and the first two tasks of the array.
 SCRIPT = """
 wait_for() {{ until eval "$1" 2>/dev/null; do sleep 0.05; done; }}
 signal_rank_1() {{ # SIGNAL LAUNCHER
@@ -57,7 +57,7 @@ rm slurm-[123]*.out
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> tuple[Path, str]:
-    """The folder in which the jobs wrote, and what was said when all had ended."""
+    """Return the folder of the jobs' files, and Slurm's report after all had ended."""
     folder = tmp_path_factory.mktemp("slurm")
     launchers = " ".join(f"{launcher}:{strategy}" for launcher, strategy in STRATEGIES.items())
     script = SCRIPT.format(
@@ -71,12 +71,12 @@ def cluster(tmp_path_factory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> list[dict]:
-    """On two ranks the sums of both strategies have its bits."""
+    """Return the metrics of an undisturbed run; on two ranks the sums of both strategies have the same bits."""
     return train("pytorch", "horovodrun-gloo", 2, tmp_path_factory.mktemp("undisturbed"), *FLAGS)
 
 
 def ended(said: str, job: str) -> tuple[str, str]:
-    """By Slurm's word, how often a job was started anew, and its status."""
+    """Return how often Slurm restarted a job, and the job's exit status."""
     [found] = re.findall(rf"^JobId={job}\b.*?Restarts=(\d+) .*?ExitCode=(\d+):0", said, re.MULTILINE | re.DOTALL)
     return found
 
@@ -95,7 +95,7 @@ def test_a_pre_empted_job_ends_in_the_bits_of_an_undisturbed_one(job, launcher, 
 
 
 def test_an_array_compares_in_tasks_of_its_own(cluster):
-    """Two tasks are pre-empted and go on, the third one says why it fails; one report has what the others measured."""
+    """Two tasks are preempted and go on, the third one fails with a reason; one report has the others' measurements."""
     folder, said = cluster
     tasks = [ended(said, rf"\d+ ArrayJobId=3 ArrayTaskId={task}") for task in range(len(BATCH_SIZES))]
     assert tasks == [("1", "0"), ("1", "0"), ("0", "2")], said

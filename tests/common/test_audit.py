@@ -27,7 +27,7 @@ class Threads:
 
 
 def what_ranks_say(world_size, num_slices, wrong):
-    """The message of each rank; `wrong(rank, number)` is added to what a rank makes of a slice's samples."""
+    """Return the message that all ranks give; `wrong(rank, number)` is added to a rank's result for a slice."""
     rows, barrier = {}, threading.Barrier(world_size)
 
     def one_rank(rank):
@@ -68,7 +68,7 @@ def test_who_is_alone_with_its_bits_is_named(world_size, num_slices):
         elif world_size == 2:
             assert message.startswith("ranks 0 and 1 compute slice 0 with different bits, and no other rank")
         else:
-            assert message is None  # it is wrong alike both times
+            assert message is None  # it computes the same wrong result twice
 
 
 def test_one_wrong_slice_is_named():

@@ -1,4 +1,4 @@
-"""What `common/compat.py` uses of the insides of Python, launchers and frameworks is there. Oracle: they themselves."""
+"""Internals of Python, launchers and frameworks that `common/compat.py` relies on. Oracle: the installed versions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ import scipy
 
 
 def test_keras_is_imported_without_what_it_does_not_need():
-    """What it would import otherwise (tests/tensorflow/test_compat.py), and what can be imported afterwards."""
+    """Keras does not import them (see tests/tensorflow/test_compat.py), and they can still be imported afterwards."""
     result = run(sys.executable, "-c", KERAS)
     assert (result.returncode, result.stdout) == (0, "\n"), result.stderr
 
 
-# What the main thread does time and again while another one looks where it is.
+# Work that the main thread repeats while another thread looks at its stack.
 BUSY = {
     "PyTorch": """
 import horovod.torch as hvd, torch
@@ -89,7 +89,7 @@ def test_the_main_thread_is_found_in_a_framework(library):
 
 
 def test_open_mpi_s_daemon_is_known_by_its_name(tmp_path):
-    """Open MPI's is a program, not a script that something else runs: the kernel calls it by the name of its file."""
+    """Open MPI's daemon is a binary, not a script of an interpreter: the kernel names its process after its file."""
     daemon = Path(sys.prefix, "bin", "orted")
     assert daemon.read_bytes().startswith(b"\x7fELF")
     cat = shutil.which("cat")

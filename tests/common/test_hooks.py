@@ -44,7 +44,7 @@ FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 64, "--global-batch-si
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_hooks_see_the_session_at_every_moment(framework, tmp_path):
-    """The oracle are two epochs of two steps, saved after each, and one more that is resumed."""
+    """Oracle: a run of two epochs of two steps, saved after each step, and a resumed run of one more epoch."""
     script = tmp_path / "hooked.py"
     script.write_text(PROGRAM.format(framework=framework))
     first = "start 0, step 1, save 1, step 2, save 2, epoch 1, step 3, save 3, step 4, save 4, epoch 2"

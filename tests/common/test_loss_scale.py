@@ -1,4 +1,4 @@
-"""The rule of the loss scale. Oracle: torch.amp.GradScaler's own kernel, with GradScaler's own numbers."""
+"""The loss scale. Oracle: torch.amp.GradScaler's kernel, with GradScaler's default numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def after(scale: LossScale, overflows: list[bool]) -> LossScale:
 
 @given(st.lists(st.tuples(st.integers(0, 2 * GROWTH_STEPS), st.integers(1, 4)), max_size=4))
 def test_it_moves_as_grad_scaler_s(runs):
-    """Runs of so many good steps, each followed by so many that overflow."""
+    """Each run has a number of good steps, followed by a number of steps that overflow."""
     value, tracker, scale = torch.tensor(SCALER.get_scale()), torch.tensor(0, dtype=torch.int32), LossScale()
     numbers = SCALER.get_growth_factor(), SCALER.get_backoff_factor(), SCALER.get_growth_interval()
     for num_good, num_bad in runs:
@@ -49,7 +49,7 @@ def test_an_overflow_that_no_scale_mends_ends_the_run():
 
 
 def test_asynchronous_steps_of_one_scale_halve_it_once():
-    """Four were under way when the first of them overflowed; then one of the new scale does."""
+    """Four steps were in flight when the first of them overflowed; then one with the new scale does."""
     scale = LossScale()
     for _ in range(4):
         scale = scale.after(2.0**16, overflowed=True)

@@ -10,7 +10,7 @@ from allstep.common.noise_scale import MEASURED_EVERY, NoiseScale, is_measured, 
 
 
 def shares(gradients: np.ndarray, num_ranks: int, num_passes: int, before: list[NoiseScale]) -> list[NoiseScale]:
-    """What each rank has after a step on these gradients of single samples, (samples, weights)."""
+    """Return each rank's estimate after a step on these gradients of single samples, (samples, weights)."""
     num_samples = len(gradients)
     average_square = float(np.square(gradients.mean(0)).sum())
     after = []
@@ -28,7 +28,7 @@ def total(per_rank: list[NoiseScale]) -> tuple[float, float]:
 
 
 def test_is_the_papers_formula():
-    """Parts of one size: equations of A.1 with the mean over ranks of the squares, and their moving averages."""
+    """Parts have one size: equations of A.1 with the mean over ranks of the squares, and their moving averages."""
     random, per_rank, averages = np.random.default_rng(1), [NoiseScale()] * 4, np.zeros(2)
     for _ in range(3):
         gradients = random.normal(0.3, 1.0, (32, 5))
@@ -44,7 +44,7 @@ def test_is_the_papers_formula():
 
 @pytest.mark.parametrize(("num_samples", "num_ranks", "num_passes"), [(7, 3, 1), (9, 2, 2), (2, 4, 1)])
 def test_is_unbiased_where_parts_differ_in_size(num_samples, num_ranks, num_passes):
-    """Of gradients of known mean, whose square is 0.45, and covariance, whose trace is 20."""
+    """Gradients have a known mean, whose square is 0.45, and a known covariance, whose trace is 20."""
     random, estimates = np.random.default_rng(2), []
     for _ in range(20_000):
         gradients = random.normal(0.15, 1.0, (num_samples, 20))

@@ -1,4 +1,4 @@
-"""Parts for a training loop of one's own, without ranks: the order of samples, checkpoints, what returns from ranks."""
+"""Components for a user's training loop, without ranks: order of samples, checkpoints, and results from ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Oracle: weights that were made to differ on purpose, on real ranks."""
+"""The replica check, on real ranks. Oracle: weights that were made to differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_equal_weights_pass():
     compare(["a", "b"], np.array([[1, 2], [1, 2]]), "after step 1")
 
 
-# A trainer whose rank 1 changes one weight in its third step, behind the strategy's back.
+# A trainer whose rank 1 changes one weight in its third step, without the strategy.
 DRIFT = """
 from allstep.common.process.exit import run_rank
 from allstep.common.hooks import Hook

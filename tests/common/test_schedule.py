@@ -1,4 +1,4 @@
-"""The schedule against PyTorch's own schedulers, and its independence of how a run is cut into steps."""
+"""The schedule compared with PyTorch's schedulers, and its independence of the size of steps."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def schedule(**changes) -> Schedule:
 
 
 def rates(of: Schedule) -> np.ndarray:
-    """Learning rate of each step of the run, float32."""
+    """Return the learning rate of each step of the run, float32."""
     total = of.num_epochs * of.samples_per_epoch
     return np.array([learning_rate(of, seen) for seen in range(0, total, of.global_batch_size)], np.float32)
 
 
 def torch_rates(lr: float, num_steps: int, make_scheduler) -> np.ndarray:
-    """Learning rates that a PyTorch scheduler gives to the same steps, float32."""
+    """Return the learning rates that a PyTorch scheduler gives to the same steps, float32."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler, seen = make_scheduler(optimizer), []
     for _ in range(num_steps):
@@ -53,7 +53,7 @@ DECAYS = {
 
 @pytest.mark.parametrize("decay", DECAYS)
 def test_decay_is_pytorchs(decay):
-    """Oracle: PyTorch's scheduler; it goes step by step in float64, so float32's last bit may differ."""
+    """Oracle: PyTorch's scheduler, which goes step by step in float64, so float32's last bit may differ."""
     ours = rates(schedule(decay=decay))
     theirs = torch_rates(0.1, len(ours), lambda optimizer: DECAYS[decay](optimizer, len(ours)))
     np.testing.assert_array_max_ulp(ours, theirs, maxulp=1)
@@ -165,7 +165,7 @@ def test_the_length_of_a_step_does_not_shift_it(decay):
 
 
 def walk(plan: Schedule, seen: int, until: int) -> list[tuple[int, int, float]]:
-    """(samples seen, batch size, learning rate) of each step up to an epoch's or the walk's end."""
+    """Return (samples seen, batch size, learning rate) of each step up to an epoch's or the walk's end."""
     steps = []
     while seen < until:
         batch_size = min(global_batch_size(plan, seen), plan.samples_per_epoch - seen % plan.samples_per_epoch)
@@ -176,7 +176,7 @@ def walk(plan: Schedule, seen: int, until: int) -> list[tuple[int, int, float]]:
 
 @given(schedules.filter(lambda plan: plan.samples_per_epoch < 40 * plan.global_batch_size), st.data())
 def test_resume_does_not_shift_it(plan, data):
-    """Oracle: the undisturbed run; a resume knows the number of samples seen and nothing else."""
+    """Oracle: the undisturbed run; a resumed run knows only the number of samples seen."""
     until = plan.num_epochs * plan.samples_per_epoch
     undisturbed = walk(plan, 0, until)
     at = data.draw(st.integers(0, len(undisturbed) - 1))
@@ -184,7 +184,7 @@ def test_resume_does_not_shift_it(plan, data):
 
 
 def test_batch_ramp():
-    """Oracle: Smith et al. 2018: the batch grows where the learning rate would fall, which stays as it is."""
+    """Oracle: Smith et al. 2018: the batch grows where the learning rate would fall, and the rate is constant."""
     ramp = schedule(batch_ramp=((3.0, 2), (6.0, 8)))
     batch_sizes = [global_batch_size(ramp, epoch * 1280) for epoch in range(9)]
     assert batch_sizes == [64] * 3 + [128] * 3 + [512] * 3
@@ -193,7 +193,7 @@ def test_batch_ramp():
 
 
 def test_scaling_follows_the_ramp():
-    """Oracle: the same schedule without a ramp, at the batch size of that moment."""
+    """Oracle: the same schedule without a ramp, at the current batch size."""
     ramp = schedule(scaling="linear", decay="cosine", warmup_epochs=4, reference_batch_size=16, batch_ramp=((3.0, 2),))
     large = schedule(scaling="linear", decay="cosine", warmup_epochs=4, reference_batch_size=16, global_batch_size=128)
     for epoch in (3, 3.5, 4, 6.25):
@@ -201,7 +201,7 @@ def test_scaling_follows_the_ramp():
 
 
 def test_an_epoch_tells_the_rate_of_its_last_step(tmp_path):
-    """In a run whose last step of an epoch is shorter than the others. Oracle: what the steps tell."""
+    """The last step of an epoch is shorter than the others. Oracle: the learning rates of the step events."""
     flags = ("--model", "mlp", "--epochs", 2, "--lr-decay", "cosine", "--global-batch-size", 500, "--log-every", 1)
     events = train("pytorch", "alone", 1, tmp_path, *flags)
     rates = {name: [event["learning_rate"] for event in events if event["event"] == name] for name in ("step", "epoch")}
@@ -214,7 +214,7 @@ FLAGS = {
     "num_epochs": "--epochs",
     **{name: f"--lr-{name.replace('_', '-')}" for name in ("scaling", "decay", "milestones", "step_factor", "power")},
 }
-"""Names of flags and of what is none, where they are others than those of the schedule."""
+"""Names in error messages that differ from the fields of the schedule."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The order of sums over slices. The oracle is the tree written out, with strings for numbers."""
+"""The order of sums over slices. Oracle: the tree written out, with strings for numbers."""
 
 import itertools
 
@@ -50,7 +50,7 @@ def test_a_rank_sends_one_sum_where_the_tree_allows_it(num_slices, world_size):
 
 
 def test_a_slice_has_the_same_samples_on_any_number_of_ranks():
-    """What a rank reads begins where its first slice does, also where slices are not shared out evenly."""
+    """The samples of a rank begin with its first slice, even if slices cannot be distributed evenly."""
     from allstep.common.data.datasets.base import ArraySplit
     from allstep.common.data.loader import validation_batches
 
@@ -72,7 +72,7 @@ def test_a_slice_has_the_same_samples_on_any_number_of_ranks():
 
 
 def test_a_trial_shows_another_order_in_every_part_of_a_sum():
-    """So that a library whose all-reduce has another one is not taken for one that adds by the tree."""
+    """A library whose all-reduce adds in another order must not be taken for one that adds by the tree."""
     one, two, three, four = map(trial, range(4))
     tree = (one + two) + (three + four)
     flushed = np.where(np.abs(one + two) < np.finfo(np.float32).tiny, 0, one + two) + (three + four)

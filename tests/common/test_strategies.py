@@ -1,4 +1,4 @@
-"""What the strategies of both frameworks share. Oracle: the range of versions as it is stated, patch releases apart."""
+"""Functions shared by both frameworks' strategies. Oracle: the stated range of versions, ignoring patch releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canonical weights: the same start for everybody, and one checksum for equal weights."""
+"""Canonical weights: the same initial values in both frameworks, and one checksum for equal weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_initial_weights_depend_on_seed_and_name_alone():
 
 
 def test_initial_weights_stay_the_same_in_every_version():
-    """Curves of different versions can be compared: a digest that was noted down once."""
+    """Initial weights match a recorded digest, so that curves of different versions can be compared."""
     weights = initial_weights({"fc1.weight": (2, 3)}, seed=0)["fc1.weight"]
     assert hashlib.sha256(weights.tobytes()).hexdigest()[:16] == "38fc4dbbd24fb034"
 
@@ -43,7 +43,7 @@ def test_checksum_is_that_of_names_types_shapes_and_values():
     expected = checksum(weights)
     assert checksum(dict(reversed(weights.items()))) == expected  # in any order
     fortran = {name: np.asfortranarray(array) for name, array in weights.items()}
-    assert checksum(fortran) == expected  # however they lie in memory
+    assert checksum(fortran) == expected  # in any memory layout
     one_bit = {name: array.copy() for name, array in weights.items()}
     one_bit["fc1.bias"].view(np.uint32)[7] ^= 1
     renamed = {name.replace("fc1", "fc9"): array for name, array in weights.items()}

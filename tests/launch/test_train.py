@@ -1,6 +1,6 @@
 """Real runs under every launcher.
 
-Oracle: what README.md and docs/files.md promise, and each run's equal under another launcher.
+Oracle: the promises in README.md and docs/files.md, and the same run under another launcher.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EPOCH_LINE = re.compile(
 
 @pytest.fixture(scope="module")
 def on_digits(tmp_path_factory):
-    """How a training of digits with the defaults ended, and its output directory; each made once."""
+    """Return a function that trains on digits with the defaults, once, and gives the result and output directory."""
 
     @functools.cache
     def trained(framework: str, launcher: str) -> tuple[Result, Path]:
@@ -46,7 +46,7 @@ def test_learns_digits(framework, launcher, on_digits):
     result, output_dir = on_digits(framework, launcher)
     assert result.returncode == 0, result.output
     world_size = 1 if launcher == "alone" else 2
-    assert len(EPOCH_LINE.findall(result.stdout)) == 10  # one rank speaks
+    assert len(EPOCH_LINE.findall(result.stdout)) == 10  # only one rank prints
     start, end = last(events(output_dir), "start"), last(events(output_dir), "end")
     epochs = [event for event in events(output_dir) if event["event"] == "epoch"]
     assert start["framework"] == framework
@@ -65,7 +65,7 @@ def test_learns_digits(framework, launcher, on_digits):
 
 
 def test_equal_runs_have_equal_bits(on_digits, tmp_path):
-    """Losses of two epochs, the second of which is 1e-7 off where one bit of a weight is."""
+    """Compare losses of two epochs; one different bit in a weight changes those of the second by 1e-7."""
     _, output_dir = on_digits("pytorch", "horovodrun-mpi")
     under_gloo = train("pytorch", "horovodrun-gloo", 2, tmp_path, "--log-every", 1, "--epochs", 2)
     steps = [[event for event in run if event["event"] == "step"] for run in (under_gloo, events(output_dir))]
@@ -74,7 +74,7 @@ def test_equal_runs_have_equal_bits(on_digits, tmp_path):
 
 @pytest.mark.parametrize(("framework", "launcher"), [("pytorch", "alone"), full("tensorflow", "horovodrun-mpi")])
 def test_batches_grow_tails_are_left_out_and_the_learning_rate_steps(framework, launcher, tmp_path):
-    """1437 samples: 3 whole batches of 400, then one of 800; the learning rate halves between the epochs."""
+    """1437 samples give 3 full batches of 400, then one of 800; the learning rate halves between the epochs."""
     batches = ("--global-batch-size", 400, "--batch-ramp", "1:2", "--drop-last")
     rates = ("--base-lr", 0.02, "--lr-decay", "step", "--lr-milestones", 1, "--lr-step-factor", 0.5)
     found = train(framework, launcher, 2, tmp_path, "--epochs", 2, "--log-every", 1, *batches, *rates)
@@ -115,7 +115,7 @@ def test_a_run_resumed_elsewhere_sets_aside_what_lies_there(tmp_path):
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_validation_is_the_same_on_any_number_of_ranks(framework, tmp_path):
-    """Of weights that do not move: each of the 360 samples counts once, on ranks that do not divide the batches."""
+    """Validate constant weights: each of the 360 samples counts once, even if ranks have unequal slices."""
     still = ("--base-lr", "1e-60", "--epochs", 1, "--global-batch-size", 50, "--model", "mlp")
     runs = [train(framework, "mpirun", ranks, tmp_path / str(ranks), *still) for ranks in (1, 3)]
     one, three = (last(run, "epoch") for run in runs)
@@ -126,7 +126,7 @@ def test_validation_is_the_same_on_any_number_of_ranks(framework, tmp_path):
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
-    """Ranks that do not divide the global batch, and a last global batch with fewer samples than ranks."""
+    """Train with unequal slices on 3 ranks."""
     flags = ("--epochs", 2, "--global-batch-size", 59, "--log-every", 1)  # 1437 = 24 * 59 + 21
     alone = train(framework, "alone", 1, tmp_path / "1", *flags)
     three = train(framework, "mpirun", 3, tmp_path / "3", *flags)
@@ -136,7 +136,7 @@ def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
     assert last(three, "epoch")["validation_loss"] == pytest.approx(last(alone, "epoch")["validation_loss"], rel=1e-4)
 
 
-@pytest.mark.full  # the jobs of both test_strategies.py have such ranks, too
+@pytest.mark.full  # jobs of both test_strategies.py also have such ranks
 def test_ranks_without_samples_take_part(tmp_path):
     flags = ("--epochs", 1, "--dataset", "synthetic", "--synthetic-samples", 65, "--global-batch-size", 32,
              "--synthetic-shape", 8, 8, 1)  # fmt: skip
@@ -181,7 +181,7 @@ def test_config_file_and_flags(tmp_path):
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_bf16_learns_as_well(framework, on_digits, tmp_path):
-    """The first loss is that of float32 to about the 3 digits that bfloat16 has, and not to more."""
+    """The first loss agrees with float32 to about 3 digits, the precision of bfloat16, and not to more."""
     _, float32_dir = on_digits(framework, "horovodrun-mpi")
     bf16 = train(framework, "mpirun", 2, tmp_path, "--log-every", 1, "--precision", "bf16")
     expected, found = (next(event["loss"] for event in run if "loss" in event) for run in (events(float32_dir), bf16))
@@ -191,7 +191,7 @@ def test_bf16_learns_as_well(framework, on_digits, tmp_path):
 
 
 def test_skipped_images_are_counted_over_all_ranks(tmp_path):
-    """Three of 32 cannot be read, wherever their epochs' shards put them; oracle: that number."""
+    """Oracle: 3 of the 32 images are unreadable, independent of the shards of an epoch."""
     from PIL import Image
 
     for number in range(32):

@@ -1,6 +1,6 @@
-"""Checkpoints that somebody changed, with checksums made anew, and files that are none.
+"""Checkpoints that were changed, with checksums recomputed, and files that are no checkpoints.
 
-Oracle: the contract of mistakes, in `mistake.check`; and a run goes on from the same checkpoint without the change.
+Oracle: the contract of mistakes, in `mistake.check`; and a run resumes from the same checkpoint without the change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPES = forward.shapes("mlp", (8, 8, 1), 10)
 
 
 def put(folder: Path) -> Path:
-    """The checkpoint that a run of FLAGS would have written after two steps of 32 samples."""
+    """Write the checkpoint that a run of FLAGS would have written after two steps of 32 samples."""
     generator = np.random.default_rng(0)
     weights = {name: generator.normal(0, 0.1, shape).astype(np.float32) for name, shape in SHAPES.items()}
     slots = {f"optimizer/{name}/momentum": np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
@@ -56,7 +56,7 @@ def put(folder: Path) -> Path:
 
 
 def changed(*path: str, to: object) -> Callable[[Path], None]:
-    """Prepares a checkpoint in whose manifest the value at `path` is another one, or is gone (...)."""
+    """Return a function that writes a checkpoint and changes or deletes (...) the manifest's value at `path`."""
 
     def prepare(folder: Path) -> None:
         directory = put(folder)
@@ -76,7 +76,7 @@ def changed(*path: str, to: object) -> Callable[[Path], None]:
 
 
 def with_arrays(group: str, change: Callable[[dict[str, np.ndarray]], object]) -> Callable[[Path], None]:
-    """Prepares a checkpoint some of whose arrays are others."""
+    """Return a function that writes a checkpoint and changes some of its arrays."""
 
     def prepare(folder: Path) -> None:
         path = put(folder) / f"{group}.safetensors"
@@ -95,7 +95,7 @@ def cast(dtype: type) -> Callable[[Path], None]:
 
 
 def with_file(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Prepares a checkpoint one of whose files is what `make` puts there."""
+    """Return a function that writes a checkpoint and replaces one of its files by the output of `make`."""
 
     def prepare(folder: Path) -> None:
         path = put(folder) / name
@@ -224,7 +224,7 @@ OTHER_RUNS = {
 }
 
 
-# These are found beside the network, when the framework is imported.
+# These are found when the network is known, after the framework is imported.
 ARRAYS = {
     "weights int64": arrays("model/fc1.weight in float32", "int64", cast(np.int64)),
     "weights bool": arrays("model/fc1.weight in float32", "bool", cast(bool)),

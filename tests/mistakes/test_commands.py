@@ -13,7 +13,7 @@ CORES = "to be at most 16, as they share the"
 if len(os.sched_getaffinity(0)) > 16:
     CORES = "as they share the"
 
-# The command: what its line says was expected and received.
+# By command: what its line states as expected and received.
 COMMANDS = {
     # no such command
     "compere": ("one of the commands compare, hosts", "compere; did you mean compare?"),
@@ -43,7 +43,7 @@ COMMANDS = {
     "launch -- pytorch/train.py": ("--slurm", "nothing for it"),
     "launch --slurm": ("pytorch/train.py or tensorflow/train.py with its flags", "nothing"),
     "launch --slurm -- pytorch/train.py": ("--output-dir in the command", "none"),
-    # ranks of this machine
+    # numbers of ranks on this machine
     "collectives --ranks 1000000": (CORES, "1000000"),
     "collectives --ranks 1": ("--ranks to be at least 2", "1"),
     "collectives --ranks two": ("--ranks to be a whole number", "two"),

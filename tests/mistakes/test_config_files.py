@@ -1,4 +1,4 @@
-"""YAML files of flags that are wrong. Oracle: the contract in `mistake`; the line names the file and the key."""
+"""Wrong YAML files of flags. Oracle: the contract in `mistake`; the line names the file and the key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mistake import PYTORCH, Mistake, check
 
 
 def written(content: str | bytes, expected: str, received: str) -> Mistake:
-    """A mistake in run.yaml."""
+    """Return a mistake in the content of run.yaml."""
     plain = content if isinstance(content, bytes) else content.encode()
     return Mistake(
         f"{PYTORCH} --config run.yaml", expected, received, prepare=lambda here: (here / "run.yaml").write_bytes(plain)
@@ -18,11 +18,11 @@ def written(content: str | bytes, expected: str, received: str) -> Mistake:
 
 
 def made(make: object, expected: str, received: str) -> Mistake:
-    """A run.yaml that is no regular file."""
+    """Return a mistake where run.yaml is no regular file."""
     return Mistake(f"{PYTORCH} --config run.yaml", expected, received, prepare=lambda here: make(here / "run.yaml"))
 
 
-# Each line stands for nine times what the one before it does: 9^13 values.
+# Each line has nine times the values of the line before: 9^13 values.
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join(9 * [f'*{old}'])}]\n" for old, new in zip("abcdefghijkl", "bcdefghijklm", strict=True)
 )

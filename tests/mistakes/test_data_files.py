@@ -1,6 +1,6 @@
-"""Files of data sets that are damaged, hostile or none. Flags about data: test_flags.py.
+"""Damaged, hostile and invalid files of data sets. Flags about data: test_flags.py.
 
-Oracle: the contract of mistakes, in `mistake.check`. What each parser does with any bytes: tests/common/datasets.
+Oracle: the contract of mistakes, in `mistake.check`. Parsers with arbitrary bytes: tests/common/data/datasets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ranks import full
 IMAGES, LABELS = "mnist/train-images-idx3-ubyte.gz", "mnist/train-labels-idx1-ubyte.gz"
 ARCHIVE = "cifar10/cifar-10-binary.tar.gz"
 FLAGS = "--model mlp --epochs 1 --data-dir {here}"
-# A mirror at which nobody listens: nothing is downloaded.
+# No server listens at this mirror, so nothing is downloaded.
 MNIST = f"{PYTORCH} {FLAGS} --dataset mnist --mirror http://127.0.0.1:9"
 CIFAR = f"{PYTORCH} {FLAGS} --dataset cifar10 --mirror http://127.0.0.1:9"
 FOLDER = f"{PYTORCH} {FLAGS} --dataset image-folder --image-size 16"
 
 
 def vouch(directory: Path) -> None:
-    """Write SHA256SUMS as sha256sum would, but for what cannot be read to its end."""
+    """Write SHA256SUMS as sha256sum would, except for files that cannot be read to their end."""
     sums = ""
     for path in sorted(directory.iterdir()):
         readable = path.is_file() and path.stat().st_size < 2**30
@@ -39,11 +39,11 @@ def vouch(directory: Path) -> None:
 
 
 def mnist(name: str, make: Callable[[Path], object] | bytes) -> Callable[[Path], None]:
-    """Prepares small files of the user's own, of which one is something else."""
+    """Return a function that writes small user files for MNIST, and replaces one of them."""
 
     def prepare(folder: Path) -> None:
         (folder / "mnist").mkdir()
-        (folder / "mnist" / ".lock").touch()  # it stays, and means nothing by itself
+        (folder / "mnist" / ".lock").touch()  # it stays, and has no meaning by itself
         for part, count in (("train", 50), ("t10k", 20)):
             images = folder / f"mnist/{part}-images-idx3-ubyte.gz"
             images.write_bytes(idx(np.zeros((count, 28, 28), np.uint8)))
@@ -63,7 +63,7 @@ def mnist(name: str, make: Callable[[Path], object] | bytes) -> Callable[[Path],
 def cifar(make: Callable[[Path], object]) -> Callable[[Path], None]:
     def prepare(folder: Path) -> None:
         (folder / ARCHIVE).parent.mkdir()
-        (folder / ARCHIVE).with_name(".lock").touch()  # it stays, and means nothing by itself
+        (folder / ARCHIVE).with_name(".lock").touch()  # it stays, and has no meaning by itself
         make(folder / ARCHIVE)
         vouch((folder / ARCHIVE).parent)
 
@@ -71,7 +71,7 @@ def cifar(make: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 def batch_of(content: bytes) -> Callable[[Path], object]:
-    """Writes an archive with one batch."""
+    """Return a function that writes an archive with one batch."""
 
     def make(path: Path) -> None:
         batch = path.with_name("data_batch_1.bin")
@@ -84,7 +84,7 @@ def batch_of(content: bytes) -> Callable[[Path], object]:
 
 
 def images(name: str, make: Callable[[Path], object] | bytes | None) -> Callable[[Path], None]:
-    """Prepares an image folder of two classes, in which one file is something else, or is missing (None)."""
+    """Return a function that writes an image folder of two classes, and replaces or removes (None) one file."""
 
     def prepare(folder: Path) -> None:
         for split in ("train", "val"):
@@ -103,12 +103,12 @@ def images(name: str, make: Callable[[Path], object] | bytes | None) -> Callable
 
 
 def bomb(path: Path) -> None:
-    """Zeros after what the header says."""
+    """Write zeros after the images that the header announces."""
     path.write_bytes(zeros_after(struct.pack(">4I", 0x0803, 50, 28, 28), 2**30))
 
 
 def archive_bomb(path: Path) -> None:
-    """Zeros under a name that nobody asks for."""
+    """Write zeros under a name that no reader asks for."""
     info = tarfile.TarInfo("zeros")
     info.size = 2**33 - 1
     path.write_bytes(zeros_after(info.tobuf(), 600 * 2**20))

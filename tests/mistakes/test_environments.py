@@ -1,4 +1,4 @@
-"""Environments of launchers that are wrong, or that tell of other ranks. Oracle: the contract, in `mistake.check`."""
+"""Wrong environments of launchers, and environments of other ranks. Oracle: the contract in `mistake.check`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
 
 
 def wrong(environ: dict[str, str], name: str, value: str, expected: str, *, command: str = DDP) -> Mistake:
-    """One variable of a launcher set to what it never is."""
+    """Return a mistake in one variable of a launcher."""
     shown = value if len(value) < 60 else value[:60]
     return Mistake(command, f"{name} to be {expected}", shown, {**environ, name: value})
 
@@ -193,7 +193,7 @@ MISTAKES = {
     "torchrun's LOCAL_WORLD_SIZE 0": wrong(TORCHRUN, "LOCAL_WORLD_SIZE", "0", "a whole number from 1 to 2"),
     "torchrun's GROUP_RANK beyond": wrong(TORCHRUN, "GROUP_RANK", "1", "0"),
     "torchrun's identifier alone": Mistake(
-        DDP, "WORLD_SIZE to be", "nothing; start the job by torchrun anew, or unset TORCHELASTIC_RUN_ID",
+        DDP, "WORLD_SIZE to be", "nothing; start the job by torchrun again, or unset TORCHELASTIC_RUN_ID",
         {"TORCHELASTIC_RUN_ID": "none"},
     ),
     "torchrun with horovod": Mistake(PYTORCH, "horovodrun, mpirun or srun", "torchrun", TORCHRUN),
@@ -217,11 +217,11 @@ MISTAKES = {
         ELASTIC, "--output-dir with --elastic under torchrun", "none; name a directory", RESTARTING
     ),
     "--elastic with the store of torchrun's agents": Mistake(
-        f"{ELASTIC} --output-dir run", "a store of their own for ranks that torchrun starts anew",
+        f"{ELASTIC} --output-dir run", "a separate store for ranks that torchrun restarts",
         "its agents', where they would wait for ranks that are gone; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         {**RESTARTING, "TORCHELASTIC_USE_AGENT_STORE": "True"},
     ),
-    # By hand.
+    # Without a launcher.
     "by hand without RANK": Mistake(DDP, "RANK to be a whole number from 0 to 1", "nothing", without(BY_HAND, "RANK")),
     "by hand without WORLD_SIZE": Mistake(DDP, "WORLD_SIZE to be", "nothing", {**MASTER, "RANK": "1"}),
     "by hand without MASTER_ADDR": Mistake(DDP, "MASTER_ADDR to be", "nothing", without(BY_HAND, "MASTER_ADDR")),
@@ -272,7 +272,7 @@ MISTAKES = {
         PYTORCH, "RANK and WORLD_SIZE to say rank 0 of 2 as horovodrun does", "WORLD_SIZE='4'",
         {**HOROVOD, "WORLD_SIZE": "4"},
     ),
-    # What only tells of others.
+    # Variables that only show the presence of other ranks.
     "PMI without local ranks": Mistake(
         DDP, "a rank, a number of ranks and a local rank", "PMI_RANK='1' and PMI_SIZE='4'; start the job by horovodrun",
         {"PMI_RANK": "1", "PMI_SIZE": "4"},
@@ -313,7 +313,7 @@ MISTAKES = {
         MULTI_WORKER, "TF_CONFIG to say rank 0 of 2 as mpirun does", "worker 1, process 1 of 2",
         {**OPEN_MPI, "TF_CONFIG": json.dumps({**CLUSTER, "task": {"type": "worker", "index": 1}})},
     ),
-    # What libraries read.
+    # Variables that libraries read.
     "OMP_NUM_THREADS a word": wrong({}, "OMP_NUM_THREADS", "many", "a whole number from 1 to 8192", command=PYTORCH),
     "OMP_NUM_THREADS 0": wrong({}, "OMP_NUM_THREADS", "0", "a whole number from 1 to 8192", command=PYTORCH),
     "OMP_NUM_THREADS 99999999": wrong(
@@ -335,7 +335,7 @@ MISTAKES = {
         {}, "HOROVOD_GLOO_IFACE", "eth99", "a network interface of this host, one of", command=PYTORCH
     ),
     "GLOO_SOCKET_IFNAME unknown": wrong({}, "GLOO_SOCKET_IFNAME", "eth99", "a network interface of this host"),
-    # Told once by all ranks of a launcher.
+    # Reported once by all ranks of a launcher.
     "an environment that is wrong for both ranks of mpirun": Mistake(
         f"mpirun --oversubscribe -np 2 -x RANK=5 -x WORLD_SIZE=9 {DDP}",
         "RANK and WORLD_SIZE to say rank 0 of 2 as mpirun does", "RANK='5' and WORLD_SIZE='9'",
@@ -343,7 +343,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-# The rule of "OMPI rank beyond". Ranks other than 0 tell of a mistake seconds later, when rank 0 has not.
+# The same rule as in "OMPI rank beyond". Ranks other than 0 report seconds later, unless rank 0 has.
 REPEATED = (
     "HOROVOD_RANK as large as HOROVOD_SIZE", "SLURM_PROCID beyond", "torchrun's RANK beyond", "by hand, RANK beyond",
 )  # fmt: skip

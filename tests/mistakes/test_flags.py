@@ -1,4 +1,4 @@
-"""Flags of the trainers that are wrong, all told before a framework is imported. Oracle: the contract in `mistake`."""
+"""Wrong flags of the trainers, all reported before a framework is imported. Oracle: the contract in `mistake`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HUGE = "1" + 30 * "0"
 
 
 def alone(flags: str, expected: str, received: str, **options: object) -> Mistake:
-    """A mistake of a trainer that nobody launches; the frameworks share the code that finds it."""
+    """Return a mistake of a trainer without a launcher; the frameworks share the code that finds it."""
     return Mistake(f"{PYTORCH} {flags}", expected, received, **options)
 
 
-# The flag and its value: what the line says was expected of it.
+# By flag and value: what the line states as expected.
 VALUES = {
     # not of the type
     "--batch-size 1e3": "a whole number",
@@ -266,7 +266,7 @@ FLAGS = {
         "t",
         prepare=lambda here: os.mkfifo(Path(here, "t")),
     ),
-    # What TensorFlow's trainer has of its own.
+    # Flags that only TensorFlow's trainer handles.
     "epochs 0, TensorFlow": Mistake(f"{TENSORFLOW} --epochs 0", "--epochs to be at least 1", "0"),
     "a flag that is not there, TensorFlow": Mistake(f"{TENSORFLOW} --epoch 3", "a flag of train.py", "--epochs?"),
     "a folder in /proc, TensorFlow": Mistake(
@@ -291,7 +291,7 @@ FLAGS = {
         "a synchronous strategy with --ema",
         "parameter-server",
     ),
-    # Under launchers the ranks say it once.
+    # Under launchers the ranks report it once.
     "two ranks": Mistake(f"horovodrun -np 2 {PYTORCH} --epochs 0", "--epochs to be at least 1", "0"),
     "two ranks of mpirun": Mistake(
         f"mpirun --oversubscribe -np 2 {PYTORCH} --output-dir /proc/allstep", "--output-dir to be a path", "/proc"
@@ -309,7 +309,7 @@ FLAGS = {
 
 @pytest.mark.parametrize("flags", VALUES, ids=lambda flags: flags[:40])
 def test_values(flags):
-    """In this process, up to where a trainer would import its framework; `test_flags` has whole commands."""
+    """Run in this process, up to where a trainer would import its framework; `test_flags` has whole commands."""
     value = flags.partition(" ")[2]
     received = value if value.strip("' ") else "''"
     with pytest.raises(UserError) as error:

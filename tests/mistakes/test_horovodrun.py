@@ -1,6 +1,6 @@
-"""What users give horovodrun itself. Oracle: the contract of mistakes, in `mistake.check`.
+"""Wrong arguments of horovodrun itself. Oracle: the contract of mistakes, in `mistake.check`.
 
-No case starts a rank but those at the end, which are about elastic jobs.
+No case starts a rank except those at the end, which are about elastic jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def runs(options: str) -> str:
 
 
 def file(name: str, content: str | bytes) -> Callable[[Path], object]:
-    """Puts one file into the folder."""
+    """Return a function that writes one file into the folder."""
     data = content.encode() if isinstance(content, str) else content
     return lambda folder: (folder / name).write_bytes(data)
 
@@ -162,7 +162,7 @@ MISTAKES = {
     "output in a file": Mistake(
         runs("-np 2 --output-filename out/x"), "a folder to write", "'out/x'", prepare=file("out", "")
     ),
-    # Timelines, which were not written without a word.
+    # Timelines that horovodrun silently failed to write.
     "timeline in a folder that is not": Mistake(
         runs("-np 2 --timeline-filename nowhere/t.json"), "a file to write for --timeline-filename", "'nowhere/t.json'"
     ),

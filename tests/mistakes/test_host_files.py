@@ -1,4 +1,4 @@
-"""Host files and lists of hosts that are wrong, given to `allstep hosts`. Oracle: the contract, in `mistake.check`."""
+"""Wrong host files and lists of hosts, given to `allstep hosts`. Oracle: the contract in `mistake.check`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOSTS = "allstep hosts"
 
 
 def written(content: str | bytes) -> Callable[[Path], object]:
-    """Puts a host file into the folder."""
+    """Return a function that writes a host file into the folder."""
     data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
     return lambda folder: (folder / "hosts").write_bytes(data)
 

@@ -1,4 +1,4 @@
-"""Variables and checkouts with which `make setup` cannot do anything. Oracle: `mistake.check`; no .venv is made."""
+"""Wrong variables and checkouts for `make setup`. Oracle: `mistake.check`; no .venv is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PYTHONS, COMPILER, GPU = "Python 3.10 to 3.13", "a C++20 compiler", "GPU to be 1
 
 
 def tree(folder: Path) -> None:
-    """What `make setup` needs of the repository."""
+    """Copy the files that `make setup` needs."""
     for name in ("Makefile", "setup.cfg", "pyproject.toml", *REPOSITORY.glob("constraints*.txt")):
         shutil.copy(REPOSITORY / name, folder)
     shutil.copytree(REPOSITORY / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))

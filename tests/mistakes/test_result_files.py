@@ -1,4 +1,4 @@
-"""Results and timelines that are damaged, hostile or none. Oracle: the contract of mistakes, in `mistake.check`."""
+"""Damaged, hostile and invalid results and timelines. Oracle: the contract of mistakes, in `mistake.check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each right script is observed once on one rank, which is what the runs on several ranks are compared with."""
+"""Fixtures that observe scripts; each correct script is observed once on one rank, for comparison with several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_STEPS = 4
 
 @pytest.fixture(scope="session")
 def observe(tmp_path_factory) -> Callable[[Path, str, int], Run]:
-    """Observes a script, of a family of the corpus, in an empty folder."""
+    """Return a function that observes a script, of a family of the corpus, in an empty folder."""
 
     def run(path: Path, family: str, num_ranks: int) -> Run:
         before = os.getcwd()
@@ -33,7 +33,7 @@ def observe(tmp_path_factory) -> Callable[[Path, str, int], Run]:
 
 @pytest.fixture(scope="session")
 def alone(observe) -> Callable[[str], Run | None]:
-    """A right script on one rank; None of one that starts its ranks itself."""
+    """Return a function that observes a correct script on one rank, or returns None if it starts its ranks itself."""
 
     @functools.cache
     def run(family: str) -> Run | None:

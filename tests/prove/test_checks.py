@@ -1,4 +1,4 @@
-"""What is found in records, without a script. Oracle: arithmetic, and what the records were made to show."""
+"""Findings in made-up records, without a script. Oracle: arithmetic, and the fault that the records contain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Detected at node PyFunc defined at (most recent call last):
 
 
 def run(factor: float = 1.0, *, size: int = 2, rate: float = 0.2, device: str = "cpu") -> Run:
-    """Ranks that train rightly, but for the factor of the mean that they apply."""
+    """Return ranks that train correctly, except for the factor of the mean gradient that they apply."""
     ranks = []
     for number in range(size):
         records = [Started(number, number), World("horovod", number, size, ""), Loop(1, "train.py:5", 3)]
@@ -70,7 +70,7 @@ def names(together: Run) -> list[str]:
 
 
 def with_more(*more: object) -> Run:
-    """The right run, where each rank has written these before its end."""
+    """Return the correct run in which each rank has these additional records before its end."""
     right = run()
     return replace(right, ranks=tuple(Rank((*rank.records[:-1], *more, rank.records[-1])) for rank in right.ranks))
 
@@ -80,7 +80,7 @@ def with_more(*more: object) -> Run:
     [(1, []), (2, ["gradients-summed"]), (0.5, ["gradients-averaged-twice"]), (0.37, [])],
 )
 def test_the_factor_of_the_mean(factor, expected):
-    """A factor that is neither the number of ranks nor its inverse is a clipped norm's, or a loss scale's."""
+    """A factor that is neither the number of ranks nor its inverse comes from a clipped norm or a loss scale."""
     assert names(run(factor)) == expected
 
 
@@ -93,7 +93,7 @@ def test_the_factor_of_the_mean(factor, expected):
     ],
 )
 def test_the_losses_of_gradients_that_are_summed(losses, expected):
-    """Oracle: on one rank each loss is 1, and so it is a half on each of two that divide by the samples of both."""
+    """Oracle: each loss is 1 on one rank, and so 1/2 on each of two ranks that divide by the samples of both."""
     right = run(2)
     for_each = [iter(losses) for _ in right.ranks]
     ranks = [
@@ -115,7 +115,7 @@ def test_what_adasum_adds_up_is_no_mean():
     ("is_wrapped", "expected"), [(True, "gradients-partly-averaged"), (False, "gradients-not-averaged")]
 )
 def test_some_averages_that_come_in_time(is_wrapped, expected):
-    """Where the step does not wait for Horovod, how many do says nothing of the script."""
+    """If the step does not wait for Horovod, the number of averages in time tells nothing about the script."""
     wrapper = Wrapped("hvd.DistributedOptimizer", "train.py:3")
 
     def with_a_late_average(record: object) -> object:
@@ -139,7 +139,7 @@ def test_an_error_of_a_rank_is_the_cause_before_its_launcher_has_ended(status):
 
 
 def test_a_rank_that_needs_one_that_was_seen_enough_has_no_fault():
-    """The step in which the one is ended may be one of several collectives; who ends by itself leaves the other."""
+    """A rank stopped after enough steps may break the other's collective; a rank that fails itself has a fault."""
     [first, second] = run().ranks
     seen = Rank((*first.records[:-1], Ended("steps", "")))
     failed = Rank((*second.records[:-2], Ended("RuntimeError: the connection is closed", "")))
@@ -167,7 +167,7 @@ def test_large_tensors_are_looked_at_in_places(num_values):
     [(0.2, []), (0.1, ["learning-rate-not-scaled"]), (0.4, ["learning-rate-scaled-twice"]), (0.1414, [])],
 )
 def test_the_rate_follows_the_batch(rate, expected):
-    """Oracle: lr * 2 for twice the batch (Goyal et al., 2017), or its root."""
+    """Oracle: lr * 2 for twice the batch (Goyal et al., 2017), or the square root."""
     assert names(run(rate=rate)) == expected
 
 
@@ -199,7 +199,7 @@ def test_a_copy_from_the_gpu_in_every_step():
     ],
 )
 def test_the_cause_of_an_error(text, expected):
-    """Oracle: TensorFlow's own texts, of a Cholesky decomposition and of functions that fail in a graph, or traced."""
+    """Oracle: TensorFlow's messages of a Cholesky decomposition and of functions that fail in a graph or in tracing."""
     assert headline(text) == expected
 
 
@@ -211,7 +211,7 @@ def test_a_file_that_all_ranks_write():
     ("reason", "expected"), [("script", ["validation-of-one-rank"]), ("RuntimeError: no memory", [])]
 )
 def test_a_validation_that_is_not_reduced(reason, expected):
-    """A rank that fails before it could bring the results together says nothing of whether it would."""
+    """A rank that fails before it could combine the results does not show whether it would."""
     right = run()
     ranks = []
     for rank in right.ranks:
@@ -235,17 +235,17 @@ _SAME = Held(("00", "01", "02"))
     ("change", "expected"),
     [
         ({}, "finding"),  # all 10,000 samples on every rank, in another order
-        ({"data": (_SAME, Held(("03", "04", "05")))}, None),  # ranks with data of their own
-        ({"data": (None, None)}, "perhaps"),  # nobody knows
-        ({"order": 0}, None),  # the same batches on all: each takes its share out of them
+        ({"data": (_SAME, Held(("03", "04", "05")))}, None),  # each rank has its own data
+        ({"data": (None, None)}, "perhaps"),  # unknown
+        ({"order": 0}, None),  # the same batches on all ranks, each of which takes its share of them
         ({"may_end_early": True}, "perhaps"),  # epochs divided by the ranks, as in Horovod's own examples
-        ({"num_samples": 5_000, "num_batches": 1_250}, None),  # one rank alone has twice as many
-        ({"sampler": Sampler("Weighted", True)}, None),  # of the user's own
+        ({"num_samples": 5_000, "num_batches": 1_250}, None),  # a single rank has twice as many
+        ({"sampler": Sampler("Weighted", True)}, None),  # a sampler of the user
         ({"sampler": Sampler("DistributedSampler", True, 2, 0, 0, 0)}, None),
     ],
 )
 def test_ranks_that_read_the_whole_data_set(change, expected):
-    """Oracle: what the samplers of torch say that they draw; 12 of 10,000 samples hardly show it."""
+    """Oracle: the samples that torch's samplers claim to draw; 12 of 10,000 samples hardly show it."""
     alone = _loaded(run(size=1, rate=0.1))
     together = _loaded(run(), **change)
     runs = Runs(alone, together)
@@ -255,7 +255,7 @@ def test_ranks_that_read_the_whole_data_set(change, expected):
 
 
 def _loaded(right: Run, *, data: tuple = (_SAME, _SAME), order: int = 100, **loop: object) -> Run:
-    """The run, whose ranks read by loaders of torch; `order` is how far apart their indices are."""
+    """Return the run with ranks that read by loaders of torch; `order` is the distance of their indices."""
     ranks = []
     for rank, own in zip(right.ranks, data, strict=False):
         read = {"num_samples": 10_000, "num_batches": 2_500, "sampler": _WHOLE, **loop}
@@ -283,7 +283,7 @@ def test_loops_that_may_end_early(body, expected, tmp_path):
 
 
 def test_what_a_data_set_holds():
-    """Changed at random it is the same data; nothing but random numbers are not, nor is a stream."""
+    """Random augmentation leaves the data the same; purely random samples and streams have no identity."""
 
     class Random:
         def __init__(self, scale):

@@ -1,4 +1,4 @@
-"""`allstep prove` over the corpus. Oracle: which fault was planted; none in a right script."""
+"""`allstep prove` over the corpus. Oracle: the planted fault, and no fault in a correct script."""
 
 from __future__ import annotations
 

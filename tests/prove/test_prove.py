@@ -1,4 +1,4 @@
-"""The command `allstep prove`: what it prints, its status, and that it changes nothing of what it looks at."""
+"""The command `allstep prove`: its output, its status, and that it does not change the files of a script."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _WRITES = """
 
 
 def test_the_command_says_what_is_wrong(tmp_path):
-    """Of a script whose ranks do not average: status 1, a name, a line, and what mends it.
+    """The ranks of this script do not average: status 1, a name, a line, and the fix.
 
-    Several ranks find files as the run on one has found them, and what several ranks write, stays.
+    Several ranks find the same files as the run on one rank, and the files that several ranks write are kept.
     """
     script, old, new = (tmp_path / name for name in ("script.py", "old", "new"))
     old.write_text("before")

@@ -1,4 +1,4 @@
-"""What is done to the averaged gradient in one process. Oracle: torch's own clipping, and the noise of `common`."""
+"""Changes of the averaged gradient in one process. Oracle: torch's clipping, and the noise of `common`."""
 
 from __future__ import annotations
 

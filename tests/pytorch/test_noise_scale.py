@@ -1,4 +1,4 @@
-"""What a step says of its gradients' norms. Oracle: the gradient of each part by itself, in float64."""
+"""Gradient norms that a step returns. Oracle: the gradient of each part of the batch, computed in float64."""
 
 from __future__ import annotations
 

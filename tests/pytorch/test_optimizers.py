@@ -1,4 +1,4 @@
-"""Each optimizer of PyTorch in float64. Oracle: its paper, transcribed in `paper_optimizers`."""
+"""PyTorch's optimizers in float64. Oracle: their papers, transcribed in `paper_optimizers`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_novograd_with_averaged_gradients():
 
 
 def built(config, weights, *, sliced):
-    """The optimizer as `build_optimizer` returns it, or as --slices has it."""
+    """Return the optimizer of `build_optimizer`, or what --slices makes of it."""
     optimizer = build_optimizer(config, weights)
     if sliced:
         without_fused_kernels(optimizer)
@@ -59,7 +59,7 @@ def built(config, weights, *, sliced):
 
 @pytest.mark.parametrize("name", ["lars", "lamb", "novograd"])
 def test_made_anew_of_its_groups_it_is_the_same(name):
-    """As Horovod does for Adasum."""
+    """Horovod, and our FSDP strategy, recreate optimizers from their groups."""
     config = OptimizerConfig(optimizer=name, weight_decay=0.1, grad_averaging=name == "novograd")
     weights = [torch.nn.Parameter(torch.ones(3, 2, dtype=torch.float64)) for _ in range(2)]
     first = build_optimizer(config, weights[:1])
@@ -77,7 +77,7 @@ def test_made_anew_of_its_groups_it_is_the_same(name):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "adamw"])
 def test_fused_updates_are_the_same(name, weight_decay):
-    """Oracle: the same in many operations, as with --slices."""
+    """Oracle: the same update in separate operations, as with --slices."""
     config = OptimizerConfig(optimizer=name, weight_decay=weight_decay)
     random = torch.Generator().manual_seed(0)
     start = torch.randn(7, 5, generator=random)
@@ -95,7 +95,7 @@ def test_fused_updates_are_the_same(name, weight_decay):
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "lars", "lamb"])
 def test_with_slices_no_bit_depends_on_where_a_weight_is_cut(name):
-    """As FSDP cuts it. Oracle: the whole weight, of one axis, so that LARS and LAMB take no norm of it."""
+    """Cut a weight as FSDP does. Oracle: the whole weight, with one axis, so LARS and LAMB do not compute its norm."""
     config, random = OptimizerConfig(optimizer=name, weight_decay=0.1), torch.Generator().manual_seed(0)
     weight, cuts = torch.randn(1001, generator=random), (0, 3, 500, 1000, 1001)
     whole = [torch.nn.Parameter(weight.clone())]
@@ -115,10 +115,10 @@ def test_with_slices_no_bit_depends_on_where_a_weight_is_cut(name):
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "rmsprop", "lamb"])
 def test_a_step_waits_for_no_number_of_its_device(name):
-    """Tensors of the device meta have no values: what reads one, for which a step on a GPU would wait, raises."""
-    with torch.device("meta"):  # as a strategy's `scope`
+    """Oracle: the meta device, on which reading a value raises an error; on a GPU a step would wait for it."""
+    with torch.device("meta"):  # like a strategy's `scope`
         layer = torch.nn.Linear(3, 2)
-        # The device has no fused kernels.
+        # The meta device has no fused kernels.
         sliced = name in ("sgd", "adam")
         optimizer = built(OptimizerConfig(optimizer=name), layer.parameters(), sliced=sliced)
     for _ in range(2):

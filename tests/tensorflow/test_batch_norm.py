@@ -1,4 +1,4 @@
-"""Batch norm on several ranks: all validate and go on with the same statistics. Oracle: one process; the whole run."""
+"""Batch norm on several ranks: all validate and resume with the same statistics. Oracle: one process; the whole run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.single import Single
 from allstep.tensorflow.worker import Worker
 
-# 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has none.
+# 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has no sample.
 DATA = DataConfig(dataset="synthetic", synthetic_samples=17, synthetic_shape=(8, 8, 1))
 SIZE = {"depth": 10, "width": 1}
 FLAGS = ("--model", "wide-resnet", "--model-depth", SIZE["depth"], "--model-width", SIZE["width"],
@@ -61,7 +61,7 @@ def test_an_empty_slice_does_not_count():
 
 @pytest.mark.full
 def test_goes_on_as_if_it_had_not_stopped(tmp_path):
-    """From the middle of the second epoch."""
+    """Resume in the middle of the second epoch."""
     source, resumed = tmp_path / "source", tmp_path / "resumed"
     expected = train_by("horovod", source, "--epochs", 2)
     assert_validated_with_what_is_saved(expected, source)

@@ -13,7 +13,7 @@ TIMEOUT_S = 120
 
 
 def environment_without_launcher() -> dict[str, str]:
-    """This process's environment less what a launcher or an activated environment would have set."""
+    """Return this process's environment without the variables of launchers and activated environments."""
     prefixes = ("HOROVOD_", "OMPI_", "PMIX_", "OPAL_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
     return env | {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "PATH": "/usr/local/bin:/usr/bin:/bin"}

@@ -1,7 +1,7 @@
-"""The files in cluster/: what containers, Kubeflow's operators and Apptainer would stumble over.
+"""The files in cluster/: mistakes that containers, Kubeflow's operators or Apptainer would stumble over.
 
-Oracles: bash; shellcheck; the fields of the operators' published schemas (MPIJob v2beta1, Trainer v1alpha1), as far as
-we use them.
+Oracles: bash; shellcheck; the fields that we use of the operators' published schemas (MPIJob v2beta1, Trainer
+v1alpha1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MPIJOB, ELASTIC, RUNTIME, TRAINJOB = (
     for name in ("mpijob", "mpijob-elastic", "trainjob")
     for document in yaml.safe_load_all((CLUSTER / f"{name}.yaml").read_text())
 )
-# What each object may have, of the published schemas.
+# Fields of each object in the published schemas.
 FIELDS = {
     "MPIJob": {"slotsPerWorker", "mpiImplementation", "sshAuthMountPath", "launcherCreationPolicy"}
     | {"runPolicy", "mpiReplicaSpecs", "runLauncherAsWorker"},
@@ -51,7 +51,7 @@ def test_job_and_runtime_fit_each_other():
 
 @pytest.mark.parametrize("job", [MPIJOB, ELASTIC], ids=["fixed", "elastic"])
 def test_workers_listen_where_the_launcher_looks(job):
-    """For the same port and the same keys."""
+    """Both sides use the same port and the same keys."""
     config, client = ((CLUSTER / name).read_text() for name in ("sshd_config", "ssh_config"))
     keys = job["spec"]["sshAuthMountPath"]
     assert re.search("Port ([0-9]+)", config)[1] == re.search("Port ([0-9]+)", client)[1]
@@ -64,7 +64,7 @@ def test_workers_listen_where_the_launcher_looks(job):
 
 
 def test_dockerfile():
-    """Its commands are a shell's, what it copies is there, and it ends as a user without rights."""
+    """Its commands are valid shell, the files it copies exist, and it ends as an unprivileged user."""
     text = (CLUSTER / "Dockerfile").read_text()
     instructions = re.sub(r"\\\n", "", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
     for command in (line[4:] for line in instructions if line.startswith("RUN ")):
@@ -84,7 +84,7 @@ def test_apptainer_s_definition():
 
 
 def test_shellcheck_has_nothing_to_say():
-    """About the scripts of the repository, and those in the launchers of MPIJobs."""
+    """Check the scripts of the repository, and those in the launchers of MPIJobs."""
     need("shellcheck")
     files = [*REPOSITORY.glob("tools/*.sh"), *REPOSITORY.glob("tests/cluster/*.sh")]
     calls = [(files, "")]

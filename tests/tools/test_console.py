@@ -1,4 +1,4 @@
-"""What `make setup` makes of a command that failed. Oracle: what pip and a full disk really print."""
+"""Diagnoses of `make setup` for failed commands. Oracle: the messages of pip and of a full disk."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The build for GPUs, on a machine that need not have one: a driver that is none stands in for NVIDIA's.
+"""The build for GPUs, on a machine with or without one: a fake driver stands in for NVIDIA's.
 
     make setup GPU=1 && .venv/bin/python -m pytest -m full tests/tools/test_gpu_build.py
 
-Which files the dynamic loader has mapped is the oracle. What a GPU computes, tools/gpu_check.sh says.
+The oracle is the files that the dynamic loader has mapped. tools/gpu_check.sh tests what GPUs compute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = [
     ),
 ]
 
-# As much of a driver as TensorFlow asks before it opens CUDA's libraries.
+# The functions of a driver that TensorFlow calls before it opens CUDA's libraries.
 DRIVER = """
 #include <stddef.h>
 int cuInit(unsigned flags) { return 0; }
@@ -53,7 +53,7 @@ def printed(program: str, **environ: str) -> str:
 
 
 def folders_of(libraries: dict[str, list[str]]) -> dict[str, str]:
-    """Where each was found, from the environment's lib/ on; one file a library."""
+    """Return the folder of each library, relative to the environment's lib/; each has one file."""
     folders = {}
     for name, (path,) in libraries.items():
         folders[name] = str(Path(path).parent.relative_to(Path(sys.prefix, "lib")))
@@ -83,7 +83,7 @@ def test_tensorflow_finds_cuda_12_in_its_own_folder(tmp_path):
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_horovod_resolves_every_symbol_and_takes_the_one_nccl(framework):
-    """The libraries are linked with -z now: what is not found fails the import."""
+    """The libraries are linked with -z now: an unresolved symbol fails the import."""
     libraries = ast.literal_eval(printed(f"import horovod.{framework} as hvd\nassert hvd.nccl_built()\n{LOADED}"))
     folders = folders_of(libraries)
     assert folders["NCCL"].endswith("/site-packages/nvidia/nccl/lib")
@@ -93,6 +93,6 @@ def test_horovod_resolves_every_symbol_and_takes_the_one_nccl(framework):
 
 
 def test_horovod_opens_the_driver_by_the_name_that_containers_have():
-    """A stand-in cannot follow its all-reduce, so the oracle is the name in the library."""
+    """A fake driver cannot run an all-reduce, so the oracle is the name in the library."""
     [library] = Path(sys.prefix).glob("lib/*/site-packages/horovod/torch/mpi_lib_v2*.so")
     assert b"\0libcuda.so.1\0" in (content := library.read_bytes()) and b"\0libcuda.so\0" not in content

@@ -1,4 +1,4 @@
-"""Whether `make setup` builds for GPUs: the oracle is the table in docs/gpus.md."""
+"""The choice of `make setup` to build for GPUs. Oracle: the table in docs/gpus.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_was_asked_for_is_built(asked, before, driver):
 @pytest.mark.parametrize("driver", [NONE, OLD, NEW, UNKNOWN])
 @pytest.mark.parametrize("before", [False, True])
 def test_an_environment_stays_what_it_is(before, driver):
-    """A home that login nodes and GPU nodes share would be built anew at each change of node."""
+    """Otherwise a home that login nodes and GPU nodes share would be rebuilt at each change of node."""
     assert choose("", before=before, driver=driver).gpu is before
 
 

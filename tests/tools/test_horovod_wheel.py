@@ -21,7 +21,7 @@ METADATA = "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\nRequires-Dist
 
 @pytest.fixture
 def wheel(tmp_path) -> Path:
-    """A labelled wheel, of one as the build leaves it, with a package of one file."""
+    """Return a labelled wheel, made from a minimal wheel as the build leaves it."""
     source = tmp_path / "horovod-0.28.1-py3-none-any.whl"
     with zipfile.ZipFile(source, "w") as written:
         written.writestr("horovod/__init__.py", "__version__ = '0.28.1'\n")

@@ -1,4 +1,4 @@
-"""The Horovod that `make setup` built, in real launches: what it can do, and what the patches mend."""
+"""The Horovod that `make setup` built, in real launches: its features, and the fixes of the patches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 BIN = Path(sys.prefix, "bin")
 
-# Each rank writes its line at once: the launcher passes pieces on as they come, mixed with the other rank's.
+# Each rank writes its line in one call: the launcher forwards pieces as they come, mixed with the other rank's.
 ALL_REDUCE = {
     "torch": """
 import sys, horovod.torch as hvd, torch
@@ -44,7 +44,7 @@ def test_check_build_says_what_was_built():
     ("framework", "controller"),
     [(framework, controller) for framework in ALL_REDUCE for controller in ("--gloo", "--mpi")],
 )
-@pytest.mark.full  # tests below do so, too
+@pytest.mark.full  # the tests below do so, too
 def test_two_ranks_all_reduce(run_ranks, framework, controller):
     result = run_ranks(ALL_REDUCE[framework], controller)
     assert result.returncode == 0, result.stdout
@@ -52,14 +52,14 @@ def test_two_ranks_all_reduce(run_ranks, framework, controller):
 
 
 def test_a_process_without_launcher_is_alone(run_alone):
-    """Open MPI's wheel does not know where it is; MPI_Init aborted."""
+    """Without the patch, MPI_Init aborted, since Open MPI's wheel does not know its own path."""
     result = run_alone(ALL_REDUCE["torch"])
     assert result.returncode == 0, result.stdout
     assert "size 1" in result.stdout
 
 
 def test_horovodrun_imports_no_framework(run_ranks, tmp_path):
-    """A `tensorflow` and a `torch` that leave a trace when imported come first on horovodrun's path."""
+    """Modules `tensorflow` and `torch` that leave a trace when imported come first on horovodrun's path."""
     for name in ("tensorflow", "torch"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
     result = run_ranks("print('ran')", "--mpi", env={"PYTHONPATH": str(tmp_path)})
@@ -106,7 +106,7 @@ assert hvd.gloo_enabled() and not hvd.mpi_enabled()
 
 
 def test_who_waits_is_answered_as_soon_as_all_have_the_tensor(run_ranks):
-    """With cycles of 10 minutes, and one meanwhile that cannot answer: rank 1 has only other tensors by then."""
+    """Cycles take 10 minutes, and one of them cannot answer, because rank 1 has only other tensors by then."""
     program = """
 import time, torch, horovod.torch as hvd
 hvd.init()
@@ -129,7 +129,7 @@ assert [tensor[0] for tensor in hvd.synchronize(group)] == [2, 2]
 def test_errors_reach_who_waits_and_broadcasting_the_optimizer_s_state_leaves_the_weights(run_ranks):
     """The wait for a result sleeps on a condition; an error must wake it like a success.
 
-    Oracle of the broadcast: the weights before, bit for bit, and the root's count of steps. 0.28.1 decayed the weights.
+    Oracle of the broadcast: the weights before, bit for bit, and the root's step count. 0.28.1 decayed the weights.
     """
     program = """
 import torch, horovod.torch as hvd
@@ -171,7 +171,7 @@ hvd.init()
 assert hvd.mpi_enabled()
 """
 
-# It takes them. Oracles: rank 0's weights; the mean of both gradients; Keras's BatchNormalization of both batches.
+# Horovod accepts them. Oracles: rank 0's weights; the mean of both gradients; Keras's BatchNormalization.
 VARIABLES_OF_KERAS_3 = """
 layer = keras.layers.Dense(1, use_bias=False)
 layer.build((None, 2))
@@ -203,8 +203,8 @@ model(batches[hvd.rank()], training=True)
 assert not (model.layers[1].moving_variance.numpy() == 1).all()
 """
 
-# It takes nobody else's tensor, in a graph where the tensors have no other reader, and where they have one. Oracle: the
-# sum of both ranks'.
+# It reuses no other operation's tensor, in a graph where the tensors have no other reader, and where they have one.
+# Oracle: the sum of both ranks'.
 ALL_REDUCE_IN_PLACE = """
 @tf.function
 def reduce(x, number):

@@ -1,4 +1,4 @@
-"""The layout that the import names rest on (ARCHITECTURE.md)."""
+"""The layout that the import names rely on (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def python_files(framework: str) -> set[str]:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_no_init_at_the_top(framework):
-    """With the repository root on the path, tensorflow/__init__.py would be imported as tensorflow."""
+    """The repository root is on the path, so tensorflow/__init__.py would be imported as tensorflow."""
     assert not (REPOSITORY / framework / "__init__.py").exists()
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_no_file_bears_a_package_s_name(framework):
-    """`python tensorflow/train.py` puts tensorflow/ first on the path: a horovod.py there would be it."""
+    """`python tensorflow/train.py` puts tensorflow/ first on the path: a horovod.py there would shadow the package."""
     taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
     names = {path.stem for path in (REPOSITORY / framework).glob("*.py")}
     names |= {path.parent.name for path in (REPOSITORY / framework).glob("*/__init__.py")}
@@ -39,9 +39,8 @@ def test_no_file_bears_a_package_s_name(framework):
 
 
 def test_both_frameworks_have_the_same_files():
-    """But for the drop-in: Keras under Horovod needs what PyTorch has from Horovod itself; and TensorFlow has no
-    decoder of JPEG files on GPUs.
-    """
+    """Exceptions: the drop-in, since Keras under Horovod needs what PyTorch has from Horovod itself, and the decoder of
+    JPEG files on GPUs, which TensorFlow does not have."""
     drop_in = {name for name in python_files("tensorflow") if name.startswith("horovod_")}
     assert python_files("pytorch") - {"jpeg_decoding.py"} == python_files("tensorflow") - drop_in
 
@@ -60,13 +59,13 @@ def strategy_methods(framework: str) -> list[str]:
 
 
 def test_strategies_of_both_frameworks_have_the_same_methods():
-    """But for those of shards: TensorFlow has no strategy that cuts weights."""
+    """The methods for shards are excepted: TensorFlow has no strategy that shards weights."""
     methods = [name for name in strategy_methods("pytorch") if name not in ("whole_weights", "as_gradient")]
     assert methods == strategy_methods("tensorflow")
     assert methods[:2] == ["init", "pin_device"]
 
 
-# Whose parts may be replaced, and why.
+# Files that may assign to another module, and why.
 ASSIGNED = {
     "benchmarks/proving/observer/observer.py": "a script is observed by hooks in what it calls, in its own ranks alone",
     "common/launch/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
@@ -79,7 +78,7 @@ PARTS = ("common", "pytorch", "tensorflow", "benchmarks", "examples", "tests")
 
 
 def test_nobody_changes_another_module():
-    """Of the source, and of the programs that tests run; pytest's monkeypatch puts back what it has changed."""
+    """The rule covers the source and the tests' programs; pytest's monkeypatch restores its changes."""
     found = {
         f"{path.relative_to(REPOSITORY)}: {assignment}"
         for part in PARTS
@@ -89,7 +88,7 @@ def test_nobody_changes_another_module():
     }
     unexpected = {one for one in found if one.partition(":")[0] not in ASSIGNED}
     assert not unexpected
-    assert {one.partition(":")[0] for one in found} == set(ASSIGNED)  # no exception that nobody needs
+    assert {one.partition(":")[0] for one in found} == set(ASSIGNED)  # no exception is unused
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_the_links_are_those_of_the_packages():
 
 @pytest.mark.parametrize("with_links", [True, False])
 def test_pyright_resolves_our_imports_in_a_checkout_of_any_name(with_links, tmp_path):
-    """Without the links, which is the control, it resolves none, though allstep can be imported."""
+    """Control: without the links it resolves none, though allstep can be imported."""
     checkout = tmp_path / "elsewhere"
     shutil.copytree(REPOSITORY / "common", checkout / "common", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", checkout)
@@ -162,7 +161,7 @@ def test_common_imports_no_framework():
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_help_is_there_without_numpy(framework):
-    """It takes 0.1 s, of every mistake in a flag too."""
+    """The help, and the error of a wrong flag, take 0.1 s."""
     command = [sys.executable, "-X", "importtime", f"{framework}/train.py", "--help"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     imported = {line.split("|")[-1].strip() for line in result.stderr.splitlines()}

@@ -1,4 +1,4 @@
-"""Patches: the oracles are small files before and after, and what GNU patch makes of Horovod's source."""
+"""The patches. Oracles: small files before and after, and GNU patch on Horovod's source."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def source(tmp_path):
 
 @pytest.fixture(scope="module")
 def horovod(tmp_path_factory):
-    """The files of Horovod that patches change, as they were published."""
+    """Return the folder of the published files of Horovod that patches change."""
     archive = build_horovod.cache_folder() / f"horovod-{build_horovod.VERSION}.tar.gz"
     if not archive.exists():
         pytest.skip("make setup has taken its wheel from a cache without the source")

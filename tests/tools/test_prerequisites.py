@@ -1,6 +1,6 @@
 """`make setup` on machines that lack something: real runs of the real Makefile in a copy of the tree.
 
-Oracles: exit status 2, one line on stderr that names what lacks, and no .venv, so nothing was downloaded.
+Oracles: exit status 2, one line on stderr that names what is missing, and no .venv, so nothing was downloaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BASE_PYTHON = os.path.realpath(sys.executable)
 
 @pytest.fixture
 def tree(tmp_path):
-    """What `make setup` needs of the repository."""
+    """Return a copy of the files that `make setup` needs."""
     for name in ("Makefile", "setup.cfg", "pyproject.toml", *REPOSITORY.glob("constraints*.txt")):
         shutil.copy(REPOSITORY / name, tmp_path)
     shutil.copytree(REPOSITORY / "tools", tmp_path / "tools")
@@ -31,7 +31,7 @@ def tree(tmp_path):
 
 @pytest.fixture
 def bare_path(tmp_path):
-    """A PATH with what make and the shell script need, and no compiler."""
+    """Return a PATH with the programs that make and the shell script need, and without a compiler."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in ("sh", "make", "dirname"):
@@ -77,7 +77,7 @@ def test_no_python(tree, bare_path):
 
 
 def test_gpu_needs_a_compiler_and_no_toolkit(tree, bare_path):
-    """Nor a card: nvcc comes as a wheel, and a login node may have neither."""
+    """It needs no card either: nvcc comes as a wheel, and a login node may have neither."""
     result = make_setup(tree, bare_path, PYTHON=BASE_PYTHON, GPU="1")
     assert_one_line(result, "expected a C++20 compiler")
     assert ".venv will be for GPUs: GPU=1 says so" in result.stdout
@@ -98,7 +98,7 @@ def test_a_cache_that_cannot_be_made(tree):
 
 
 def in_mounts_of_its_own(tree: Path, script: str) -> subprocess.CompletedProcess:
-    """Run a shell script in the tree, in which it can mount what nobody else sees."""
+    """Run a shell script in the tree, with mounts that no other process sees."""
     need("unshare", "mount", root=True)
     command = ["unshare", "--mount", "sh", "-ec", script]
     return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=60)
@@ -121,7 +121,7 @@ def test_a_disk_that_filled_after_the_packages_had_come(tree):
 
 
 def test_a_package_index_that_does_not_answer(tree):
-    """Port 9 of this machine, where nobody listens."""
+    """No process listens on port 9 of this machine."""
     index = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "1"}
     result = make_setup(tree, os.environ["PATH"], PYTHON=BASE_PYTHON, **index)
     assert_one_line(result, "expected a package index that has", "Connection refused", "check the network")

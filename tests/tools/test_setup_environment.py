@@ -1,4 +1,4 @@
-"""Steps, record and log of `make setup`, run on steps made here; which of them ran is the oracle."""
+"""Steps, record and log of `make setup`, with made-up steps. Oracle: the steps that ran."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from setup_environment import Step, fingerprints, set_up
 
 
 class Recipe:
-    """Three steps, each with a text that it depends on; `ran` is what set_up() ran of them."""
+    """Three steps, each with a text that it depends on; `ran` lists those that set_up() ran."""
 
     def __init__(self) -> None:
         self.texts = {"a": "1", "b": "1", "c": "1"}
@@ -50,7 +50,7 @@ def recipe(tmp_path, monkeypatch):
     monkeypatch.setattr(setup_environment, "ENVIRONMENT", tmp_path / ".venv")
     monkeypatch.setattr(setup_environment, "RECORD", tmp_path / ".venv" / "allstep-setup.json")
     monkeypatch.setattr(setup_environment, "setup_steps", recipe.steps)
-    # Whether this machine has one must not matter, nor how much room it has.
+    # The test must not depend on this machine's GPU or free disk space.
     monkeypatch.setattr(setup_environment, "find_driver", lambda: Driver(False))
     monkeypatch.setattr(setup_environment.prerequisites, "check_disk", lambda folder, needed_gb: None)
     monkeypatch.delenv("GPU", raising=False)
@@ -76,7 +76,7 @@ def test_an_interrupted_step_is_not_taken_as_done(recipe):
     with pytest.raises(KeyboardInterrupt):
         recipe.set_up()
     recipe.interrupt_in = None
-    # Not even with the text of the set-up before, whose step has been overwritten.
+    # Not even with the previous text, whose step has been overwritten.
     recipe.texts["c"] = "1"
     assert recipe.set_up() == ["c"]
 
@@ -112,7 +112,7 @@ def test_a_machine_with_a_driver_gets_a_build_for_gpus(recipe, monkeypatch, caps
 
 
 def test_the_build_for_gpus_has_one_tensorflow_and_a_whole_compiler():
-    """Oracle: the constraints; two TensorFlows in one environment would be one over the other."""
+    """Oracle: the constraints; two TensorFlows in one environment would overwrite each other."""
     cpu, gpu = (setup_environment.packages(gpu=gpu).splitlines() for gpu in (False, True))
     assert set(cpu) - set(gpu) == {"tensorflow-cpu==2.21.0"}
     assert [line for line in gpu if line not in cpu and not line.startswith("#")] == [
@@ -131,7 +131,7 @@ def test_an_environment_for_gpus_is_not_made_of_one_for_cpus():
 
 
 def test_tensorflow_s_folder_leaves_nvidia_s_packages_a_namespace(tmp_path):
-    """What pip leaves in the folder, made here; Python itself, with the .pth file, is the oracle."""
+    """The folder looks as pip leaves it. Oracle: Python itself, with the .pth file."""
     site, folder = build_horovod.site_packages(tmp_path), tensorflow_gpu.folder(tmp_path)
     parts = [site / "nvidia" / "nccl", site / "nvidia" / "cudnn", folder / "nvidia" / "cudnn", folder / "bin"]
     libraries = [folder / "nvidia" / name / "lib" for name in ("cublas", "cusolver")]
@@ -230,7 +230,7 @@ def test_interrupting_kills_the_command_and_its_children(tmp_path):
 
 
 def is_gone(pid: int) -> bool:
-    """Whether the process ends within 10 s; a killed one may stay for a moment until init has reaped it."""
+    """Return whether the process ends within 10 s; a killed one may stay for a moment until init has reaped it."""
     for _ in range(100):
         try:
             os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""Which cells a comparison has, how each is launched, and by which rules."""
+"""Cells of a comparison, the command that launches each, and its rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_matrix_has_what_frameworks_have_and_what_the_others_are_compared_with()
         ("pytorch", "ddp", 2),
         ("tensorflow", "independent", 1),
         ("tensorflow", "independent", 2),
-        ("tensorflow", "parameter-server", 2),  # it has no form on one rank
+        ("tensorflow", "parameter-server", 2),  # the parameter server needs at least two ranks
     ]
     assert len({one.id for one in cells}) == len(cells)
 
@@ -69,7 +69,7 @@ def test_weak_scaling_keeps_the_batch_of_a_rank_and_strong_scaling_that_of_all()
 
 
 def test_each_of_several_independent_processes_has_a_gpu_of_its_own(monkeypatch):
-    """A process that no launcher has started would take the first."""
+    """Without a launcher, each process would take the first GPU."""
     for given, expected in ((None, ["0", "1"]), ("", ["0", "1"]), ("3,5,7", ["3", "5"])):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if given is not None:

@@ -1,4 +1,4 @@
-"""The parity gate, on curves that are made up."""
+"""The parity gate, on made-up curves."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from allstep.common.files.records import to_json
 
 
 class MadeUp(Gate):
-    """Curves are made up."""
+    """A gate whose curves are made up instead of trained."""
 
     def __init__(self, *, num_kinks: int = 0, **changes: float) -> None:
-        """With each of the first `num_kinks` seeds the weights of all places but the first part by 2e-4."""
+        """Make the weights of all runs but the first diverge by 2e-4 for each of the first `num_kinks` seeds."""
         super().__init__(3, launch=lambda commands: [OK] * len(commands))
         self._changes, self._num_kinks, self.trained = changes, num_kinks, []
 
@@ -63,7 +63,7 @@ def test_weights_that_alone_are_apart_are_tried_with_other_seeds(num_kinks, num_
     assert len(gate.trained) == len(set(gate.trained)) == 2 * num_seeds
     another = GateRun("pytorch", "ddp", 1, "cnn", "float32")
     gate.judge(another, reference)
-    assert len(gate.trained) == len(set(gate.trained))  # the reference once a seed
+    assert len(gate.trained) == len(set(gate.trained))  # the reference is trained once per seed
 
 
 def test_places_that_were_trained_together_are_not_trained_again():
@@ -111,7 +111,7 @@ def test_what_has_no_one_curve_is_not_judged():
     assert gate_run(cell(strategy="parameter-server", framework="tensorflow"), SETTINGS) is None
     assert gate_run(cell(strategy="independent", ranks=1), SETTINGS) is not None
     places = [GateRun("pytorch", "horovod", ranks, "resnet18", "float32") for ranks in (1, 2)]
-    assert places[0].group != places[1].group  # batch norm sees other samples
+    assert places[0].group != places[1].group  # batch norm sees different samples
 
 
 def test_slices_leave_equal_bits_within_a_framework_or_fail():
@@ -127,4 +127,4 @@ def test_slices_leave_equal_bits_within_a_framework_or_fail():
     ]
     assert gate.judge(places[1], places[0]).bound == 0
     deep = [GateRun("pytorch", "horovod", ranks, "resnet32", "float32", slices=4) for ranks in (1, 2)]
-    assert deep[0].group == deep[1].group  # a slice's batch norm sees the same samples
+    assert deep[0].group == deep[1].group  # batch norm of each slice sees the same samples

@@ -1,4 +1,4 @@
-"""Which strategies a comparison tells apart, of samples that are made up."""
+"""Ranking of strategies, on made-up samples."""
 
 from __future__ import annotations
 

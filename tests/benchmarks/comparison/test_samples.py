@@ -1,4 +1,4 @@
-"""Statistics of a comparison's samples. Oracles: SciPy, and figures worked out by hand."""
+"""Statistics of a comparison's samples. Oracles: SciPy, and hand-computed figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ efficiency = functools.partial(samples.efficiency, first_framework="pytorch")
 @pytest.mark.parametrize("values", [[3.0, 1.0, 4.0, 1.0, 5.0], [2.0, 9.0], [7.0, 7.0, 7.0]])
 def test_estimate_is_scipys(values):
     found = estimate(values)
-    low = high = values[0]  # SciPy has no number for an interval without spread
+    low = high = values[0]  # SciPy returns NaN for an interval without spread
     if len(set(values)) > 1:
         low, high = scipy.stats.t.interval(0.95, len(values) - 1, np.mean(values), scipy.stats.sem(values))
     assert (found.num, found.median, found.min, found.max) == (len(values), np.median(values), min(values), max(values))
@@ -87,13 +87,13 @@ def test_efficiency_is_the_ratio_within_a_round():
     expected = {"same_strategy_one_rank": 0.75, "single_process": 0.6, "independent": 0.75, "first_framework": 1}
     assert medians == pytest.approx(expected)
     assert efficiency(cell(framework="tensorflow"), outcomes, set(outcomes))["first_framework"].num == 1
-    # What is not to be compared has no ratios, and nobody has one to it.
+    # A cell that is not comparable has no ratios and is no other cell's reference.
     assert efficiency(cell(), outcomes, set(outcomes) - {cell().id}) == {}
     assert "single_process" not in efficiency(cell(), outcomes, {cell().id, cell(ranks=1).id})
 
 
 def test_a_ratio_pairs_blocks_and_drops_what_disturbed_some():
-    """The machine halves its speed from block to block, which both cells see; one of five was disturbed, once each."""
+    """The machine halves its speed from block to block for both cells; each cell has one disturbed block of five."""
     moods = [1.0, 2.0, 1.0, 2.0, 1.0]
     blocks = {cell(): [1.0, 1.0, 1.0, 9.0, 1.0], cell(strategy="independent"): [0.5, 0.5, 5.0, 0.5, 0.5]}
     outcomes = {
@@ -101,12 +101,12 @@ def test_a_ratio_pairs_blocks_and_drops_what_disturbed_some():
         for of, seconds in blocks.items()
     }
     assert efficiency(cell(), outcomes, set(outcomes))["independent"].median == pytest.approx(0.5)
-    # The medians of both, a ratio of which would be 1, were taken at different speeds of the machine.
+    # Dividing the medians would give 1, because they were taken at different speeds of the machine.
     assert [sample.images_per_second for [sample] in outcomes.values()] == [100, 100]
 
 
 def test_how_well_shares_of_the_limit_are_known():
-    """Of three cells with 5, 10 and 20 %, 10 %; the limit itself and what was measured once have no say."""
+    """Shares of 5, 10 and 20 % give 10 %; the limit itself and a share measured only once do not count."""
 
     def share(half: float, strategy: str = "horovod", num: int = 5) -> CellResult:
         return result(cell(strategy=strategy), efficiency={"independent": estimated(0.5, 0.5 * half, num)})

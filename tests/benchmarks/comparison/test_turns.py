@@ -1,4 +1,4 @@
-"""Jobs that take turns: real processes, which write down when each of their blocks began and ended."""
+"""Jobs that take turns: real processes that log the start and end of each of their blocks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ folder = Path(log).parent
 longest_gap = 0.0
 
 def meet(what, number):
-    # However crowded the machine is, so many processes are here at once; who waits in vain is ended.
+    # Wait, also on a crowded machine, until `number` processes are here; the time limit ends a vain wait.
     (folder / f"{{what}} {{os.getpid()}}").touch()
     while len(list(folder.glob(f"{{what}} *"))) < int(number):
         time.sleep(0.005)
@@ -85,7 +85,7 @@ def launch(
     behaviour: str = "ends",
     leaves_with: int = 1,
 ) -> Launch:
-    """A job; when it leaves, or is asked to, it waits until so many do, all but the first one of three that end."""
+    """Return a job whose processes wait for `leaves_with` others when they leave or are asked to, except job "one"."""
     socket = folder / f"{name}.socket"
     words = [socket, folder / "log", name, behaviour, num_processes, leaves_with]
     command = [sys.executable, "-c", RANK, *map(str, words)]
@@ -93,7 +93,7 @@ def launch(
 
 
 def blocks(folder: Path) -> list[tuple[str, float, float]]:
-    """Name, begin and end of all blocks, in the order of their ends."""
+    """Return name, start and end of all blocks, sorted by their ends."""
     lines = (folder / "log").read_text().splitlines()
     return sorted(
         ((name, float(began), float(ended)) for name, began, ended in map(str.split, lines)), key=lambda block: block[2]
@@ -108,9 +108,9 @@ def test_blocks_of_jobs_follow_each_other_in_turn_and_those_of_one_job_run_at_on
     assert [name for name, _, _ in found] == ["pair", "pair", "single"] * NUM_BLOCKS
     for first in range(0, len(found), 3):
         (_, _, ended), (_, _, ended_too), (_, single_began, single_ended) = found[first : first + 3]
-        assert max(ended, ended_too) < single_began  # and they have met in their block
+        assert max(ended, ended_too) < single_began  # both processes were in the block at once
         assert all(single_ended < began for _, began, _ in found[first + 3 : first + 5])
-    # A job's seconds are its own, without those of the others' blocks.
+    # A job's seconds exclude the other jobs' blocks.
     assert sum(outcome.seconds for outcome in outcomes) < time.time() - outcomes[0].launched_at
 
 
@@ -122,7 +122,7 @@ def test_ranks_that_poll_are_stopped_where_it_is_not_their_turn(tmp_path):
 def test_when_one_has_left_the_others_leave_at_once(tmp_path):
     names = ["one", "two", "three"]
     outcomes = run_in_turn([launch(tmp_path, name, leaves_with=2) for name in names], time_limit=60, num_threads=1)
-    assert [outcome.status for outcome in outcomes] == ["ok"] * 3  # so the other two have met
+    assert [outcome.status for outcome in outcomes] == ["ok"] * 3  # so the other two waited for each other
     leaving = [[float(time) for time in (tmp_path / name).read_text().split()[1:]] for name in names]
     (_, first_ended), (began, _), (began_too, _) = leaving
     assert blocks(tmp_path)[-1][2] < first_ended < min(began, began_too)
@@ -151,7 +151,7 @@ def test_sockets_may_lie_in_folders_with_long_names(tmp_path):
     [("fails", ("failed", "ended with status 3")), ("hangs", ("timeout", "took longer than {} s and was ended"))],
 )
 def test_who_fails_is_out_and_the_others_go_on(behaviour, expected, tmp_path, monkeypatch):
-    """The limit is ten times what a rank takes to start on this machine now, which a job that ends is within."""
+    """Allow ten times the start-up time of a rank on this machine now, which is enough for a job that ends."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "from allstep.benchmarks.comparison import turns"], check=True)
     time_limit = max(5, round(10 * (time.monotonic() - began)))
@@ -165,7 +165,7 @@ def test_who_fails_is_out_and_the_others_go_on(behaviour, expected, tmp_path, mo
 
 
 def test_jobs_that_do_not_fit_into_memory_run_one_after_the_other(tmp_path, monkeypatch):
-    available = itertools.cycle((10, 5))  # before and after the start of a job: too little for another one
+    available = itertools.cycle((10, 5))  # GB before and after a job starts: too little for another one
     monkeypatch.setattr(turns, "_available_memory", lambda: next(available))
     names = ["one", "two"]
     run_in_turn([launch(tmp_path, name) for name in names], time_limit=60, num_threads=1)
@@ -183,7 +183,7 @@ def test_who_interrupts_ends_all_at_once(tmp_path):
 
 
 def test_stopped_ranks_do_not_outlive_a_giver_of_turns_that_is_killed(tmp_path):
-    """A stopped process cannot notice that it is alone."""
+    """A stopped process cannot notice that its parent has died."""
     jobs = [launch(tmp_path, "stopped", polls=True), launch(tmp_path, "running", behaviour="hangs")]
     with giver_of_turns(jobs, tmp_path) as giver:
         deadline = wait_for_blocks(tmp_path, giver)
@@ -197,7 +197,7 @@ def test_stopped_ranks_do_not_outlive_a_giver_of_turns_that_is_killed(tmp_path):
 
 
 def giver_of_turns(jobs: list[Launch], folder: Path) -> subprocess.Popen:
-    """A process that gives turns to jobs, and can be interrupted."""
+    """Start a process that gives turns to jobs and can be interrupted."""
     program = (
         "import signal; from pathlib import Path, PosixPath; from allstep.benchmarks.comparison.turns import *; "
         "signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -207,7 +207,7 @@ def giver_of_turns(jobs: list[Launch], folder: Path) -> subprocess.Popen:
 
 
 def wait_for_blocks(folder: Path, giver: subprocess.Popen) -> float:
-    """Until three blocks are done; returns when to stop waiting for other things as well."""
+    """Wait until three blocks are done and return the deadline for further waits."""
     deadline = time.monotonic() + 60
     while not (folder / "log").exists() or len(blocks(folder)) < 3:
         assert giver.poll() is None and time.monotonic() < deadline

@@ -14,8 +14,8 @@ from allstep.benchmarks.harness.jobs import run_job, run_jobs, running
 
 
 def test_a_hanging_launch_is_ended_with_all_that_it_started(tmp_path):
-    """The grandchild is in a session of its own, as the ranks of mpirun are, and does not listen to SIGTERM."""
-    script = f"trap '' TERM; echo $$ >{tmp_path}/pid; exec sleep 1000"  # a shell is there in time on any machine
+    """The grandchild has its own session, as ranks of mpirun have, and ignores SIGTERM."""
+    script = f"trap '' TERM; echo $$ >{tmp_path}/pid; exec sleep 1000"  # a shell starts in time on any machine
     command = ["sh", "-c", f"setsid sh -c {shlex.quote(script)} & sleep 1000"]
     outcome = run_job([command], time_limit=2, num_threads=1)
     assert (outcome.status, outcome.reason) == ("timeout", "took longer than 2 s and was ended")
@@ -30,7 +30,7 @@ def test_the_first_failure_ends_the_others_and_its_line_is_the_reason():
 
 
 def test_the_reason_of_a_failure_is_the_last_error_that_its_log_names():
-    """A traceback through mpirun, of an error that was raised while another was handled; without one, the status."""
+    """Report a chained traceback through mpirun by its last exception, and a launch without one by its exit status."""
     program = "try:\n    [][1]\nexcept IndexError as error:\n    raise RuntimeError('no such device') from error"
     raised = (
         f"{shlex.join([sys.executable, '-c', program])} 2>&1 | sed 's/^/[1,1]<stderr>:/'; echo 2 ranks ended; exit 1"
@@ -41,7 +41,7 @@ def test_the_reason_of_a_failure_is_the_last_error_that_its_log_names():
 
 
 def test_what_an_interrupted_job_has_started_is_ended(tmp_path):
-    """In a session of its own, as ranks are, which no signal to the job's group reaches."""
+    """The child has its own session, as ranks have, so no signal to the job's process group reaches it."""
     written = tmp_path / "pid"
     program = (
         "import pathlib, subprocess, time; child = subprocess.Popen(['sleep', '300'], start_new_session=True); "
@@ -55,7 +55,7 @@ def test_what_an_interrupted_job_has_started_is_ended(tmp_path):
 
 
 def test_nothing_outlives_whoever_ran_a_job_and_was_killed(tmp_path):
-    """The launched process is in a session of its own, as ranks are."""
+    """The launched process has its own session, as ranks have."""
     written = tmp_path / "pid"
     launched = f"import os, time; open({str(written)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
     command = ["setsid", "--wait", sys.executable, "-c", launched]
@@ -82,7 +82,7 @@ def test_threads_are_left_to_the_ranks_or_to_the_user(given, num_threads, expect
 
 
 def test_so_many_jobs_run_at_once(tmp_path):
-    """The first two wait for each other; each counts those that run."""
+    """The first two jobs wait for each other; each counts the running ones."""
     script = (
         "touch {0}.seen {0}.now; until [ -e 0.seen -a -e 1.seen ]; do sleep 0.05; done; echo *.now | wc -w; rm {0}.now"
     )

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmarks. Oracle: medians, orders and verdicts worked out by hand."""
+"""The pure functions of the benchmarks. Oracle: hand-computed medians, orders and verdicts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_table_and_file_say_the_same(tmp_path, capsys):
     assert [figure["reached"] for figure in content["figures"]] == [True, False, True]
     assert content["samples"] == {"rates": [1.5]}
     assert (content["format"], content["version"]) == ("allstep-benchmark", 1)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out.json"]  # whole or not at all
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out.json"]  # written atomically
 
 
 def test_rates_leave_warmup_out(tmp_path):

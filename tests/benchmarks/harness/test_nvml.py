@@ -1,4 +1,4 @@
-"""What NVML says of GPUs. Oracles: nvidia-smi, and that there is nothing where there is no GPU."""
+"""Readings of NVML. Oracles: nvidia-smi where there is a GPU, and no readings where there is none."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def test_gpus_that_are_hidden_are_not_counted():
 def test_a_busy_gpu_takes_energy():
     environ = os.environ | gpus.need()
     found = subprocess.run([sys.executable, "-c", MEASURE], env=environ, capture_output=True, text=True, check=True)
-    assert 50 < float(found.stdout) < 2000  # a second at 50 to 2,000 W
+    assert 50 < float(found.stdout) < 2000  # joules of one second at 50 to 2,000 W

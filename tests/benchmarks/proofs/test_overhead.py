@@ -1,4 +1,4 @@
-"""The quick forms of the benchmarks, with real launches. Oracle: the rows that issues 2 and 3 ask for; no time."""
+"""The quick forms of the benchmarks, with real launches. Oracle: the rows that issues 2 and 3 require."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allstep.common.data.datasets.config import DataConfig
 
 
 def quick(benchmark: str, output, *flags: str) -> dict:
-    """Run `python -m allstep.benchmarks.proofs.BENCHMARK --quick`, whose status only says whether targets were met."""
+    """Run `python -m allstep.benchmarks.proofs.BENCHMARK --quick`, which exits with 1 if it misses a target."""
     command = [sys.executable, "-m", f"allstep.benchmarks.proofs.{benchmark}", "--quick", "--output", output, *flags]
     result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
     assert result.returncode in (0, 1) and "Traceback" not in result.stderr, result.stdout + result.stderr
@@ -36,7 +36,7 @@ def test_overhead_rows(tmp_path):
         "pytorch: seconds to first step, more than bare": "<= 1.0",
         "pytorch: replica check / 100 steps": "<= 0.01",
     }
-    assert content["figures"][0]["reached"]  # of the five the one that no other work on the machine can spoil
+    assert content["figures"][0]["reached"]  # the only figure of the five that other load on the machine cannot spoil
     rates = content["samples"]["pytorch"]["images_per_second"]
     assert {name: len(of_rounds) for name, of_rounds in rates.items()} == {
         "ours": 1,
@@ -48,7 +48,7 @@ def test_overhead_rows(tmp_path):
 
 @pytest.mark.full
 def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
-    """Oracle: the trainer's own curve. A reference that trained something else would make the ratios worthless."""
+    """Oracle: the trainer's curve. The ratios would be worthless if the reference trained something else."""
     figure = TrainerBench("tensorflow", QUICK, tmp_path).loss_difference()
     assert figure.reached, figure
 
@@ -60,7 +60,7 @@ def test_session_rows(tmp_path):
     assert [figure["what"] for figure in content["figures"]] == [
         f"{framework}: {what}" for framework in ("pytorch", "tensorflow") for what in rows
     ]
-    assert all(figure["reached"] for figure in content["figures"][::2])  # the rates say nothing
+    assert all(figure["reached"] for figure in content["figures"][::2])  # the rates are not asserted
 
 
 @pytest.mark.full
@@ -78,7 +78,7 @@ def test_input_pipeline_rows(tmp_path):
 
 
 def test_both_pipelines_read_the_same_samples(tmp_path):
-    """Oracle: torchvision's reader of the plain files, beside ours of the gzipped ones."""
+    """Oracle: torchvision's reader of the plain files, compared with our reader of the gzipped ones."""
     torchvision_datasets = pytest.importorskip("torchvision.datasets")
     write_idx_files(tmp_path, 70)
     config = DataConfig(dataset="mnist", data_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""Two comparisons beside each other."""
+"""The comparison of two `allstep compare` results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allstep.common.process.errors import UserError
 
 
 def a_cell(strategy: str, share: float, rival: str, ratio: float) -> CellResult:
-    """A cell whose speed is `ratio` +- 2 % of its rival's."""
+    """Return a cell whose speed is `ratio` +- 2 % of its rival's."""
     efficiency = {"independent": estimate(share, 0.1 * share)}
     return result(cell(strategy=strategy), efficiency=efficiency, against={rival: estimate(ratio, 0.02)})
 

@@ -1,4 +1,4 @@
-"""What `proofs/slices.py` measures, which only it itself runs."""
+"""The targets of `proofs/slices.py`, whose measurements no test runs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from allstep.common.launch.hosts import parse_list
 
 @pytest.mark.full
 def test_rows(tmp_path):
-    """With this environment in the place of the unmodified one."""
+    """This environment stands in for the unmodified one."""
     here = Path(run("python", "-c", "import sys; print(sys.executable)").stdout.strip())
     flags = ("--frameworks", "pytorch", "--rounds", 1, "-H", "localhost:2", "--unmodified", here)
     command = ("python", "-m", "allstep.benchmarks.proofs.startup", *flags, "--output", tmp_path / "out.json")

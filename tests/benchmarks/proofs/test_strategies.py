@@ -1,4 +1,4 @@
-"""The benchmark of strategies: its figures by hand, and every script beside a strategy run for real."""
+"""The benchmark of strategies: hand-computed figures, and a real run of every hand-written script."""
 
 from __future__ import annotations
 

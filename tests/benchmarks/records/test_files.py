@@ -1,4 +1,4 @@
-"""Result files as records. Oracles: files that an earlier allstep wrote, value by value, and the fields' types."""
+"""Result files as records. Oracles: files of an earlier allstep, compared value by value, and the fields' types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allstep.benchmarks.records.forecasts import ForecastsResult, ValidationResu
 from allstep.common.process.errors import UserError
 
 WRITTEN_BEFORE = json.loads(Path(__file__).with_name("written_before.json").read_text())
-"""Each by its name; the longer lists were shortened, and what names a machine was replaced."""
+"""Contents by kind of file; longer lists are shortened and names of machines replaced."""
 KINDS = {
     "compare": ComparisonResult,
     "sample": Sample,
@@ -29,7 +29,7 @@ KINDS = {
 
 
 def lost(before: object, after: object, where: str = "result") -> list[str]:
-    """The places of a value of JSON that another one has not, or has differently."""
+    """Return the places of a JSON value that are missing or different in another one."""
     if isinstance(before, dict) and isinstance(after, dict):
         return [
             place for key, value in before.items() for place in lost(value, after.get(key, "nothing"), f"{where}.{key}")
@@ -52,7 +52,7 @@ def test_what_was_written_before_is_read_and_written_again(name, tmp_path):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_field_is_looked_at(name, tmp_path):
-    """A value of another type in any place that a record has is named; what no record has is left alone."""
+    """An error names any field of a record that has a value of another type; keys that no record has are ignored."""
     content = WRITTEN_BEFORE[name]
     record = files.read_input(KINDS[name], write(tmp_path, content))
     for key in content:

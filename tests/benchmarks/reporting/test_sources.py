@@ -1,4 +1,4 @@
-"""What a report takes from directories: what is broken or of others is named, and the rest goes on."""
+"""Reading directories for a report: broken and foreign files are named, and the rest is used."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_ill_typed_run_does_not_drop_the_others(results, capsys):
     for name, events in ILL_TYPED.items():
         (results / "runs" / name).mkdir()
         (results / "runs" / name / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (results / "runs" / "one" / "config.yaml").write_text("{")  # its text is nobody's business here
+    (results / "runs" / "one" / "config.yaml").write_text("{")  # a report does not parse config.yaml
     report.main([str(results)])
     printed = [line for line in capsys.readouterr().err.splitlines() if "half-written" not in line]
     assert len(printed) == len(ILL_TYPED)
@@ -85,7 +85,7 @@ def test_an_ill_typed_run_does_not_drop_the_others(results, capsys):
 
 
 def test_a_directory_of_another_program_is_told_in_one_line(results, capsys):
-    """As a search for hyperparameters leaves it: nothing of allstep's format."""
+    """A hyperparameter search leaves such a directory: no file is in allstep's format."""
     study = results / "study"
     study.mkdir()
     (study / "study.db").write_bytes(b"SQLite format 3\x00")

@@ -1,4 +1,4 @@
-"""The loss around weights. Oracle: a forward pass of the MLP in NumPy, and the norms of filters."""
+"""The loss around trained weights. Oracles: a forward pass of the MLP in NumPy, and the norms of filters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_directions_have_the_norms_of_the_filters():
 
 
 def loss(weights: dict[str, np.ndarray]) -> float:
-    """Mean cross-entropy of the MLP over the training samples of digits, in float64."""
+    """Return the MLP's mean cross-entropy over the training samples of digits, in float64."""
     dataset = datasets.load(DataConfig())
     images, labels = dataset.train.read(np.arange(len(dataset.train)), epoch=0)
     x = ((images / 255 - np.array(dataset.mean)) / np.array(dataset.std)).reshape(len(images), -1)

@@ -1,4 +1,4 @@
-"""A rank that is slowed. Oracle: the state that the kernel gives of a process."""
+"""A slowed rank. Oracle: the process state that the kernel reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAM = "import time; from allstep.benchmarks.studying.slowed import slow_down
 
 
 def states(pid: int, wanted: str) -> bool:
-    """Whether the process is in that state within half a minute."""
+    """Return whether the process reaches the state within half a minute."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == wanted:
@@ -24,7 +24,7 @@ def states(pid: int, wanted: str) -> bool:
 def test_it_is_stopped_and_goes_on_until_it_ends():
     with subprocess.Popen([sys.executable, "-c", PROGRAM]) as process:
         try:
-            found = [states(process.pid, state) for state in "TSTS"]  # stopped, and asleep as it is by itself
+            found = [states(process.pid, state) for state in "TSTS"]  # stopped, and asleep when it runs
             [helper] = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         finally:
             process.kill()

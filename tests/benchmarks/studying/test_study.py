@@ -1,4 +1,4 @@
-"""allstep study. Oracles: a learning rate of next to nothing does not train; numbers made up and counted by hand."""
+"""allstep study. Oracles: a learning rate near zero does not train; made-up numbers counted manually."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_study_that_is_killed_goes_on_and_ends_in_figures_and_a_page(tmp_path)
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
-    (out / f".{SUMMARY}.host.partial").write_text('{"format": "allstep-stu')  # of a write that the kill has cut
+    (out / f".{SUMMARY}.host.partial").write_text('{"format": "allstep-stu')  # left by the kill
     kept = files.read(StudyResult, out / SUMMARY).runs
     result = run(*command, timeout=500)
     assert result.returncode == 0, result.output
@@ -80,7 +80,7 @@ def test_a_study_that_is_killed_goes_on_and_ends_in_figures_and_a_page(tmp_path)
 
 
 def result_of(values: dict[str, list[float | None]], **changes: object) -> StudyResult:
-    """A study whose runs ended with these values by variant; None for one that diverged."""
+    """Return a study whose runs ended with these values by variant; None stands for a run that diverged."""
     described = from_json(Description, {**TINY, **changes}, "the study")
     runs = [
         StudyRun(

@@ -1,4 +1,4 @@
-"""allstep tune. Oracle: of the learning rates that may be tried, one alone trains."""
+"""allstep tune. Oracle: only one of the candidate learning rates trains."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_search_that_is_killed_twice_finds_the_best(name, tmp_path):
 def test_all_ranks_stop_where_a_trial_is_pruned(tmp_path):
     study = open_study(tmp_path / "study.journal", metric="accuracy", seed=0)
     low = optuna.distributions.FloatDistribution(1e-9, 1e-6)
-    for _ in range(5):  # from then on the median counts
+    for _ in range(5):  # the pruner uses the median after five trials
         better = optuna.trial.create_trial(
             params={"base-lr": 1e-6}, distributions={"base-lr": low}, value=0.99, intermediate_values={1: 0.99}
         )

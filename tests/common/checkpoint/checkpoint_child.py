@@ -1,6 +1,6 @@
-"""What the tests of kills and full disks run in a process of its own: `python checkpoint_child.py VERB DIR`.
+"""Child process for the tests of kills and full disks: `python checkpoint_child.py VERB DIR`.
 
-Every state follows from its step alone, so that whoever loads one can tell whether it was ever saved.
+Every state follows only from its step, so that any process that loads one can tell whether it was ever saved.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def warn(message: str) -> None:
 
 
 def save_forever(directory: str) -> None:
-    """Goes on from the latest checkpoint, saving it again first (so that it is replaced), then each step
-    twice; prints a step once it is known to be on the disk."""
+    """Resume from the latest checkpoint, save it again (so that it is replaced), then save each step twice.
+    Prints a step once it is known to be on the disk."""
     with OutputDirectory(directory, warn=warn) as output:
         checkpoints = Checkpoints(output, keep=1)
         step = 0
@@ -46,14 +46,14 @@ def save_forever(directory: str) -> None:
 
 
 def hold(directory: str) -> None:
-    """Holds the lock until killed."""
+    """Hold the lock until killed."""
     with OutputDirectory(directory, warn=warn):
         print("held", flush=True)
         signal.pause()
 
 
 def fill_disk(directory: str) -> None:
-    """Saves a small state, which fits, and large ones until something does not."""
+    """Save a small state, which fits, and large ones until one does not fit."""
     with OutputDirectory(directory, warn=warn) as output:
         checkpoints = Checkpoints(output)
         checkpoints.save(state_of(1))
@@ -64,7 +64,7 @@ def fill_disk(directory: str) -> None:
 
 
 def limited_fill(directory: str) -> None:
-    """As `fill_disk`, where no file may be larger than 1 MB."""
+    """Do the same as `fill_disk`, where no file may be larger than 1 MB."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))
@@ -72,9 +72,9 @@ def limited_fill(directory: str) -> None:
 
 
 def kill_everywhere(directory: str) -> None:
-    """Replaces a checkpoint and adds another, keeping one, killed before its 1st, 2nd, ... touch of the disk.
+    """Replace a checkpoint and add another, keep one, and get killed before the 1st, 2nd, ... access to the disk.
 
-    Prints, for each kill, the step of the latest checkpoint that was left, and at last "done".
+    Prints the step of the latest checkpoint left by each kill, and finally "done".
     """
     count, killed = 0, True
     while killed:
@@ -91,7 +91,7 @@ def kill_everywhere(directory: str) -> None:
         state = load("latest", root / "checkpoints", warn=warn)
         step = state.progress.step
         assert all(np.array_equal(state.arrays[name], a) for name, a in state_of(step).arrays.items())
-        with OutputDirectory(root, warn=warn) as output:  # the next run puts things right
+        with OutputDirectory(root, warn=warn) as output:  # the next run repairs the directory
             checkpoints = Checkpoints(output)
             assert load("latest", checkpoints.directory, warn=warn).progress.step == step
             assert all(path.name.startswith("step-") for path in (root / "checkpoints").iterdir())

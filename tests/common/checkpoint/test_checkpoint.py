@@ -1,5 +1,5 @@
-"""Checkpoints come back bit for bit, and the right ones stay. Damage: test_checkpoint_damage.py. Kills, full disks and
-locks: test_checkpoint_kills.py."""
+"""Checkpoints are restored bit for bit, and the right ones are kept. Damage: test_checkpoint_damage.py. Kills, full
+disks and locks: test_checkpoint_kills.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ranks import launch
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, check_compatible, load, writer
 from allstep.common.process.errors import UserError
 
-# What was saved comes back
+# Saving and loading
 
 
 def load_written(checkpoints: Checkpoints) -> TrainState:
@@ -38,7 +38,7 @@ def test_state_comes_back_whole(tmp_path):
 
 dtypes = st.sampled_from(["bool", "uint8", "int32", "int64", "float16", "float32", "float64"])
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
-# What is not finite is refused.
+# Values that are not finite are refused.
 floats = {"allow_nan": False, "allow_infinity": False}
 
 
@@ -65,8 +65,8 @@ def test_arrays_come_back_writable(tmp_path):
 
 
 def test_caller_may_change_everything_at_once(tmp_path):
-    """Oracle: the state as it was when save was called, over a write long enough to be overtaken, and so large that two
-    threads copy it."""
+    """Oracle: the state at the time of the call. The write is slow enough to be overtaken, and large enough for two
+    threads to copy it."""
     arrays = {f"model/{i}": np.full((1000, 1000), i, np.float32) for i in range(10)}
     assert sum(array.nbytes for array in arrays.values()) > writer.SHARED_BYTES
     with OutputDirectory(tmp_path, warn=refuse_warning) as output:
@@ -122,8 +122,8 @@ def test_checkpoint_is_as_readable_as_the_umask_says(tmp_path):
 
 
 def test_synced_before_it_takes_its_name(tmp_path, monkeypatch):
-    """What a power cut needs, which no test can make: files and directory are on the disk before the
-    rename, and the rename is before save is done. Oracle: the order of the calls, which are really made."""
+    """Surviving a power cut, which no test can make, needs this order: files and directory are synced before the
+    rename, and the rename before save is done. Oracle: the order of the calls, which are really made."""
     calls = []
     fsync, rename = os.fsync, Path.rename
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
@@ -136,15 +136,15 @@ def test_synced_before_it_takes_its_name(tmp_path, monkeypatch):
 
 def test_manifest_is_strict_json(tmp_path):
     text = (save(tmp_path, 1, metrics={1: math.nan}) / "step-00000001" / "manifest.json").read_text()
-    json.loads(text, parse_constant=refuse_warning)  # called for NaN and Infinity, which JSON does not know
+    json.loads(text, parse_constant=refuse_warning)  # called for NaN and Infinity, which JSON does not have
 
 
-# Which ones stay, and which one is meant
+# Retention and selection
 
 
 def test_last_ones_and_the_best_stay(tmp_path):
     directory = save(tmp_path, *range(1, 8), keep=2, metrics={1: math.nan, 2: 0.9, 4: 0.8, 7: 0.9})
-    # Of equals the first is best; NaN is never best.
+    # The first of equals is best; NaN is never best.
     assert names(directory) == ["step-00000002", "step-00000006", "step-00000007"]
     assert load("best", directory, warn=refuse_warning).progress.step == 2
     assert load("latest", directory, warn=refuse_warning).progress.step == 7
@@ -189,7 +189,7 @@ def test_nothing_there(tmp_path, which):
 
 
 def test_what_killed_runs_left_is_put_right(tmp_path):
-    """Oracle: the directories as a kill leaves them, made by hand from whole checkpoints."""
+    """Oracle: directories as a kill leaves them, made manually from whole checkpoints."""
     directory = save(tmp_path, 1, 2, 3)
     shutil.copytree(directory / "step-00000003", directory / ".old-step-00000003")
     (directory / ".old-step-00000003" / "manifest.json").unlink()  # its successor was already in place
@@ -210,7 +210,7 @@ def test_keep_below_one(tmp_path):
         save(tmp_path, keep=0)
 
 
-# What is not written
+# Values that are refused
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -231,7 +231,7 @@ def test_what_is_not_finite_never_becomes_a_checkpoint(tmp_path, monkeypatch, na
     assert_same(load("latest", tmp_path / "checkpoints", warn=refuse_warning), state_of(1))
 
 
-# A trainer whose step 7 leaves weights that are not finite, and that does not look at another loss.
+# A trainer whose step 7 makes the weights non-finite, and that does not check another loss.
 BROKEN = """
 import dataclasses
 from allstep.benchmarks.proofs.fault_injection import Wrapped

@@ -1,4 +1,4 @@
-"""Damaged, forged and newer checkpoints: the one before is loaded, or one line says what is wrong with which file."""
+"""Damaged, forged and newer checkpoints: the previous one is loaded, or one line names the file and its fault."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ JSON = st.recursive(
 
 @st.composite
 def forged_manifests(draw) -> bytes:
-    """A real manifest some of whose fields have any value, with a right checksum."""
+    """Draw a real manifest in which some fields have any value, with a right checksum."""
     real = Manifest(
         sequence=1,
         created="2026-11-22T00:00:00+00:00",
@@ -85,8 +85,8 @@ HEADER = st.dictionaries(st.text(max_size=3), ENTRY | JSON, max_size=3).map(lamb
 
 
 def test_any_changed_byte_is_noticed(tmp_path_factory):
-    """Property: whatever byte of the newest is changed, what loads is either its very state (blanks of the
-    manifest) or the one before it, with a warning that names the file; by its path it is an error."""
+    """Whichever byte of the newest checkpoint is changed, load returns either the same state (for blanks of the
+    manifest) or the previous one with a warning that names the file; loading it by its path raises an error."""
     directory = save(tmp_path_factory.mktemp("run"), 1, 2)
     newest = directory / "step-00000002"
 
@@ -104,7 +104,7 @@ def test_any_changed_byte_is_noticed(tmp_path_factory):
                 with pytest.raises(CorruptCheckpoint, match=name):
                     load(newest, directory, warn=refuse_warning)
         except manifest.NewerFormat:
-            # The digit of the format version itself: a later format is not ours to judge.
+            # The changed byte is the digit of the format version, and a later format is not judged.
             assert json.loads((newest / name).read_text())["format_version"] > manifest.FORMAT_VERSION
         finally:
             (newest / name).write_bytes(original)
@@ -266,7 +266,7 @@ HEADERS += [b'{"a":{"dtype":"F32","shape":[%s],"data_offsets":[0,4]}}' % b",".jo
 
 @pytest.mark.parametrize("header", HEADERS, ids=range(len(HEADERS)))
 def test_forged_safetensors(tmp_path, header):
-    """Checksums right, content wrong: still one clear line."""
+    """Wrong content with right checksums is still reported in one clear line."""
     directory = save(tmp_path, 1)
     forge_file(directory / "step-00000001", "model.safetensors", len(header).to_bytes(8, "little") + header + b"abcd")
     with pytest.raises(CorruptCheckpoint, match="model.safetensors") as error:
@@ -276,7 +276,7 @@ def test_forged_safetensors(tmp_path, header):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_are_the_checkpoints_fault(tmp_path, value):
-    """They are never written, so whoever finds them there finds a damaged file, and falls back as from any other."""
+    """Such numbers are never saved, so the file is damaged, and the loader falls back as from any other damage."""
     directory = save(tmp_path, 1, 2)
     weights = np.full((3, 4), value, np.float32)
     forge_file(directory / "step-00000002", "model.safetensors", safetensors.numpy.save({"dense.weight": weights}))
@@ -299,7 +299,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path, name, kind):
 
 
 def test_arrays_larger_than_memory_are_not_read(tmp_path):
-    """A file that takes no room on the disk, whose size stands in the manifest."""
+    """The file is sparse, and the manifest states its size."""
     directory = save(tmp_path, 1) / "step-00000001"
     os.truncate(directory / "model.safetensors", 2**43)
     files = json.loads((directory / "manifest.json").read_text())["files"]

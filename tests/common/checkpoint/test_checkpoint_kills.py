@@ -1,4 +1,4 @@
-"""Kills at any moment, full disks and second runs, with real processes (checkpoint_child.py).
+"""Kills at any moment, full disks and concurrent runs, with real processes (checkpoint_child.py).
 
 ALLSTEP_KILLS=200 sets how often the writer is killed; the default suits a test run.
 """
@@ -33,7 +33,7 @@ def refuse_warning(message: str) -> None:
 
 
 def latest_step(output: Path) -> int:
-    """The step of the latest checkpoint, which must be undamaged and what was saved, bit for bit."""
+    """Return the step of the latest checkpoint, after checking it bit for bit against the state of that step."""
     state = load("latest", output / "checkpoints", warn=refuse_warning)
     step = state.progress.step
     expected = state_of(step, state.arrays["model/weight"].size).arrays
@@ -43,23 +43,23 @@ def latest_step(output: Path) -> int:
 
 
 def test_killed_at_random_moments(tmp_path):
-    """Oracle: the state as it follows from the step loaded, which is at least the last one the child had
-    reported to be on the disk, and at most one more."""
+    """Oracle: the state that follows from the loaded step, which is at least the last step that the child reported to
+    be on the disk, and at most one more."""
     moments = random.Random(0)
     for _ in range(int(os.environ.get("ALLSTEP_KILLS", 15))):
         child = subprocess.Popen([*CHILD, "save_forever", tmp_path], stdout=subprocess.PIPE, text=True)
-        first = child.stdout.readline()  # it is past its imports
+        first = child.stdout.readline()  # the child is past its imports
         time.sleep(moments.uniform(0, 0.1))
         child.kill()
         reported = [first, *child.communicate()[0].splitlines()]
-        last = int(reported[-1])  # no warning among them: it is not a number
+        last = int(reported[-1])  # raises for a warning, which is not a number
         assert last <= latest_step(tmp_path) <= last + 1
 
 
 def test_killed_before_every_touch_of_the_disk(tmp_path):
-    """Not one moment is left to chance: SIGKILL at each audit event (open, mkdir, rename, remove, ...).
+    """Every moment is tested: SIGKILL at each audit event (open, mkdir, rename, remove, ...).
 
-    Oracle: the steps left are 1, from some event on 2, and never anything else or with a warning.
+    Oracle: the step that is left is 1, from some event on 2, and never anything else or with a warning.
     """
     result = subprocess.run([*CHILD, "kill_everywhere", tmp_path], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -73,7 +73,7 @@ def check_full_disk(result: subprocess.CompletedProcess, output: Path, cause: st
     assert len(result.stderr.splitlines()) == 1
     assert "could not be saved" in result.stderr and cause in result.stderr
     assert "warning" not in result.stdout
-    assert not list(output.glob("checkpoints/.*"))  # the half-written one makes room
+    assert not list(output.glob("checkpoints/.*"))  # the partial checkpoint is removed to make room
 
 
 def test_full_disk_by_file_size_limit(tmp_path):
@@ -84,7 +84,7 @@ def test_full_disk_by_file_size_limit(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 4 MB."""
+    """Mount a file system of 4 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
@@ -146,7 +146,7 @@ def test_unwritable_output_directory(tmp_path):
 
 
 def test_file_system_without_locks_is_said(tmp_path, monkeypatch):
-    """No such file system is at hand: flock answers as the kernel does on one."""
+    """A fake flock answers as the kernel does on such a file system."""
 
     def flock(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

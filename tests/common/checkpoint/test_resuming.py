@@ -1,4 +1,4 @@
-"""What a run may be resumed with. Oracle: the flags that say what a position and the optimizer's slots mean."""
+"""Settings that a run may be resumed with. Oracle: the flags that define a position and the optimizer's slots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADAM = dataclasses.replace(RUN, optimizer=OptimizerConfig(optimizer="adam"))
 
 
 def saved(run: TrainConfig) -> TrainState:
-    """What a run saves after its first step, of 32 of 100 samples."""
+    """Return the state that a run saves after its first step, of 32 of 100 samples."""
     running = {"loss_sum": 1.0, "learning_rate": 0.1, "epoch_seconds": 1.0, "cumulative_seconds": 0.0}
     running |= {"best_validation_loss": math.inf, "epochs_without_gain": 0}
     running |= {"loss_scale": 2.0**16, "good_steps": 0, "skipped_steps": 1}
@@ -80,7 +80,7 @@ def test_another_number_of_samples():
     "after",
     [
         RUN,
-        changed(RUN, "data", image_size=64),  # of another data set
+        changed(RUN, "data", image_size=64),  # another data set
         changed(RUN, "optimizer", momentum=0.5, weight_decay=0.0),
         dataclasses.replace(RUN, schedule=ScheduleConfig(base_lr=0.5, epochs=9)),
     ],
@@ -96,7 +96,7 @@ def test_fewer_epochs_than_it_has_begun():
         check_flags(changed(RUN, "schedule", epochs=4), dataclasses.replace(state, progress=progress))
 
 
-# By part of a state and key, values that a run never saves.
+# Values that a run never saves, by part of the state and key.
 WRONG = {
     "progress": {
         "epoch": [1, 10, 11, 10**30],
@@ -146,8 +146,8 @@ CASES += [(part, key, ...) for part, keys in WRONG.items() for key in keys if pa
 
 @pytest.mark.parametrize(("part", "key", "value"), CASES)
 def test_what_no_run_saves_is_refused(part, key, value):
-    """Oracle: `Saver.save`, whose state passes; each of the others differs from it in one field, which is missing (...)
-    or has another value."""
+    """Oracle: the state from `Saver.save` passes; each other one differs in one field, which is missing (...) or has
+    another value."""
     state = saved(RUN)
     check_run(state)
     if part == "progress":

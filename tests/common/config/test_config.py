@@ -1,4 +1,4 @@
-"""Flags, the YAML file and which of them wins. Oracle: what the contract says of each."""
+"""Flags, the YAML file and their precedence. Oracle: the documented contract of each."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_flags_win_over_the_file_wherever_they_stand(spelling, flag_first, tmp_p
     path = file_with(tmp_path, epochs=3, base_lr=0.25, optimizer="adam", tensorboard=True, output_dir=str(tmp_path))
     named, flags = [part.format(path) for part in spelling], ["--epochs", "5", "--no-tensorboard"]
     config = parsed(*(flags + named if flag_first else named + flags))
-    assert (config.schedule.epochs, config.output.tensorboard) == (5, False)  # the flags'
+    assert (config.schedule.epochs, config.output.tensorboard) == (5, False)  # from the flags
     assert (config.schedule.base_lr, config.optimizer.optimizer, config.output.output_dir) == (0.25, "adam", tmp_path)
-    assert config.optimizer.momentum == 0.9  # neither's
+    assert config.optimizer.momentum == 0.9  # the default
 
 
 def test_a_batch_size_flag_replaces_the_files_of_either_kind(tmp_path):
@@ -160,7 +160,7 @@ def test_any_command_line_is_a_run_or_one_line(argv):
 
 
 def test_a_value_in_a_file_is_no_flag(tmp_path):
-    """Nor what YAML makes of it: 010 is ten, 5:2 no time of day, and no is a word."""
+    """Neither do YAML 1.1's conversions apply: 010 is ten, 5:2 is no time of day, and no is a word."""
     assert (
         parsed("--config", file_with(tmp_path, resume="--help", output_dir="--tensorboard")).output.resume == "--help"
     )
@@ -198,7 +198,7 @@ def test_help_where_the_default_folder_has_a_percent_sign(monkeypatch, capsys):
 
 
 def test_a_user_without_a_home_is_one_line(monkeypatch):
-    """Oracle: Python's own answer for a user whom no entry in /etc/passwd knows."""
+    """Oracle: Python's own error for a user without an entry in /etc/passwd."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)

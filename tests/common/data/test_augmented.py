@@ -1,4 +1,4 @@
-"""Training images that are changed and mixed. Oracles: SciPy, Pillow, and pixels that say their origin."""
+"""Augmented and mixed training images. Oracles: SciPy, Pillow, and pixels that identify their origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from allstep.common.data.rand_augment import rand_augment
 from allstep.common.process.errors import UserError
 
 NUM_SAMPLES, NUM_CLASSES = 60, 6
-# Each image has its own colour, and its class is a function of it.
+# Each image has its own colour, which determines its class.
 SPLIT = ArraySplit(
     np.broadcast_to(4 * np.arange(NUM_SAMPLES, dtype=np.uint8)[:, None, None, None], (NUM_SAMPLES, 16, 12, 3)).copy(),
     np.arange(NUM_SAMPLES) % NUM_CLASSES,
@@ -37,7 +37,7 @@ def test_a_sample_depends_on_seed_epoch_and_index_alone():
     assert np.array_equal(some_images, images[indices]) and np.array_equal(some_targets, targets[indices])
     for other, _ in (read(ALL, epoch=2), read(dataclasses.replace(ALL, seed=4))):
         assert not np.array_equal(other, images)
-    assert np.array_equal(SPLIT.inputs[:, 0, 0, 0], 4 * np.arange(NUM_SAMPLES))  # the data set is as it was
+    assert np.array_equal(SPLIT.inputs[:, 0, 0, 0], 4 * np.arange(NUM_SAMPLES))  # the data set is unchanged
 
 
 def test_mixup_adds_up_images_and_labels_in_the_same_shares():

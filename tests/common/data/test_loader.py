@@ -1,4 +1,4 @@
-"""From a data set to each rank's batches. Oracle: every sample once, whatever is cut how, and weights that add up."""
+"""Batches of a data set for each rank. Oracle: each sample comes once for any batch size, and weights add up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ world_sizes = st.integers(1, 9)
 
 
 def numbered(num_samples: int) -> ArraySplit:
-    """Samples whose label is their index; a pixel has it, too, as far as a byte goes."""
+    """Return samples whose label is their index; the pixel is the index modulo 256."""
     labels = np.arange(num_samples)
     return ArraySplit((labels % 256).astype(np.uint8).reshape(-1, 1, 1, 1), labels)
 
@@ -27,7 +27,7 @@ def numbered(num_samples: int) -> ArraySplit:
 def epoch_of(
     num_samples: int, batch_size: int, world_size: int, *, offset: int = 0, seed: int = 0
 ) -> list[list[Batch]]:
-    """Global batches from `offset` on, each as the batches of all ranks."""
+    """Return the global batches from `offset` on, each as the list of all ranks' batches."""
     ranks = [
         train_batches(
             numbered(num_samples),
@@ -43,7 +43,7 @@ def epoch_of(
 
 
 def seen(batches: list[list[Batch]]) -> list[int]:
-    """The samples that count, in order."""
+    """Return the labels of the samples that count, in order."""
     return [label for batch in batches for part in batch for label in part.targets[: part.num_samples].tolist()]
 
 
@@ -114,7 +114,7 @@ def test_validation_counts_every_sample_once(num_samples, batch_size, world_size
 
 
 class Slow(ArraySplit):
-    """A split to read ahead from, which knows how far it was read and where it breaks."""
+    """A split that allows reading ahead, counts its reads, and may raise at one of them."""
 
     parallel = True
 
@@ -155,7 +155,7 @@ def test_reading_ahead_raises_where_the_reader_did():
 
 
 def test_reading_ahead_stays_within_its_depth_and_stops_when_it_is_left():
-    """With one batch taken, the thread has at most `depth` in the queue and one in its hands."""
+    """After one batch was taken, the thread has at most `depth` batches in the queue and one in progress."""
     split = Slow(10_000)
     batches = validation_batches(split, 10, rank=0, world_size=1)
     next(batches)
@@ -169,6 +169,6 @@ def test_reading_ahead_keeps_the_order():
 
 
 def test_two_batches_are_read_at_once():
-    """Each read waits until another is under way; alone it would wait in vain."""
+    """Each read waits until another one runs; a single reader would time out."""
     together = threading.Barrier(2, timeout=20)
     assert list(read_ahead((together.wait for _ in range(10)), depth=2)).count(0) == 5

@@ -1,6 +1,6 @@
-"""Each sample once an epoch, whatever the ranks; and an order that passes for a fair shuffle.
+"""Each sample comes once per epoch, whatever the ranks, and the order passes for a fair shuffle.
 
-The tests of chance have fixed seeds: every run gives the same p-values, until the order itself is changed.
+The statistical tests have fixed seeds: every run gives the same p-values, until the order itself is changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIZES_AT_EDGES = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 255, 256, 257, 1000, 4095,
 
 @pytest.fixture(params=["table", "network"])
 def small_order(request, monkeypatch):
-    """Small orders computed either way: by table, as they are, and by the network that larger ones use."""
+    """Return `sample_order`, with small orders computed by table, as usual, or by the network for larger ones."""
     if request.param == "network":
         monkeypatch.setattr(sharding, "_TABLE_SIZE", 0)
     return sample_order
@@ -83,7 +83,7 @@ def test_slices_follow_one_another_and_are_even(start, size, world_size):
 
 @given(st.integers(1, 300), st.integers(1, 400), st.booleans())
 def test_batches_of_an_epoch(num_samples, batch_size, drop_last):
-    """All but the last are whole; with drop_last the last one too, and less than one batch is missing."""
+    """All batches but the last are complete; with drop_last the last one is too, and less than one batch is missing."""
     if drop_last:
         batch_size = min(batch_size, num_samples)
     batches, position = [], Position(0, 0)
@@ -108,7 +108,7 @@ def test_order_is_a_permutation(small_order, num_samples):
 @settings(max_examples=50)
 @given(st.integers(1, 150_000), st.integers(), st.integers(0, 10**6), st.data())
 def test_any_positions_in_any_order(num_samples, seed, epoch, data):
-    """Oracle: the whole order, which crosses the borders of blocks elsewhere."""
+    """Oracle: the whole order, whose internal blocks start at other positions."""
     positions = np.array(data.draw(st.lists(st.integers(0, num_samples - 1), max_size=50)), dtype=np.int64)
     expected = whole_order(num_samples, seed=seed, epoch=epoch)[positions]
     assert np.array_equal(sample_order(positions, num_samples, seed=seed, epoch=epoch), expected)
@@ -153,14 +153,14 @@ def test_network_follows_the_paper(network, num_samples):
     ],
 )
 def test_order_is_the_same_for_ever(num_samples, expected):
-    """Oracle: values written down when the order was fixed. A checkpoint in mid-epoch depends on them."""
+    """Oracle: values recorded when the order was fixed. A checkpoint in mid-epoch depends on them."""
     positions = np.arange(5) * (num_samples // 5)
     assert sample_order(positions, num_samples, seed=42, epoch=7).tolist() == expected
 
 
 @pytest.mark.parametrize("num_samples", [1000, 100_000])
 def test_seed_epoch_and_size_each_change_the_order(num_samples):
-    """Oracle: two random orders agree in one position on average, in more than ten hardly ever."""
+    """Oracle: two random orders agree in one position on average, and hardly ever in more than ten."""
     keys = [(0, 0), (1, 0), (0, 1), (1, 1), (-1, 0)]
     orders = [whole_order(num_samples, seed=seed, epoch=epoch) for seed, epoch in keys]
     orders.append(whole_order(num_samples + 1)[:num_samples])
@@ -187,7 +187,7 @@ def test_memory_does_not_grow_with_the_data_set():
 
 
 def assert_chance(p_value: float) -> None:
-    """Neither too far from a fair shuffle nor too close to it, at one in a thousand for both together."""
+    """Check that the order is neither too unlike a fair shuffle nor too close to it, at one in a thousand for both."""
     assert 0.0005 < p_value < 0.9995
 
 
@@ -208,7 +208,7 @@ def test_every_sample_is_everywhere_equally_often(num_samples, vary):
 
 
 def uniformity_of_cells(rows: np.ndarray, columns: np.ndarray, num_bins: int) -> float:
-    """p-value of the chi-square test that permutations fill num_bins x num_bins cells alike.
+    """Return the p-value of the chi-square test that permutations fill num_bins x num_bins cells uniformly.
 
     A permutation fills each row and column equally: (num_bins - 1)**2 degrees of freedom, and n / (n - 1)
     times the variance of independent draws (Anderson 1959, "Use of Contingency Tables in the Analysis of
@@ -222,7 +222,7 @@ def uniformity_of_cells(rows: np.ndarray, columns: np.ndarray, num_bins: int) ->
 
 
 def orders_of_500(**numbers) -> np.ndarray:
-    """Orders of 500 samples by the network: small enough to show what would hide in 65,537 samples."""
+    """Return orders of 500 samples by the network: few enough to reveal a bias that 65,537 samples would hide."""
     [(name, values)] = numbers.items()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharding, "_TABLE_SIZE", 0)
@@ -271,7 +271,7 @@ def test_neighbouring_orders_are_independent(neighbours, request):
 
 
 def test_odd_and_even_permutations(orders_by_epoch):
-    """Oracle: the binomial test; a network that adds without carry would make even permutations alone."""
+    """Oracle: the binomial test; a network that adds without carry would make only even permutations."""
     odd = sum((500 - num_cycles(order)) % 2 for order in orders_by_epoch[:400])
     assert_chance(stats.binomtest(odd, 400).pvalue)
 

@@ -1,4 +1,4 @@
-"""The doctor's checks, each a function of what was observed. Oracle: the faults that the tables below make up."""
+"""The doctor's checks, each a function of observations. Oracle: the made-up faults in the tables below."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ HEALTHY = all_of(
     agreement.check_software(SOFTWARE, SOFTWARE, "server1"),
     agreement.check_data({"server1": SOFTWARE, "server2": SOFTWARE}),
     agreement.check_clock(Clock(-0.01, 0.001), "server1"),
-    agreement.check_clock(Clock(6.0, 5.9), "server1"),  # not known any better
+    agreement.check_clock(Clock(6.0, 5.9), "server1"),  # within the uncertainty
     agreement.check_ports({"server1": {}, "server2": {}}, 2),
     all_reduce.check_host(MEASURED),
     all_reduce.check_across(MEASURED, 10_000),
@@ -281,7 +281,7 @@ Legend:
 
 
 def test_links_of_gpus():
-    """As nvidia-smi topo -m prints them."""
+    """The input is the output of nvidia-smi topo -m."""
     assert gpus.links(TOPOLOGY) == {"0-1": "NV18", "0-2": "SYS", "1-2": "PHB"}
 
 
@@ -291,7 +291,7 @@ def test_quota_of_a_control_group(text, cores):
 
 
 def test_facts_pass_from_host_to_host():
-    """Where limits are missing as well: most hosts have no limit of processes."""
+    """Limits may be missing: most hosts have no limit of processes."""
     facts = Facts(
         TOOLCHAIN,
         LAUNCHERS,

@@ -1,4 +1,4 @@
-"""`allstep doctor` on this host alone. Oracle: its contract (docs/doctor.md); tests/cluster has several hosts."""
+"""`allstep doctor` on this host. Oracle: its contract (docs/doctor.md); tests/cluster has several hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_writes_nothing_and_prints_no_secret(tmp_path):
 
 
 def test_a_fault_comes_with_its_fix_and_status_1():
-    """Nobody can write to a folder in /proc, where nothing is counted either."""
+    """Folders in /proc cannot be written, and no disk space is counted there."""
     result = run(*DOCTOR, "--data-dir", "/proc/nowhere")
     assert result.returncode == 1, result.output
     [line] = [line for line in result.stdout.splitlines() if line.startswith("  fault")]

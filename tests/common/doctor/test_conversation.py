@@ -1,4 +1,4 @@
-"""What the doctor makes of a host that answers strangely. Oracle: the lines that a stand-in of ssh prints."""
+"""Answers of a host that are malformed. Oracle: the lines that a fake ssh prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELLO = MARK + json.dumps({"unix_time": 1.5, "port": 4711})
 
 @pytest.fixture
 def answering(tmp_path, monkeypatch):
-    """Puts a program in the place of ssh that prints lines, and ends with a status when nobody asks any more."""
+    """Return a function that installs a fake ssh, which prints lines and ends with a status at the end of its input."""
 
     def install(*lines: str, status: int = 0) -> Agent:
         program = f"#!{sys.executable}\nimport sys\nprint({chr(10).join(lines)!r}, flush=True)\nsys.stdin.read()\n"

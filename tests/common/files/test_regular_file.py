@@ -1,4 +1,4 @@
-"""Files that somebody else made: read whole, or refused without waiting. JSON of theirs: as the standard says."""
+"""Untrusted files are read whole, or refused without waiting; their JSON is parsed as the standard says."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KINDS = {"a FIFO": os.mkfifo, "a socket": a_socket, "a character device": endles
 @pytest.mark.parametrize("mode", ["rb", "ab"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_regular_files_are_opened(tmp_path, kind, mode):
-    """A FIFO without a writer, or without a reader, would block whoever opens it."""
+    """Opening a FIFO that has no writer, or no reader, would block."""
     KINDS[kind](tmp_path / "file")
     with pytest.raises(OSError) as error, open(tmp_path / "file", mode, opener=regular):
         pass
-    if (kind, mode) != ("a directory", "ab"):  # which the kernel refuses itself
+    if (kind, mode) != ("a directory", "ab"):  # the kernel itself refuses to write to a directory
         assert error.value.strerror == f"expected a regular file, received {kind}"
 
 
@@ -47,13 +47,13 @@ def test_no_more_is_read_than_allowed(tmp_path, monkeypatch):
 
 
 def test_a_file_without_a_size_is_read_no_further():
-    """Files of /proc say that they have no bytes."""
+    """Files of /proc have a size of 0 bytes."""
     with pytest.raises(OSError, match="expected at most 10 bytes, received 11"):
         read_regular("/proc/self/maps", most=10)
 
 
 def test_memory_that_is_left_in_a_container(tmp_path):
-    """Oracle: the kernel's description of control groups. The limit of a group holds for those within it."""
+    """Oracle: the kernel's description of control groups. The limit of a group holds for its descendants."""
     inner = tmp_path / "pod" / "job"
     inner.mkdir(parents=True)
     for directory, most, used, cache in ((inner, "max", 5, 0), (inner.parent, "1000", 700, 100)):

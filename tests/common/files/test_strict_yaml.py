@@ -1,4 +1,4 @@
-"""YAML of strangers. Oracle: PyYAML's own safe loader, where a text is harmless."""
+"""Untrusted YAML. Oracle: PyYAML's own safe loader, for harmless text."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from requirements import need
 from allstep.common.launch import batch
 from allstep.common.process.errors import UserError
 
-# In place of the launchers: says what it is given, and answers a notice as ranks do.
+# Stands in for the launchers: logs its arguments, and reacts to a notice as ranks do.
 RANK = """\
 #!/bin/bash
 name=${0##*/}
@@ -67,7 +67,7 @@ CASES = [
 @pytest.mark.parametrize("words", CASES)
 def test_shellcheck_has_nothing_to_say(words, capsys):
     need("shellcheck")
-    # SC2016 wonders about $ in single quotes, where a user has put it.
+    # SC2016 warns about $ in single quotes, which may come from the user.
     result = subprocess.run(
         ["shellcheck", "--exclude=SC2016", "-"], input=written(capsys, *words), capture_output=True, text=True
     )
@@ -76,7 +76,7 @@ def test_shellcheck_has_nothing_to_say(words, capsys):
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """A folder to start from, where the programs that a script calls write down how."""
+    """Return a start folder where the programs that a script calls log their arguments."""
     for name in ("mpirun", "srun", "scontrol", "allstep"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)

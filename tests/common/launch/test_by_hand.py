@@ -1,4 +1,4 @@
-"""Ranks that were started by hand. Oracle: places worked out by hand from what the ranks say."""
+"""Ranks started without a launcher. Oracle: hand-computed placements from the ranks' messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def places(ranks: list[Rank]) -> list[tuple]:
 
 
 def test_a_process_a_host():
-    """As pods of a PyTorchJob: the master knows itself as localhost, the others know it as server1."""
+    """Pods of a PyTorchJob: the master knows itself as localhost, the others know it as server1."""
     ranks = [rank("a", address=""), rank("b", address="10.0.0.2"), rank("c", address="10.0.0.3", local_rank="0")]
     hosts = ("server1", "10.0.0.2", "10.0.0.3")
     assert places(ranks) == [(0, 1, 0, hosts), (0, 1, 1, hosts), (0, 1, 2, hosts)]
@@ -72,13 +72,13 @@ def test_another_number_of_ranks_on_the_host():
         (0, {"MASTER_ADDR": "localhost"}, "localhost"),
         (0, {"MASTER_ADDR": "127.0.0.1"}, "127.0.0.1"),
         (0, {"MASTER_ADDR": "server1"}, ""),
-        # The master of a PyTorchJob is told that it is localhost, and the others are in other pods.
+        # The master of a PyTorchJob gets MASTER_ADDR=localhost, and the others are in other pods.
         (0, {"MASTER_ADDR": "localhost", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}, ""),
         (1, {"MASTER_ADDR": "job-master-0", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "job-master-0"),
     ],
 )
 def test_where_rank_0_listens(number, environ, expected):
-    """An empty host is every address: only where other hosts may have to reach it."""
+    """An empty host stands for all interfaces, and is used only if other hosts may have to connect."""
     assert master_address(place(number, 2), {**environ, "MASTER_PORT": "29500"}) == (expected, 29500)
 
 

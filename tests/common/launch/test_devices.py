@@ -1,4 +1,4 @@
-"""The choice of devices. Oracle: a GPU where every rank of the host has one to itself, as the module promises."""
+"""The choice of devices. Oracle: the module's promise of a GPU for each rank if every rank of the host gets its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allstep.common.process.errors import UserError
 
 
 def host(local_size: int, launcher: str = "horovodrun") -> list[Placement]:
-    """The ranks of a job on one host."""
+    """Return the placements of a job's ranks on one host."""
     place = dataclasses.replace(ALONE, launcher=launcher, world_size=local_size, local_size=local_size)
     return [dataclasses.replace(place, rank=rank, local_rank=rank) for rank in range(local_size)]
 
@@ -52,7 +52,7 @@ def test_every_rank_has_its_own_gpu_or_none_has(num_gpus, local_size):
 def test_a_gpu_that_slurm_gave_a_task_is_the_only_one_it_sees(environ):
     assert choices("auto", 4, 1, environ, launcher="srun") == [0] * 4
     assert choices("auto", 4, 1, {}, launcher="srun") == [None] * 4
-    # Two tasks share one, and no other launcher gives any.
+    # Two tasks share a GPU, and other launchers assign none.
     assert choices("auto", 4, 1, {"SLURM_NTASKS_PER_GPU": "2"}, launcher="srun") == [None] * 4
     assert choices("auto", 4, 1, environ, launcher="mpirun") == [None] * 4
 
@@ -81,7 +81,7 @@ def test_horovod_has_gpus_where_it_has_nccl(num_gpus, monkeypatch, capsys):
     for features in (("MPI", "NCCL"), ("MPI", "Gloo")):
         monkeypatch.setattr(horovod_build, "read_build", lambda features=features: HorovodBuild({}, features))
         usable = num_gpus if "NCCL" in features else 0
-        assert usable_gpus(num_gpus, "cpu", first) == num_gpus  # which choose_gpu leaves alone
+        assert usable_gpus(num_gpus, "cpu", first) == num_gpus  # choose_gpu needs all of them
         assert usable_gpus(num_gpus, "auto", second) == usable and capsys.readouterr().err == ""
         assert usable_gpus(num_gpus, "auto", first) == usable
         assert ("Horovod is built for CPUs" in capsys.readouterr().err) == (num_gpus > usable)

@@ -1,4 +1,4 @@
-"""`allstep hosts`. Oracle: Horovod's own reader, bash, the manuals of Slurm and Open MPI, and a way there and back."""
+"""`allstep hosts`. Oracles: Horovod's parser, bash, the manuals of Slurm and Open MPI, and round trips."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ jobs = st.lists(st.builds(Host, names, st.integers(1, 9)), min_size=1, max_size=
 
 
 def read_back(form: str, text: str, directory) -> list[Host]:
-    """What our readers make of text in one of the notations."""
+    """Return the hosts that our parsers read from a text in one of the notations."""
     if form == "H":
         return hosts.parse_list(text)
     if form == "slurm":
@@ -78,7 +78,7 @@ def test_horovod_reads_what_is_written(job, tmp_path_factory):
     [
         ("server1 slots=4\nserver2 slots=4\n", TWO),
         ("# both\n\nserver1   slots = 4  # rack 3\r\nserver2 slots=4 max-slots=8", TWO),
-        ("server1:4\nserver2:4\n", TWO),  # of an MPIJob with Intel MPI
+        ("server1:4\nserver2:4\n", TWO),  # from an MPIJob with Intel MPI
         ("job-worker-0.job.default.svc slots=2\n", [Host("job-worker-0.job.default.svc", 2)]),
         ("10.0.0.7 slots=1", [Host("10.0.0.7", 1)]),
     ],
@@ -98,7 +98,7 @@ def test_files_of_the_repository(name, num_ranks):
 
 
 def test_slurm():
-    """From the manual of sbatch: SLURM_TASKS_PER_NODE."""
+    """The example is from the manual of sbatch: SLURM_TASKS_PER_NODE."""
     environ = {"SLURM_JOB_NODELIST": "gpu[01-03,7],login", "SLURM_TASKS_PER_NODE": "4(x3),3,1"}
     expected = [Host("gpu01", 4), Host("gpu02", 4), Host("gpu03", 4), Host("gpu7", 3), Host("login", 1)]
     assert hosts.slurm_hosts(environ) == expected
@@ -211,14 +211,14 @@ def test_unreadable_hostfiles(path):
     ],
 )
 def test_mistakes_in_an_allocation(nodes, tasks):
-    """Also lists that would fill the memory."""
+    """Lists that would fill the memory are refused as well."""
     with pytest.raises(UserError, match="expected"):
         hosts.slurm_hosts({"SLURM_JOB_NODELIST": nodes, "SLURM_TASKS_PER_NODE": tasks})
 
 
 @given(text=st.text(st.characters(max_codepoint=255), max_size=9), slots=st.text(max_size=6) | st.just("4"))
 def test_whatever_is_read_is_safe_in_a_shell(text, slots):
-    """A name is accepted only where quoting it would change nothing."""
+    """A name is accepted only if quoting it would change nothing."""
     for read in (hosts.parse_list, lambda entry: [hosts.parse_host(entry, "a test")]):
         for entry in (text, f"{text}:{slots}", f"{text} slots={slots}"):
             with contextlib.suppress(UserError):
@@ -264,7 +264,7 @@ def test_topology():
 
 
 def test_launch_lines():
-    """As the launchers take them; tests/cluster runs them."""
+    """Bash parses the lines as intended; tests/cluster runs them."""
     lines = hosts.launch_lines(TWO)
     assert lines["horovodrun, MPI"] == "horovodrun -np 8 -H server1:4,server2:4 python pytorch/train.py"
     assert lines["srun"].startswith("srun --nodelist 'server[1-2]' --ntasks-per-node 4 --ntasks 8 ")

@@ -1,4 +1,4 @@
-"""What ranks that are all on one host are told. Oracle: Open MPI's and Gloo's names; tests/cluster looks at sockets."""
+"""Variables for ranks that are all on one host. Oracle: Open MPI's and Gloo's names; tests/cluster checks sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that meet at a port of rank 0. Oracle: what each of them said, and what was wrong with it."""
+"""Rendezvous at a TCP port of rank 0. Oracle: the messages of the ranks, and their errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place(rank: int, world_size: int) -> Placement:
 
 
 class Rank(threading.Thread):
-    """A rank that meets the others, about one topic after another."""
+    """A rank that exchanges messages with the others, for one topic after another."""
 
     def __init__(self, rank: int, world_size: int, address, topics=("hosts",), seconds: float = 30) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Oracle: the variables as each launcher's documentation and, for those at hand, its own processes give them."""
+"""Placements of ranks. Oracle: each launcher's variables, as documented and, if it is installed, as it sets them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ JSRUN = {
     f"JSM_NAMESPACE_{name}": text
     for name, text in (("RANK", "5"), ("SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "4"))
 }
-# What a script of a job finds (qsub of Open PBS 23, bsub of Spectrum LSF 10.1).
+# Environment of a job's script (qsub of Open PBS 23, bsub of Spectrum LSF 10.1).
 PBS = {
     "PBS_ENVIRONMENT": "PBS_BATCH",
     "PBS_JOBID": "7.head",
@@ -98,34 +98,34 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         (JSRUN, Placement("jsrun", 5, 8, 1, 4, 1, ALONE.hosts)),
         (MVAPICH, Placement("mpirun_rsh", 5, 8, 1, 4, 1, ALONE.hosts)),
         (SLURM, Placement("srun", 5, 7, 1, 3, 1, ("gpu01", "gpu02"))),
-        # Slurm's PMI-2 tells a rank and a size besides.
+        # Slurm's PMI-2 also sets a rank and a size.
         ({**SLURM, "PMI_RANK": "5", "PMI_SIZE": "7"}, Placement("srun", 5, 7, 1, 3, 1, ("gpu01", "gpu02"))),
-        # By hand: which ranks share a host, they ask each other (`by_hand.locate`).
+        # Without a launcher, ranks find out by themselves which of them share a host (`by_hand.locate`).
         (BY_HAND, Placement("env://", 3, 4, 0, 1, None, ALONE.hosts)),
         ({**BY_HAND, "LOCAL_RANK": "1"}, Placement("env://", 3, 4, 1, 1, None, ALONE.hosts)),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}, ALONE),
         ({"RANK": "", "WORLD_SIZE": ""}, ALONE),
-        # As scripts for srun set them; and those of one process, which any job may find.
+        # Scripts for srun set these; and variables for one process may be present in any job.
         ({**SLURM, **BY_HAND, "RANK": "5", "WORLD_SIZE": "7"}, Placement("srun", 5, 7, 1, 3, 1, ("gpu01", "gpu02"))),
         ({**HOROVOD, "RANK": "0", "WORLD_SIZE": "1"}, Placement("horovodrun", 5, 8, 1, 4, 1, ("server2",))),
         # The innermost launcher counts: torchrun in an MPI job, mpirun in a Slurm step.
         ({**OPEN_MPI, **TORCHRUN}, Placement("torchrun", 3, 4, 1, 2, 1, ALONE.hosts)),
         ({**SLURM, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, ("server2",))),
-        # So it does in jobs of PBS and LSF, whose own variables say nothing of ranks.
+        # The same holds in jobs of PBS and LSF, whose own variables do not describe ranks.
         ({**PBS, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, ("server2",))),
         ({**PBS, **HYDRA}, Placement("mpiexec", 3, 4, 1, 2, 1, ALONE.hosts)),
         ({**LSF, **OPEN_MPI}, Placement("mpirun", 5, 8, 1, 4, 1, ("server2",))),
         ({**LSF, **JSRUN}, Placement("jsrun", 5, 8, 1, 4, 1, ALONE.hosts)),
         (PBS, ALONE),
         (LSF, ALONE),
-        # Ray Train gives a worker what torch's env:// needs, and a number of its host.
+        # Ray Train gives a worker the variables of torch's env://, and its host's number.
         (
             {**BY_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"},
             Placement("env://", 3, 4, 1, 2, None, ALONE.hosts),
         ),
         # A batch script sees the allocation's numbers, but no launcher started it.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, ALONE),
-        # Nor does the shell of salloc, though it is a step.
+        # The same holds for the shell of salloc, though it is a step.
         ({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, ALONE),
         # Unequal hosts: Open MPI does not say which host this is, and nothing is guessed.
         (
@@ -172,7 +172,7 @@ VARIABLES = sorted({*SLURM, *OPEN_MPI, *HOROVOD, *TORCHRUN, *HYDRA, *JSRUN, *MVA
 
 
 def or_one_line(read: Callable[[], object]) -> object:
-    """What `read` returns; None where it refuses in one line that a terminal can show."""
+    """Return the result of `read`, or None if it raises an error of one printable line."""
     try:
         return read()
     except UserError as error:
@@ -190,7 +190,7 @@ def test_any_text_is_a_list_or_refused_in_one_line(text):
 
 @given(spans=st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=4))
 def test_lists_of_any_size_take_little(spans):
-    """Either they are short, or they are refused before they are made."""
+    """Lists are either short or refused before they are expanded."""
     ranges = ",".join(f"{first}-{last}" for first, last in spans)
     sizes = [last - first + 1 for first, last in spans]
     hosts = or_one_line(lambda: expand_nodelist(f"n[{ranges}]"))

@@ -1,4 +1,4 @@
-"""How ranks of a Slurm step meet. Oracle: what each of them said."""
+"""Rendezvous of ranks in a Slurm step. Oracle: the messages of the ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_strangers_do_not_disturb_ranks_that_meet():
                 if connected := stranger.connect_ex(address) == 0:
                     stranger.sendall(line)
         assert connected
-    with socket.create_connection(address):  # and one that says nothing
+    with socket.create_connection(address):  # and a connection without any message
         ranks[1].start()
         for rank in ranks:
             rank.join(30)

@@ -1,4 +1,4 @@
-"""TF_CONFIG. Oracle: TensorFlow's documentation of its format, and places worked out by hand."""
+"""TF_CONFIG. Oracle: TensorFlow's documentation of its format, and hand-computed placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files NVIDIA's libraries came from. Oracles: lines as the kernel writes them, and libraries by those names."""
+"""Files that NVIDIA's libraries are loaded from. Oracles: /proc maps in the kernel's format, and fake libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_versions_are_noticed():
 
 
 def test_what_a_process_has_loaded(tmp_path):
-    """Copies of a library that Python has, under the names of NVIDIA's."""
+    """Copies of a Python library have the names of NVIDIA's libraries."""
     files = [tmp_path / "libnccl.so.2", tmp_path / "libcudart.so.12", tmp_path / "other" / "libcudart.so.13"]
     files[-1].parent.mkdir()
     for file in files:

@@ -1,4 +1,4 @@
-"""What is imported with a framework is never passed over by the garbage collector; what comes later is."""
+"""The garbage collector skips objects that were created while a framework was imported, but not later ones."""
 
 from __future__ import annotations
 

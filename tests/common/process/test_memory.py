@@ -1,4 +1,4 @@
-"""That freed memory stays with the process: its pages fault once, not in every step."""
+"""Freed memory stays with the process: its pages fault once, not in every step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAGES_A_STEP = 4 * 2**24 // 4096
 
 
 def faults(mode: str) -> int:
-    """Page faults of a process that uses and frees the same 64 MiB in each of 10 steps."""
+    """Return the page faults of a process that uses and frees the same 64 MiB in each of 10 steps."""
     return int(subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True).stdout)
 
 

@@ -1,4 +1,4 @@
-"""What a run tells. Oracles: the contract's epoch line, TensorBoard's own reader, a real terminal."""
+"""The reports of a run. Oracles: the specified epoch line, TensorBoard's own reader, a real terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPS_PER_EPOCH = 4
 
 
 def tell(output_dir: Path, *, until: int, progress: Progress | None = None, tensorboard: bool = False) -> None:
-    """What a run tells from `progress` to the step `until`, which ends it where it completes the second epoch."""
+    """Report a run from `progress` to the step `until`, and its end if that step completes the second epoch."""
     progress = progress or Progress()
     config = TrainConfig(output=OutputConfig(output_dir=output_dir, tensorboard=tensorboard))
     reporter = open_reporter(config, 0, progress)
@@ -49,7 +49,7 @@ def tell(output_dir: Path, *, until: int, progress: Progress | None = None, tens
 
 
 def at_step(step: int) -> Progress:
-    """Where a run stands after so many steps."""
+    """Return the progress of a run after `step` steps."""
     return Progress(position=Position(step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH), step=step)
 
 
@@ -86,12 +86,12 @@ def test_each_line_is_there_before_the_next_event(tmp_path):
 @pytest.mark.parametrize("killed_at", range(1, 2 * STEPS_PER_EPOCH + 1))
 @pytest.mark.parametrize("saved", range(2 * STEPS_PER_EPOCH + 1))
 def test_a_resumed_run_tells_everything_once(killed_at, saved, tmp_path):
-    """Killed after telling of one step, resumed from an earlier one, or the same, in mid-epoch or between epochs."""
+    """A run is killed after some step and resumed from the same or an earlier one, in mid-epoch or between epochs."""
     if saved > killed_at:
         return
     tell(tmp_path, until=killed_at)
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"event": "step", "step": 9')  # it was killed while it wrote this
+        file.write('{"event": "step", "step": 9')  # the run was killed during this write
     tell(tmp_path, until=2 * STEPS_PER_EPOCH, progress=at_step(saved))
     assert printed(tmp_path, "step") == list(range(1, 2 * STEPS_PER_EPOCH + 1))
     assert printed(tmp_path, "epoch") == [1, 2]
@@ -142,9 +142,9 @@ def test_tensorboard_hides_what_a_resumed_run_tells_again(saved, tmp_path):
 
 
 def read_scalars(output_dir: Path, **run: object) -> dict[str, dict[int, float]]:
-    """Tell a run to TensorBoard, and what its reader makes of all that lies there: by tag, the value of each step.
+    """Report a run to TensorBoard, and return the values of all steps by tag, as TensorBoard reads them.
 
-    A step that stands there twice counts as an error.
+    A step that is there twice counts as an error.
     """
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
@@ -199,7 +199,7 @@ check(REOPEN)
     ],
 )
 def test_a_full_disk_is_one_line(name, reporter, reopen, tmp_path):
-    """A limit on file size stands in for a full disk: while telling, while closing, and when it is opened again."""
+    """A limit on file size stands in for a full disk during an event, while closing, and when opening again."""
     program = TELL_ON_A_FULL_DISK.replace("REPORTER", reporter).replace("REOPEN", reopen)
     path = tmp_path / name
     result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=300)
@@ -238,7 +238,7 @@ reporter.close()
 
 @pytest.mark.parametrize(("rank", "terminal"), [(0, True), (0, False), (1, True)])
 def test_progress_bar_on_a_terminal_alone(rank, terminal):
-    """A real terminal at standard error; standard output is piped, as under a launcher."""
+    """Standard error is a real terminal; standard output is piped, as under a launcher."""
     listener, speaker = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", SHOW_PROGRESS.replace("RANK", str(rank))],
@@ -257,12 +257,12 @@ def test_progress_bar_on_a_terminal_alone(rank, terminal):
 
 
 def read_all(terminal: int) -> str:
-    """Everything written to a terminal whose other side is closed."""
+    """Return everything written to a terminal whose other side is closed."""
     parts = []
     try:
         while part := os.read(terminal, 65536):
             parts.append(part)
-    except OSError:  # Linux says so at the end (EIO)
+    except OSError:  # Linux reports the end as EIO
         pass
     os.close(terminal)
     return b"".join(parts).decode()

@@ -1,5 +1,5 @@
-"""What a run tells MLflow and Weights & Biases. Oracles: MLflow's own reader of its local store, and the records that
-wandb has written offline, by its own protocol buffers."""
+"""Reports to MLflow and Weights & Biases. Oracles: MLflow's reader of its local store, and the records that wandb
+writes offline, read with its protocol buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOSSES = [0.5, 0.25, 0.125]
 
 
 def tell(*, until_the_end: bool = True, **output: bool) -> None:
-    """A run of three steps and an epoch, as rank 0 and rank 1 tell it."""
+    """Report a run of three steps and an epoch as ranks 0 and 1."""
     for rank in (0, 1):
         reporter = open_reporter(TrainConfig(output=OutputConfig(**output)), rank, Progress())
         reporter.event("start", framework="pytorch", world_size=2, versions={"python": "3"})
@@ -79,7 +79,7 @@ def test_wandb_has_one_run_with_all_of_it(tmp_path, monkeypatch):
 
 
 def wandb_records(data: bytes) -> list[Any]:
-    """The records of a file, whose form is that of LevelDB's logs: blocks of 32 KiB, in which records lie in parts."""
+    """Return the records of a file in the format of LevelDB's logs: blocks of 32 KiB, with records split into parts."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     records, parts, place = [], b"", 7
@@ -96,7 +96,7 @@ def wandb_records(data: bytes) -> list[Any]:
 
 
 class Failing(Reporter):
-    """Hears one event, and fails at the next."""
+    """Receives one event, and fails at the next."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -130,6 +130,6 @@ def test_one_that_cannot_begin_ends_the_run_in_a_line():
 
 @pytest.mark.parametrize(("flag", "package"), [("--mlflow", "mlflow-skinny"), ("--wandb", "wandb")])
 def test_a_package_that_is_not_there(flag, package, monkeypatch):
-    monkeypatch.setitem(sys.modules, flag.removeprefix("--"), None)  # so Python keeps what cannot be imported
+    monkeypatch.setitem(sys.modules, flag.removeprefix("--"), None)  # makes the import fail
     with pytest.raises(UserError, match=f"expected the package .* with {flag}, received none; pip install {package}$"):
         parse(("single",), ALONE, [flag])

@@ -1,6 +1,6 @@
-"""Ranks that are watched through relays, as in large jobs: four ranks, who take themselves for those of two hosts.
+"""Ranks watched through relays, as in large jobs: four ranks that are configured as if on two hosts.
 
-Oracles: what is reported, and which ranks have a relay's thread.
+Oracles: the reports, and which ranks have a relay's thread.
 """
 
 from __future__ import annotations

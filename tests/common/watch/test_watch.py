@@ -1,4 +1,4 @@
-"""What the ranks' watch concludes, and how ranks agree to stop. Oracles are named in the tests."""
+"""Conclusions of the watchdog, and the agreement of ranks to stop. Oracles are named in the tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT = 10.0
 
 
 class Ranks:
-    """Threads that go through the same ticks and meet in each, as ranks meet in a collective."""
+    """Threads that run the same ticks and wait for each other in each, as ranks do in a collective."""
 
     def __init__(self, num_ticks: int) -> None:
         self.progress_states = [ProgressState() for _ in range(NUM_RANKS)]
@@ -48,7 +48,7 @@ class Ranks:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ranks_stop_after_the_same_tick_whenever_they_are_asked(seed):
-    """Oracle: all have ended the tick that was decided, none waits for another; a barrier that hangs fails the join."""
+    """Oracle: all have ended the decided tick, and none waits for another; a barrier that hangs fails the join."""
     chance = random.Random(seed)
     ranks = Ranks(num_ticks=100_000)
     for thread in ranks.threads:
@@ -84,7 +84,7 @@ STALLS = {
 
 @pytest.mark.parametrize("name", STALLS)
 def test_who_is_missing(name):
-    """Oracle: by hand; ranks as phase, moves, seconds in it."""
+    """Each state is a phase, the number of moves, and the seconds since the last move."""
     states, missing, waiting, went_on = STALLS[name]
     stall = stall_detection.stalled([seen(rank, *state) for rank, state in enumerate(states)], NOW, TIMEOUT)
     assert ([one.rank for one in stall.missing], [one.rank for one in stall.waiting]) == (missing, waiting)
@@ -93,7 +93,7 @@ def test_who_is_missing(name):
 
 @pytest.mark.parametrize("phase", ["start", "compile", "step"])
 def test_a_first_step_may_take_as_long_again_as_that_of_the_others(phase):
-    """Oracle: by hand; the other one has taken 3 s, or 20 s, and waits since, which proves that all have compiled."""
+    """The other rank took 3 s, or 20 s, and has waited since, which proves that all have compiled."""
     after = {"start": "input", "compile": "step", "step": "check"}[phase]
 
     def is_stalled(took: float, waited: float) -> bool:
@@ -105,14 +105,14 @@ def test_a_first_step_may_take_as_long_again_as_that_of_the_others(phase):
 
 
 def test_a_step_that_takes_long_on_all_is_no_stall_when_the_first_is_done():
-    """Oracle: by hand; a step of another shape is compiled for 25 s, where steps took 1 s before."""
+    """A step of another shape is compiled for 25 s, after steps of 1 s."""
 
     def is_stalled(took: float, waited: float) -> bool:
         ranks = [seen(0, "check", 9, waited), seen(1, "step", 8, took + waited, longest=1)]
         return stall_detection.stalled(ranks, NOW, TIMEOUT) is not None
 
     assert not is_stalled(25, 0) and not is_stalled(25, 9) and is_stalled(25, 10)
-    assert is_stalled(130, 0)  # it goes on without the others, again and again
+    assert is_stalled(130, 0)  # the other ranks keep going on without it
 
 
 def test_who_hangs_after_a_collective_is_missing_and_who_waits_in_one_is_not():
@@ -145,7 +145,7 @@ def test_what_is_no_stall(name):
 
 @pytest.mark.parametrize("phase", ["start", "input", "validation"])
 def test_what_all_do_for_the_first_time_is_a_stall_in_the_end(phase):
-    """Oracle: by hand. But for the step itself, which may compile for however long."""
+    """All phases have a limit except the step itself, which may compile for any time."""
     stall = stall_detection.stalled([seen(rank, phase, 2, 601, is_new=True) for rank in range(2)], NOW, TIMEOUT)
     for in_framework in (True, False):
         split = stall_detection.split_waiting_and_missing(stall, TIMEOUT, {}, dict.fromkeys(range(2), in_framework))
@@ -177,7 +177,7 @@ def test_a_slow_step_of_all_is_a_stall_in_the_end():
 
 
 def test_strangers_are_turned_away_and_a_rank_is_let_in():
-    """Oracle: who is connected afterwards. Anybody may connect to the monitor's port."""
+    """Any process may connect to the monitor's port. Oracle: the peers that are connected afterwards."""
     first, own = map(Channel, socket.socketpair())
     monitor = Monitor(2, own, ProgressState(), Limits(stall=10, silence=30))
     watch = threading.Thread(target=monitor.run, daemon=True)
@@ -195,14 +195,14 @@ def test_strangers_are_turned_away_and_a_rank_is_let_in():
                     stranger.shutdown(socket.SHUT_WR)
                     assert stranger.recv(100) == b""
                 except OSError:
-                    pass  # turned away before it had said all
+                    pass  # turned away before it had sent everything
         with connect() as rank:
             greeting = json.dumps({"rank": 1, "host": "a", "token": "secret"}).encode() + b"\n"
             rank.sendall(greeting[:9])  # it may come in pieces
             time.sleep(0.1)
             rank.sendall(greeting[9:])
             assert json.loads(rank.makefile().readline()) == {"all_here": True}
-            first.send(finished=True)  # before the other one: at its word the run is over for both
+            first.send(finished=True)  # sent before the rank's message, and enough to finish the run for both
             rank.sendall(b'{"finished": true}\n')
     first.close()
     watch.join(30)
@@ -235,7 +235,7 @@ run_rank(fail)
 
 
 def test_a_rank_that_waits_for_its_turn_to_tell_says_so_when_it_is_asked():
-    """It would be told of as stuck, where turns are longer than --stall-timeout."""
+    """Otherwise it would be reported as stuck if its turn takes longer than --stall-timeout."""
     place = {"RANK": "16", "SIZE": "32", "LOCAL_RANK": "16", "LOCAL_SIZE": "32"}
     failed = run(sys.executable, "-c", FAILS, **{f"OMPI_COMM_WORLD_{name}": number for name, number in place.items()})
     assert (failed.returncode, failed.stdout) == (1, "it has failed\n"), failed.output
@@ -244,7 +244,7 @@ def test_a_rank_that_waits_for_its_turn_to_tell_says_so_when_it_is_asked():
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(failed, monkeypatch):
-    """Oracle: by hand; rank 1 does not move. Nothing was told where the ranks are asked again."""
+    """Rank 1 does not move. If the monitor asks the ranks again, it has not reported the stall."""
     left, asked = threading.Event(), threading.Semaphore(0)
     monkeypatch.setattr(monitor_module, "leave", lambda *_: left.set() or threading.Event().wait())
     places = ({"moves": 9, "phase": "step"}, {"moves": 8, "phase": "input"})
@@ -252,7 +252,7 @@ def test_a_stall_is_not_told_where_a_rank_is_about_to_tell_what_has_failed(faile
 
     def take_part(rank: int) -> None:
         end, messages = pairs[rank][0], []
-        with contextlib.suppress(EOFError):  # the monitor has told
+        with contextlib.suppress(EOFError):  # the monitor has reported
             while not any("bye" in message for message in messages):
                 end.send(**places[rank], step=1, is_new=False, longest=0.0, first=0.0)
                 messages = end.receive()
@@ -277,7 +277,7 @@ def test_a_notice_stops_a_rank_alone():
     """Oracle: the next tick does not begin; signals are handled as before when the block has ended."""
     before = signal.getsignal(signal.SIGTERM)
     progress_state = ProgressState()
-    progress_state.enter("input")  # before, there is nothing to save, and a notice ends the process at once
+    progress_state.enter("input")  # before this phase there is nothing to save, and a notice ends the process at once
     with watching(None, ALONE, progress_state, Limits(stall=10, silence=30)):
         assert progress_state.begin_tick()
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -1,9 +1,9 @@
-"""A run of which one rank computes a flipped bit in step 3, for `test_audit.py` and `test_bisect.py`.
+"""Trainer in which one rank computes a flipped bit in step 3, for `test_audit.py` and `test_bisect.py`.
 
     python tests/launch/ranks/flipping.py FRAMEWORK RANK WHICH [FLAGS of the trainer]
 
-WHICH of the slices that the rank computes in that step have it: its `own`, or `all`, those of other ranks as well.
-Without --slices, which TensorFlow alone can have here, the gradient of the first weight has it.
+WHICH is `own`, to flip it in the rank's slices, or `all`, to flip it also in slices of other ranks that it computes.
+Without --slices, which is supported only in TensorFlow, it is flipped in the gradient of the first weight.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def flip_in_graph(worker) -> None:
 
 
 def flip(vector):
-    """The lowest bit of one of its gradients."""
+    """Flip the lowest bit of one gradient in the vector."""
     array = np.array(vector.numpy())
     array.view(np.int32)[99] ^= 1
     if "tensorflow" in sys.modules:

@@ -1,6 +1,6 @@
-"""A network with batch norm under DistributedDataParallel, in the shape of PyTorch's example for ImageNet, in small.
+"""A network with batch norm under DistributedDataParallel, a small form of PyTorch's example for ImageNet.
 
-The batch size is that of all ranks, and is divided among them.
+The given batch size is the global one, and is divided among the ranks.
 """
 
 import argparse

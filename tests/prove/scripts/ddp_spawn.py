@@ -28,5 +28,5 @@ def main(rank, size, port):
 
 
 if __name__ == "__main__":
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # at a port that is free
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # at a free port
     mp.spawn(main, args=(2, store.port), nprocs=2)

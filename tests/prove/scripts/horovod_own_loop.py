@@ -1,4 +1,4 @@
-"""Horovod without its optimizer: gradients averaged by hand, of batches that each rank cuts out of arrays."""
+"""Horovod without its optimizer: gradients are averaged explicitly, and each rank slices its batches out of arrays."""
 
 import horovod.torch as hvd
 import torch

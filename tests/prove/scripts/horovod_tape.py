@@ -1,4 +1,4 @@
-"""A loop of one's own with GradientTape under Horovod, in the shape of its example for TensorFlow 2 and MNIST."""
+"""A custom loop with GradientTape under Horovod, in the shape of its example for TensorFlow 2 and MNIST."""
 
 import horovod.tensorflow as hvd
 import keras

@@ -1,4 +1,4 @@
-"""A loop of one's own under MirroredStrategy, in the shape of TensorFlow's tutorial."""
+"""A custom training loop under MirroredStrategy, in the shape of TensorFlow's tutorial."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A loop of one's own under MultiWorkerMirroredStrategy, in the shape of TensorFlow's tutorial."""
+"""A custom training loop under MultiWorkerMirroredStrategy, in the shape of TensorFlow's tutorial."""
 
 import keras
 import numpy as np

@@ -1,6 +1,6 @@
-"""The table that tools/gpu_check.sh prints, of checks made here; and that the images it trains on are a data set.
+"""The table that tools/gpu_check.sh prints, for made-up checks; and the images it trains on form a data set.
 
-Whether the checks themselves run, `tools/gpu_check.sh --device cpu` says, in ten minutes on two cores.
+`tools/gpu_check.sh --device cpu` runs the real checks, in ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def checks(monkeypatch):
 
 
 def test_the_seconds_of_all_checks_fit():
-    """8 minutes, less what it takes to end one that hangs."""
+    """The limit is 8 minutes, less the time to end a check that hangs."""
     assert check.TRIALS_SECONDS + sum(one.seconds for one in check.CHECKS.values()) <= ON_GPU.seconds <= 470
 
 
@@ -70,7 +70,7 @@ def test_what_fails_is_a_row_and_ends_no_other(checks, tmp_path, capsys):
     assert "its log" in printed and "why" in printed
 
 
-# What never ends, by each of the ways in which a check waits for something.
+# Checks that never end, one for each way in which a check waits.
 HANG = ["sh", "-c", "echo it hangs here; exec sleep 600"]
 HANGS = {
     "of a job": lambda effort, folder: run(HANG),
@@ -113,7 +113,7 @@ def test_one_of_those_that_take_turns_that_hangs_is_a_row(tmp_path, capsys):
 
 
 def test_without_a_gpu_it_is_a_mistake(checks):
-    """conftest hides those that there are."""
+    """tests/conftest.py hides the GPUs of the machine."""
     with pytest.raises(UserError, match="expected a GPU, received a machine that shows none; --device cpu"):
         check.main(["--only", "good"])
 

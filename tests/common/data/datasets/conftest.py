@@ -1,4 +1,4 @@
-"""A local HTTP server whose answers each test chooses, and a way to vouch for files that a test has made."""
+"""A local HTTP server whose answers each test chooses, and a fixture that writes checksums of a test's files."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Server:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        # A client that gives up early is part of the tests, not an error to print.
+        # Tests include clients that give up early, which is no error to print.
         self.http.handle_error = lambda *args: None
         self.url = f"http://127.0.0.1:{self.http.server_port}"
 
     def send(self, request: BaseHTTPRequestHandler, body: bytes, *, length: int | None = None) -> None:
-        """Answers with `body`, but says that it has `length` bytes."""
+        """Answer with `body`, but claim a length of `length` bytes."""
         request.send_response(200)
         request.send_header("Content-Length", str(len(body) if length is None else length))
         request.end_headers()
         request.wfile.write(body)
 
     def send_slowly(self, request: BaseHTTPRequestHandler, body: bytes, *, piece: int, pause: float) -> None:
-        """Answers with `body`, `piece` bytes every `pause` seconds, until the test ends."""
+        """Answer with `body`, `piece` bytes every `pause` seconds, until the test ends."""
         self.send(request, b"", length=len(body))
         for start in range(0, len(body), piece):
             if self.closing.wait(pause):
@@ -73,13 +73,13 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The local server is asked directly, whatever proxy the machine has."""
+    """Bypass any proxy of the machine for the local server."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
 @pytest.fixture
 def vouch() -> Callable[[Path], None]:
-    """Writes SHA256SUMS for the files in a folder, as `sha256sum *` would."""
+    """Return a function that writes SHA256SUMS for the files in a folder, as `sha256sum *` would."""
 
     def write_sums(directory: Path) -> None:
         (directory / "SHA256SUMS").unlink(missing_ok=True)

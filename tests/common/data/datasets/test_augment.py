@@ -17,7 +17,7 @@ def test_area_and_ratio_have_the_papers_range_and_fill_it(width, height):
     assert left.min() == 0 and top.min() == 0 and right.max() == width and bottom.max() == height
     area = (right - left) * (bottom - top) / (width * height)
     ratio = (right - left) / (bottom - top)
-    # A pixel more or less: boxes lie on whole pixels.
+    # Tolerance of one pixel: boxes lie on whole pixels.
     assert 0.078 < area.min() < 0.1 and 0.9 < area.max() <= 1
     assert 0.735 < ratio.min() < 0.77 and 1.3 < ratio.max() < 1.36
 

@@ -1,4 +1,4 @@
-"""cifar10: archives in the published layout written here, good and bad."""
+"""cifar10: intact and damaged archives in the published layout, written here."""
 
 import contextlib
 import gzip
@@ -22,7 +22,7 @@ LABELS = {name: GENERATOR.integers(0, 10, 4, dtype=np.uint8) for name in NAMES}
 
 
 def records(images: np.ndarray, labels: np.ndarray) -> bytes:
-    """A label byte, then 1,024 bytes each of red, green and blue, row by row."""
+    """Return records of a label byte, then 1,024 bytes each of red, green and blue, row by row."""
     return b"".join(
         bytes([label]) + b"".join(image[:, :, channel].tobytes() for channel in range(3))
         for image, label in zip(images, labels, strict=True)
@@ -44,7 +44,7 @@ def write_archive(directory: Path, contents: dict[str, bytes], vouch) -> DataCon
 
 
 def test_samples_in_the_order_of_the_batches(tmp_path, vouch):
-    # The archive's own order is another one.
+    # The archive has another order.
     config = write_archive(tmp_path, dict(reversed(CONTENTS.items())), vouch)
     prepare(config)
     dataset = load(config)
@@ -95,7 +95,7 @@ def test_a_damaged_archive(tmp_path, vouch, damage):
 
 
 def test_the_table_is_the_published_one(server, tmp_path):
-    # Oracle: the size that TensorFlow Datasets and the tutorials' logs give.
+    # Oracle: the size given by TensorFlow Datasets and the logs of tutorials.
     assert cifar10.FILES[0].num_bytes == 170_052_171
     with pytest.raises(UserError, match="put cifar-10-binary.tar.gz into .*cifar10, or give a --mirror"):
         prepare(DataConfig(dataset="cifar10", data_dir=tmp_path, mirror=server.url))
@@ -139,11 +139,11 @@ TAR = tarred(CONTENTS)
 
 @st.composite
 def damaged_archives(draw) -> bytes:
-    """The archive with some bytes of its headers changed."""
+    """Draw the archive with some bytes of its headers changed."""
     data = bytearray(TAR)
     for position, value in draw(st.lists(st.tuples(st.integers(0, 511), st.integers(0, 255)), max_size=4)):
         data[position] = value
-    if draw(st.booleans()):  # a right checksum of the header
+    if draw(st.booleans()):  # make the header's checksum right
         data[148:156] = b" " * 8
         data[148:156] = b"%06o\0 " % sum(data[:512])
     return gzip.compress(bytes(data[: draw(st.sampled_from([len(data), 700, 5000]))]), 1)

@@ -1,4 +1,4 @@
-"""decoding: libjpeg-turbo reads what Pillow reads, pixel by pixel, and leaves the rest to it. Oracle: Pillow."""
+"""decoding: libjpeg-turbo gives the same pixels as Pillow, and leaves unusual files to Pillow. Oracle: Pillow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allstep.common.data.datasets.resampling import by_pillow
 
 
 def photo(width: int, height: int, *, grain: float = 14) -> Image.Image:
-    """Smooth colours and noise."""
+    """Return an image of smooth colours and noise."""
     rng = np.random.default_rng(0)
     colours = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
     pixels = np.asarray(colours.resize((width, height), Image.Resampling.BICUBIC))
@@ -38,10 +38,10 @@ def by_libjpeg(data: bytes) -> bool:
 
 
 def pillows(data: bytes) -> np.ndarray | None:
-    """The pixels that Pillow reads; None where it reads none."""
+    """Return the pixels that Pillow reads, or None where it cannot read the data."""
     try:
         return np.asarray(Image.open(io.BytesIO(data), formats=("JPEG", "PNG")).convert("RGB"))
-    except Exception:  # whatever it raises for what is damaged
+    except Exception:  # Pillow raises various types for damaged data
         return None
 
 
@@ -86,7 +86,7 @@ def test_memory_that_is_kept_holds_the_image_asked_for_alone(path):
 
 
 def test_damaged_files_are_read_or_refused_as_pillow_does(path):
-    """Bytes changed, put in and cut off: 600 files, of which Pillow reads some."""
+    """600 files have bytes changed, inserted or cut off; Pillow reads some of them."""
     rng = random.Random(0)
     decoder, num_read = Decoder(), 0
     sources = [jpeg(photo(48, 40), **options) for options in ({}, {"progressive": True}, {"restart_marker_blocks": 4})]
@@ -135,7 +135,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_hardly_differs(path, side, wi
         return box
 
     pixels, smaller_box = Decoder().decode(image_content(path), box_of, side)
-    assert asked == [(640, 480)]  # the box is one of the whole image, whatever is decoded of it
+    assert asked == [(640, 480)]  # the box refers to the whole image, whatever fraction is decoded
     assert pixels.shape[1] == width
     everything = pillows(path.read_bytes())
     expected = by_pillow(everything, box, side).astype(int)

@@ -49,7 +49,7 @@ def test_normalised_training_images_have_mean_0_and_deviation_1():
 
 
 def test_scikit_learn_is_not_imported():
-    # It takes a second, which is the whole allowance for start-up.
+    # The import takes a second, which is the whole allowance for start-up.
     program = (
         "import sys; from allstep.common.data.datasets import *; c = DataConfig(); prepare(c); load(c);"
         "print([name for name in ('sklearn', 'scipy', 'PIL', 'torch', 'tensorflow') if name in sys.modules])"

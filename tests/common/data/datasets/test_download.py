@@ -1,4 +1,4 @@
-"""download: whatever a server answers, a file is there with the right checksum or not at all."""
+"""download: whatever a server answers, a file has the right checksum or does not exist."""
 
 import hashlib
 import os
@@ -99,7 +99,7 @@ def test_an_endless_answer_is_cut_off(server, tmp_path):
 
     server.answers[NAME] = endless
     assert "longer than" in fetch_error(tmp_path, server.url)
-    assert sum(sent) < 100 * len(BODY)  # What fits into the buffers of the connection.
+    assert sum(sent) < 100 * len(BODY)  # Only the connection's buffers were filled.
 
 
 def test_a_silent_server_is_given_up(server, tmp_path):
@@ -118,7 +118,7 @@ def test_a_server_that_stops_in_the_middle_is_given_up(server, tmp_path):
 
 
 def test_a_server_that_trickles_is_given_up(server, tmp_path):
-    # Never silent for the timeout, but hours to the end.
+    # The server is never silent for the timeout, but would need hours.
     body = BODY[:1000]
     file = RemoteFile(NAME, len(body), hashlib.sha256(body).hexdigest())
     server.answers[NAME] = lambda request: server.send_slowly(request, body, piece=1, pause=0.02)
@@ -148,7 +148,7 @@ def test_a_mirror_that_is_no_url(tmp_path, mirror):
 
 
 def test_user_password_and_query_are_used_and_not_told(server, tmp_path, capsys):
-    """Oracle: RFC 7617, whose example these credentials are."""
+    """Oracle: RFC 7617, whose example credentials these are."""
     seen = []
 
     def answer(request) -> None:
@@ -218,7 +218,7 @@ def test_what_is_no_regular_file_is_not_waited_for(server, tmp_path, name):
 
 
 def test_a_file_of_another_size_is_not_read_to_its_end(server, tmp_path):
-    """40 GB that take no room: to hash them takes longer than to say that they are not the file."""
+    """A sparse file of 40 GB: hashing it would take longer than noticing its wrong size."""
     server.answers[NAME] = BODY
     (tmp_path / NAME).touch()
     os.truncate(tmp_path / NAME, 40 * 10**9)
@@ -233,7 +233,7 @@ def test_a_file_of_another_size_is_not_read_to_its_end(server, tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     config = DataConfig(dataset="mnist", data_dir=tmp_path / "file")
-    with pytest.raises(UserError, match="received .*: Not a directory; mend that"):
+    with pytest.raises(UserError, match="received .*: Not a directory; fix that"):
         prepare(config)
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)
@@ -244,7 +244,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_a_folder_without_permission(tmp_path, dataset):
     tmp_path.chmod(0)
     for step in (prepare, load):
-        with pytest.raises(UserError, match="received .*: Permission denied; mend that"):
+        with pytest.raises(UserError, match="received .*: Permission denied; fix that"):
             step(DataConfig(dataset=dataset, data_dir=tmp_path / "data"))
     tmp_path.chmod(0o700)
 
@@ -274,7 +274,7 @@ def test_a_write_that_fails_leaves_nothing(server, tmp_path):
     # A limit on file size stands in for a full disk: both make write fail in the middle.
     server.answers[NAME] = BODY
     output, _ = start_fetch(server, tmp_path, limit=50_000).communicate()
-    assert f"received {tmp_path}: File too large; mend that or choose another --dataset or --data-dir\n" in output
+    assert f"received {tmp_path}: File too large; fix that or choose another --dataset or --data-dir\n" in output
     assert names_in(tmp_path) == []
 
 

@@ -28,7 +28,7 @@ def save(path: Path, *, colour=(9, 9, 9), size=(40, 30), mode="RGB") -> None:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Four training and two validation images a class: a colour for each class, a size for each image."""
+    """Write four training and two validation images per class: one colour per class, one size per image."""
     for name, colour in COLOURS.items():
         for number in range(4):
             suffix = (".jpg", ".JPEG", ".png", ".PNG")[number]
@@ -43,12 +43,12 @@ def open_folder(folder: Path, **flags):
 
 
 def unreadable(split) -> set[Path]:
-    """The files that were tried to be read and could not."""
+    """Return the files that could not be read."""
     return {split.images.path(index) for index in np.flatnonzero(split.unreadable_mask())}
 
 
 def gradient(path: Path, *, width=120, height=90) -> None:
-    """An image in which every place has its own colour, so that any change of crop or flip is seen."""
+    """Write an image whose pixels all have different colours, so that any change of crop or flip is seen."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows, columns = np.mgrid[0:height, 0:width]
     pixels = np.stack([255 * columns / width, 255 * rows / height, (columns + rows) % 256], axis=-1)
@@ -73,7 +73,7 @@ def test_classes_are_numbered_by_name_and_images_have_their_colour(folder):
         images, labels = split.read(indices, epoch=0)
         assert images.shape == (len(split), 16, 16, 3) and images.dtype == np.uint8
         assert labels.dtype == np.int64 and labels.tolist() == (indices // count).tolist()
-        # JPEG is off by a little.
+        # JPEG changes colours slightly.
         colours = np.array(list(COLOURS.values()))[labels]
         assert np.abs(images.astype(int) - colours[:, None, None]).max() <= 4
 
@@ -92,7 +92,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(gradients):
 
 
 def test_crops_and_flips_are_those_of_seed_epoch_and_index(tmp_path):
-    """Oracle: the same samples decoded, cut and resized by Pillow alone; within 1 of 255, and not the next index's."""
+    """Oracle: the same samples processed only by Pillow; within 1 of 255, and unlike the next index's."""
     rng = np.random.default_rng(0)
     for split, name, number in itertools.product(("train", "val"), "ab", range(6)):
         path = tmp_path / split / name / f"{number}.{('jpg', 'png')[number % 2]}"
@@ -120,7 +120,7 @@ def test_crops_and_flips_are_those_of_seed_epoch_and_index(tmp_path):
 
 
 def test_half_of_the_training_images_are_mirrored(gradients):
-    # Oracle: red grows to the right in the files. 200 fair coins give 70 to 130 but once in 50,000 times.
+    # Oracle: red grows to the right in the files. 200 fair coins give 70 to 130 heads but once in 50,000 times.
     split = open_folder(gradients).train
     images = np.concatenate([split.read(np.arange(10), epoch=epoch)[0] for epoch in range(20)]).astype(int)
     mirrored = images[:, :, 0, 0].mean(axis=1) > images[:, :, -1, 0].mean(axis=1)
@@ -213,7 +213,7 @@ def test_a_link_to_nowhere_is_an_unreadable_image(folder):
 
 
 def test_skipped_images_are_replaced_by_the_next_of_their_class(gradients):
-    # Oracle: the same folder with the replacement's content in the place of the unreadable file.
+    # Oracle: the same folder with the replacement's content in the unreadable file.
     bad = [gradients / "train" / "a" / f"{number}.png" for number in (3, 4)]
     for path in bad:
         path.write_bytes((gradients / "train" / "a" / "0.png").read_bytes())
@@ -297,7 +297,7 @@ def test_a_hostile_image_is_an_unreadable_one(folder, kind):
 
 
 def test_a_mistake_of_ours_is_no_unreadable_image(folder, monkeypatch):
-    """Who counts every exception as damage trains on other images than those that are there, and never says so."""
+    """A reader that treated every exception as damage would silently train on other images."""
     monkeypatch.setattr(decoding, "MAX_FILE_BYTES", None)
     with pytest.raises(TypeError):
         open_folder(folder, skip_unreadable=True).train.read(np.arange(12), epoch=0)

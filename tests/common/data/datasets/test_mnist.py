@@ -1,4 +1,4 @@
-"""mnist and fashion-mnist: IDX files written here from the format's description, good and bad."""
+"""mnist and fashion-mnist: intact and damaged IDX files, written here from the format's description."""
 
 import contextlib
 import gzip
@@ -39,13 +39,13 @@ FILES = {name: idx(array) for name, array in ARRAYS.items()}
 
 @pytest.fixture
 def published(monkeypatch) -> Iterator[None]:
-    """Makes the small files the published ones, so that the whole path from mirror to batch can be run."""
+    """Declare the small files to be the published ones, so that the whole path from mirror to batch can be run."""
     table = tuple(RemoteFile(name, len(body), hashlib.sha256(body).hexdigest()) for name, body in FILES.items())
     monkeypatch.setitem(mnist.FILES, "mnist", table)
 
 
 def own_files(directory: Path, vouch, **changed: bytes) -> DataConfig:
-    """Puts the small files, some of them `changed`, where a user puts his own."""
+    """Put the small files, some of them `changed`, where users put their own."""
     (directory / "mnist").mkdir(exist_ok=True)
     for name, body in {**FILES, **changed}.items():
         (directory / "mnist" / name).write_bytes(body)
@@ -96,7 +96,7 @@ def test_the_two_data_sets_do_not_share_files(published, server, tmp_path):
 
 
 def test_arrays_are_mapped_not_read(published, server, tmp_path):
-    # What ranks of a host share is the page cache: no rank may hold a copy of its own.
+    # Ranks of a host share the page cache, so no rank may hold its own copy.
     server.answers.update(FILES)
     config = DataConfig(dataset="mnist", data_dir=tmp_path, mirror=server.url)
     prepare(config)
@@ -120,7 +120,7 @@ def test_damaged_arrays_are_unpacked_again(published, server, tmp_path, damage):
 
 
 def test_intact_arrays_are_left_alone(tmp_path, vouch):
-    # A rank of another run may have them mapped; and start-up should not take longer than it must.
+    # Ranks of another run may have the arrays mapped, and rewriting them would delay start-up.
     config = own_files(tmp_path, vouch)
     prepare(config)
     before = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
@@ -218,7 +218,7 @@ def test_a_bad_file_is_one_clear_line(tmp_path, vouch, kind):
     with pytest.raises(UserError, match=reason) as caught:
         prepare(config)
     assert name in str(caught.value) and "\n" not in str(caught.value)
-    assert str(caught.value).endswith("; put the right file there and write SHA256SUMS anew")
+    assert str(caught.value).endswith("; put the right file there and write SHA256SUMS again")
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)
 
@@ -234,7 +234,7 @@ def test_a_full_disk_while_unpacking_leaves_nothing_that_is_used(tmp_path, vouch
         "except UserError as error: print(error)"
     )
     output = subprocess.run([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True).stdout
-    assert f"received {tmp_path}: File too large; mend that or choose another --dataset or --data-dir\n" in output
+    assert f"received {tmp_path}: File too large; fix that or choose another --dataset or --data-dir\n" in output
     assert not list(tmp_path.rglob("*.partial"))
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)
@@ -255,7 +255,7 @@ def test_a_file_that_cannot_be_read(tmp_path, vouch):
 
 
 def empty_file_for(num_images: int) -> bytes:
-    """A file whose header says so many images, and has none."""
+    """Return a file whose header claims `num_images` images, and that has none."""
     return gzip.compress(struct.pack(">4I", 0x0803, num_images, 28, 28))
 
 
@@ -310,7 +310,7 @@ FORGED = {
 
 @pytest.mark.parametrize("kind", FORGED)
 def test_forged_arrays_with_right_checksums(tmp_path, vouch, kind):
-    """Oracle: what `_write` writes; a batch of anything else would train on what is none of the data set's."""
+    """Oracle: the output of `_write`; a batch of anything else would train on other data than the data set's."""
     name, array, reason = FORGED[kind]
     config = own_files(tmp_path, vouch)
     prepare(config)

@@ -1,7 +1,7 @@
-"""Data sets of the user's own in every format, read in any order; damaged ones.
+"""User data sets in every format, read in any order, and damaged ones.
 
 Oracle: the arrays that were written. The files are written by NumPy, pyarrow, tarfile and TensorBoard's RecordWriter,
-none of which shares code with our readers; `OF_TENSORFLOW` is what TensorFlow 2.21's tf.io.TFRecordWriter has written.
+none of which shares code with our readers; `OF_TENSORFLOW` was written by TensorFlow 2.21's tf.io.TFRecordWriter.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NUM_SAMPLES, NUM_TRAIN = 40, 30
 RANDOM = np.random.default_rng(0)
 NUMBERS = RANDOM.normal(size=(NUM_SAMPLES, 6)).astype(np.float32)
 LABELS = RANDOM.permutation(np.arange(NUM_SAMPLES) % 5)
-# A colour each, so that decoding says which one was read whatever was cut off; PNG keeps it.
+# One colour per sample, so that the decoded image identifies it after any crop; PNG is lossless.
 COLOURS = np.stack([np.arange(NUM_SAMPLES) * 6, LABELS * 50, np.full(NUM_SAMPLES, 99)], 1).astype(np.uint8)
 OF_TENSORFLOW = bytes.fromhex(
     "2500000000000000eabc36f30a230a0e0a056c6162656c12051a030a01030a110a0178120c120a0a080000003f000000c0a6735d61"
 )
-"""A record of x = [0.5, -2.0] and label = [3]."""
+"""Record of x = [0.5, -2.0] and label = [3]."""
 TRAIN, VALIDATION = slice(0, NUM_TRAIN), slice(NUM_TRAIN, NUM_SAMPLES)
 Write = Callable[[Path, slice], None]
 
@@ -49,7 +49,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def message(*fields: tuple[int, bytes]) -> bytes:
-    """Fields of protobuf's wire type 2, each of fewer than 2^14 bytes."""
+    """Encode fields of protobuf's wire type 2, each of fewer than 2^14 bytes."""
     parts = []
     for number, data in fields:
         length = bytes([len(data)]) if len(data) < 128 else bytes([len(data) & 127 | 128, len(data) >> 7])
@@ -153,7 +153,7 @@ def test_a_share_is_held_out_by_the_seed(kind, tmp_path):
 @pytest.mark.parametrize("task", ["next-token", "classification"])
 @pytest.mark.parametrize("kind", ["npz", *WRITERS])
 def test_tokens(kind, task, tmp_path):
-    """How many there are follows from inputs and targets, of which either may have the largest."""
+    """The number of tokens follows from both inputs and targets, either of which may have the largest."""
     tokens = np.arange(20).reshape(5, 4)
     inputs, targets = tokens[:, :-1], tokens[:, 1:] if task == "next-token" else np.arange(5) % 2
     flags = {}
@@ -170,7 +170,7 @@ def test_tokens(kind, task, tmp_path):
         with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
             for number, (x, y) in enumerate(zip(inputs, targets, strict=True)):
                 files = {"y.npy": npy(y), "txt": b"?", "x.npy": npy(x)}
-                add(archive, "ä" * 120 + str(number), **files)  # of which the headers say more than one block
+                add(archive, "ä" * 120 + str(number), **files)  # a name that needs more than one header block
     else:
         rows = pa.table({"x": inputs.tolist(), "y": targets.tolist()})
         if kind == "parquet":

@@ -12,7 +12,7 @@ NOISE = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
 
 
 def boxes(count: int) -> list[tuple[float, float, float, float]]:
-    """Of whole and of broken pixels, in the middle and at every edge, from one pixel to all."""
+    """Return boxes at whole and fractional pixels, in the middle and at every edge, from one pixel to the image."""
     rng = np.random.default_rng(1)
     x = np.sort(rng.uniform(0, 500, (count, 2)))
     y = np.sort(rng.uniform(0, 375, (count, 2)))
@@ -21,7 +21,7 @@ def boxes(count: int) -> list[tuple[float, float, float, float]]:
         for (left, right), (top, bottom) in zip(x, y, strict=True)
     ]
     whole = [tuple(float(round(side)) for side in box) for box in found if box[2] - box[0] > 2 and box[3] - box[1] > 2]
-    over = np.nextafter([500.0, 375.0], np.inf).tolist()  # as a box that was scaled with its image may be
+    over = np.nextafter([500.0, 375.0], np.inf).tolist()  # a box that was scaled with its image may end here
     edges = [
         (0, 0, *over),
         (17.5, 99.9, *over),

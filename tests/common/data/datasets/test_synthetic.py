@@ -1,4 +1,4 @@
-"""synthetic: a function of the index, the same however it is asked for, learnable, and of any size."""
+"""synthetic: a learnable function of the index, independent of the order of reads, and of any size."""
 
 import hashlib
 import tracemalloc
