@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from allstep.common.collectives import Collectives
+from allstep.common.base.collectives import Collectives
+from allstep.common.base.memory import keep_freed_memory
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
-from allstep.common.process.memory import keep_freed_memory
-from allstep.pytorch.compat import set_most_programs
+from allstep.pytorch.compat import set_max_programs
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, synchronise_batch_norm
@@ -24,7 +24,7 @@ from allstep.pytorch.strategies.reduction import BUCKET, FIRST_BUCKET, Ordered, 
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
 # PyTorch warns, and runs it as without --compile.
-_MOST_PROGRAMS = 64
+_MAX_PROGRAMS = 64
 
 
 class Strategy(ABC):
@@ -41,9 +41,9 @@ class Strategy(ABC):
     cuts_network = False
     """Whether each rank of the default process group has other parameters than the others."""
 
-    def __init__(self, place: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
+    def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
         """`device`: auto, cpu or cuda."""
-        self.place, self.flags, self._wanted_device = place, flags, device
+        self.placement, self.flags, self._wanted_device = placement, flags, device
 
     @abstractmethod
     def init(self) -> None:
@@ -51,7 +51,7 @@ class Strategy(ABC):
 
     def pin_device(self) -> torch.device:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
-        torch.set_num_threads(threads_per_rank(self.place, slices=self.flags.slices))
+        torch.set_num_threads(threads_per_rank(self.placement, slices=self.flags.slices))
         keep_freed_memory()
         self.device = torch.device("cpu")
         if self.gpu is not None:
@@ -62,8 +62,8 @@ class Strategy(ABC):
     def choose_device(self) -> None:
         """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it, before anything else."""
         num_gpus = self.count_gpus()
-        self.gpu = choose_gpu(self._wanted_device, self.place, num_gpus)
-        report_choice(self.gpu, self._wanted_device, self.place, num_gpus)
+        self.gpu = choose_gpu(self._wanted_device, self.placement, num_gpus)
+        report_choice(self.gpu, self._wanted_device, self.placement, num_gpus)
 
     def count_gpus(self) -> int:
         """GPUs that this rank sees and could train on."""
@@ -107,7 +107,7 @@ class Strategy(ABC):
         if self.flags.recompute:
             recompute_blocks(module)
         if self.flags.compile:
-            set_most_programs(_MOST_PROGRAMS)
+            set_max_programs(_MAX_PROGRAMS)
             for layer in module.modules():
                 if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
                     layer.forward = torch.compiler.disable(layer.forward)  # pyright: ignore[reportAttributeAccessIssue]
@@ -125,11 +125,11 @@ class Strategy(ABC):
     def ordered_sum(self) -> OrderedSum:
         """Return what adds up vectors of slices over all ranks."""
         assert self.flags.num_slices is not None
-        return OrderedSum(self.flags.num_slices, self.place.rank, self.place.world_size, self._exchange())
+        return OrderedSum(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
 
     def bucket_megabytes(self) -> Sequence[float]:
         """Return how many megabytes of slices' gradients fill a bucket: the first one, ..., and all others."""
-        if self.place.world_size == 1:
+        if self.placement.world_size == 1:
             return [math.inf]
         return [FIRST_BUCKET, BUCKET] if self.flags.bucket_size is None else [self.flags.bucket_size]
 
@@ -173,14 +173,14 @@ class Strategy(ABC):
         arrays = {}
         for name, tensor in tensors.items():
             [array] = self.replicas(tensor)
-            if self.place.rank == 0 or self.flags.elastic:
+            if self.placement.rank == 0 or self.flags.elastic:
                 arrays[name] = array
         return arrays
 
     # What is reported.
 
     def pending_tensors(self) -> Sequence[str]:
-        """See `common.worker.Worker`."""
+        """See `common.training.worker.Worker`."""
         return ()
 
     def metrics(self) -> dict[str, float]:
