@@ -92,14 +92,16 @@ def in_pytorch() -> Callable[[OptimizerConfig], Callable[[], None]]:
     import torch
 
     from allstep.pytorch.models import build_model
-    from allstep.pytorch.optimizers import build_optimizer
+    from allstep.pytorch.optimizers import build_optimizer, without_fused_kernels
 
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parameters = list(build_model("resnet50", IMAGE_SHAPE, NUM_CLASSES).to(device).parameters())
 
     def prepare(config: OptimizerConfig) -> Callable[[], None]:
-        optimizer = build_optimizer(config, parameters, fused_sgd=False)
+        optimizer = build_optimizer(config, parameters)
+        if config.optimizer == "sgd":
+            without_fused_kernels(optimizer)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE
 

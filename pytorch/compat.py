@@ -42,7 +42,17 @@ def set_max_programs(number: int) -> None:
 
 
 def sgd_step(optimizer: torch.optim.SGD) -> None:
-    """Take a step of torch 2.14's SGD without its wrapper (see `without_compiler`); call it in torch.no_grad."""
+    """Take a step of torch 2.14's SGD without its wrapper (see `without_compiler`); call it in torch.no_grad.
+
+    Its kernels take velocities of all weights or of none. A weight whose first gradient comes later begins with zeros,
+    from which momentum makes the gradient itself, as without the kernels.
+    """
+    for group in optimizer.param_groups:
+        states = [optimizer.state[one] for one in group["params"] if one.grad is not None and group["momentum"]]
+        if any(state.get("momentum_buffer") is not None for state in states):
+            for parameter in group["params"]:
+                if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     inspect.unwrap(torch.optim.SGD.step)(optimizer)
 
 
@@ -135,6 +145,14 @@ def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """
     names, handles = optimizer._parameter_names, optimizer._handles  # pyright: ignore[reportAttributeAccessIssue]
     return {names[parameter]: handle for parameter, (handle, _) in list(handles.items()) if handle is not None}
+
+
+def set_averaged_parameters(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Have `synchronize` of Horovod 0.28.1's DistributedOptimizer wait for the gradients of these parameters alone.
+
+    It holds them in `_requires_update`, and sends zeros for those whose gradients are missing.
+    """
+    optimizer._requires_update = set(parameters)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def unscale(gradients: list[torch.Tensor], scale: float, device: torch.device) -> torch.Tensor:

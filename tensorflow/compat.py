@@ -2,8 +2,8 @@
 
 The libraries do not promise any of this; it was checked for TensorFlow 2.21, and Keras 3.12 and 3.15. In addition,
 `horovod_optimizer.Distributed` overrides `_clip_gradients`, which a Keras optimizer calls with the mean of the
-accumulated gradients, and `optimizers.base.Optimizer` overrides `_apply_weight_decay`, `_backend_update_step`,
-`_all_reduce_sum_gradients` and `_update_model_variables_moving_average`, which apply gradients to weights.
+accumulated gradients, and `optimizers.base.Optimizer` overrides `_apply_weight_decay` and `_backend_update_step`, which
+apply gradients to weights.
 """
 
 from __future__ import annotations
@@ -39,6 +39,20 @@ def momentary_variable(value: tf.Tensor) -> tf.Tensor:
 def trained_variables(optimizer: keras.Optimizer) -> list[Any]:
     """Return the variables for which the optimizer was built, in the order of its slots: `_trainable_variables`."""
     return optimizer._trainable_variables
+
+
+def parts(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
+    """Return the optimizers inside a `MultiOptimizer`, or the optimizer itself."""
+    return optimizer.optimizers if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]
+
+
+def leave_gradients_as_they_are(optimizer: keras.Optimizer) -> None:
+    """Have `apply` take gradients that are added up over the replicas of tf.distribute already.
+
+    A Keras optimizer adds them up itself, in `_all_reduce_sum_gradients`.
+    """
+    for part in parts(optimizer):
+        part._all_reduce_sum_gradients = lambda pairs: pairs  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,16 @@ OPTIONAL_GROUPS = ("ema",)  # these have a file only if they have arrays
 FRAMEWORKS = ("pytorch", "tensorflow")
 # Type that workers export, whatever they compute in. Any other would be cast when it is loaded into a network.
 DTYPE = np.dtype(np.float32)
+
+
+class ArrayShape(tuple[int, ...]):
+    """The shape of an array of a checkpoint, with what else is expected of the array."""
+
+    def __new__(cls, shape: Iterable[int], *, dtype: np.dtype = DTYPE, optional: bool = False) -> ArrayShape:
+        """`optional` arrays are those that a run may not have yet."""
+        self = super().__new__(cls, shape)
+        self.dtype, self.optional = dtype, optional
+        return self
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,9 @@ class TrainState:
 
 
 def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:
-    """Check that a checkpoint's arrays fit the model (and optimizer), whose names and shapes are `expected`.
+    """Check that a checkpoint's arrays fit the model and optimizer, whose names and shapes are `expected`.
+
+    A shape is a tuple or an `ArrayShape`.
 
     Raises:
         UserError: an array is missing, has another shape or type, or invalid values, or is not expected. The message
@@ -57,14 +69,17 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
     """
     advice = "use the model and optimizer it was written for"
     for name, shape in expected.items():
+        shape = shape if isinstance(shape, ArrayShape) else ArrayShape(shape)
+        if name not in arrays and shape.optional:
+            continue
         if name not in arrays:
             raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}")
         array, misfit = arrays[name], f"checkpoint does not fit: expected {name}"
         if array.shape != tuple(shape):
             raise UserError(f"{misfit} {tuple(shape)}, received {array.shape}; {advice}")
-        if array.dtype != DTYPE:
+        if array.dtype != shape.dtype:
             raise UserError(
-                f"{misfit} in {DTYPE}, as trainers write it, received {array.dtype}; take another checkpoint"
+                f"{misfit} in {shape.dtype}, as trainers write it, received {array.dtype}; take another checkpoint"
             )
         if name.endswith(_NEVER_NEGATIVE) and (array < 0).any():
             raise UserError(

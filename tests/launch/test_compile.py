@@ -37,7 +37,7 @@ run_rank(lambda: train.main(hooks=[Counts()]))
 """
 COUNTS = {
     "pytorch": "__import__('torch')._dynamo.utils.counters['stats']['unique_graphs']",
-    "tensorflow": "session.worker._one_pass.experimental_get_tracing_count()",
+    "tensorflow": "session.worker._step.backward.one_pass.experimental_get_tracing_count()",
 }
 
 JOBS = {

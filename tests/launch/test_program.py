@@ -225,10 +225,6 @@ def test_a_watched_loop_ends_with_a_report(what, said, tmp_path):
         ({"train": 3}, "to be inputs and targets, or an object with __len__ and read"),
         ({"elastic": True}, "expected a job of a fixed number of ranks for a Session, received elastic=True"),
         ({"optimizer": "sdg"}, "--optimizer to be one of"),
-        (
-            {"optimizer": torch.optim.Adam([torch.ones(1)], fused=True), "strategy": "fsdp", "slices": 1},
-            "expected an optimizer without fused=True for --slices with --strategy fsdp",
-        ),
         ({"outputs": 3}, r"expected outputs \(n, 2\) of --model program, received \(n, 3\)"),
     ],
 )

@@ -52,7 +52,8 @@ def test_validates_with_what_is_saved(undisturbed):
     import_weights(network, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
-    worker = Worker(network, network, None, TrainConfig(), strategy, torch.device("cpu"), dataset)
+    _, optimizer = strategy.wrap(network, torch.optim.SGD(network.parameters()))
+    worker = Worker(network, optimizer, TrainConfig(), strategy, torch.device("cpu"), dataset)
     expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 

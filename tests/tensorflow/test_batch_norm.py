@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from ranks import REPOSITORY, full, last, launch, train
@@ -46,7 +47,8 @@ def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) ->
     import_weights(model, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
-    worker = Worker(model, None, TrainConfig(), strategy, "/CPU:0", dataset)
+    _, optimizer = strategy.wrap(model, keras.optimizers.SGD(0.1))
+    worker = Worker(model, optimizer, TrainConfig(), strategy, "/CPU:0", dataset)
     expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 

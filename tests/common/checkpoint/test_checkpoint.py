@@ -251,7 +251,7 @@ def main():
 run_rank(main)
 """
 CHANGE = {
-    "pytorch": "self.original._model.fc1.bias.data[0] = float('nan')",
+    "pytorch": "self.original._network.fc1.bias.data[0] = float('nan')",
     "tensorflow": "self.original._model.get_layer('fc1').bias.assign_add([float('nan')] + [0.0] * 127)",
 }
 

@@ -33,7 +33,7 @@ class Drifts(Hook):
 run_rank(lambda: train.main(["--epochs", "3"], [Drifts()]))
 """
 CHANGE = {
-    "pytorch": "worker._model.fc1.bias.data[0] += 1e-6",
+    "pytorch": "worker._network.fc1.bias.data[0] += 1e-6",
     "tensorflow": "worker._model.get_layer('fc1').bias.assign_add([1e-6] + [0.0] * 127)",
 }
 

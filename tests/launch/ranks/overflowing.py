@@ -35,7 +35,9 @@ class Overflowing(Wrapped):
             float(result)  # so that no asynchronous step is in flight
         before = self.state()
         if planted and "model-parallel" in sys.argv:  # gradients carry the scale from stage to stage
-            _, parameter = list(self._local_parameters())[-1]
+            from allstep.pytorch.state import local_parameters
+
+            _, parameter = list(local_parameters(self._network))[-1]
             handle = parameter.register_hook(lambda gradient: gradient * math.inf)
             result = self.original.train_step(batch, learning_rate, loss_scale)
             handle.remove()

@@ -51,7 +51,7 @@ def trained(
     model, optimizer = strategy.wrap(network, optimizer)
     strategy.broadcast(model, optimizer)
     config = TrainConfig(parallel=StrategyConfig(accumulate_steps=num_passes))
-    worker = Worker(network, model, optimizer, config, strategy, torch.device("cpu"), DATASET)
+    worker = Worker(network, optimizer, config, strategy, torch.device("cpu"), DATASET)
     statistics = []
     for bounds in GLOBAL_BATCHES:
         worker.train_step(batch(*bounds, placement.rank, placement.world_size), 0.1)

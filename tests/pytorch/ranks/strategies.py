@@ -21,8 +21,9 @@ from allstep.common.data.loader import Batch, Slice
 from allstep.common.data.sharding import Position
 from allstep.common.launch.placement import find_placement
 from allstep.pytorch.compat import without_compiler
-from allstep.pytorch.sliced_step import SlicedStep
-from allstep.pytorch.strategies.strategy import TrainStep
+from allstep.pytorch.passes import TrainPass
+from allstep.pytorch.precision import Precision
+from allstep.pytorch.slices import Slices
 
 LEARNING_RATE, NUM_STEPS, NUM_SAMPLES = 0.1, 6, 15
 PLACE = find_placement()
@@ -66,10 +67,10 @@ def together(strategy, model: nn.Module) -> dict[str, torch.Tensor]:
     """Return weights and buffers after training on all ranks, each with its share of the samples."""
     wrapped, steps = strategy.wrap(model, optimizer(model))
     strategy.broadcast(wrapped, steps)
-    step = strategy.compile_train_step(TrainStep(wrapped, loss_sum))
+    one_pass = strategy.reduction.train_pass(TrainPass(wrapped, loss_sum))
     for _ in range(NUM_STEPS):
         steps.zero_grad()
-        step(IMAGES[OWN], LABELS[OWN], PLACE.world_size / NUM_SAMPLES, is_last=True)
+        strategy.reduction.wait(one_pass(IMAGES[OWN], LABELS[OWN], PLACE.world_size / NUM_SAMPLES, is_last=True))
         steps.step()
     # All ranks have the same weights, even if the gradients were compressed.
     own = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()]).view(np.int32)
@@ -122,9 +123,9 @@ def check_small_first_bucket(strategy) -> None:
         nn.Flatten(), nn.Linear(108, 64), nn.Linear(64, 5000)
     )  # 27 kB, and 1.3 MB with the first gradient
     wrapped, _ = strategy.wrap(wide, optimizer(wide))
-    step = strategy.compile_train_step(TrainStep(wrapped, loss_sum))
+    one_pass = strategy.reduction.train_pass(TrainPass(wrapped, loss_sum))
     for _ in range(5):  # the first passes find the order
-        step(IMAGES[OWN], LABELS[OWN], 1.0, is_last=True)
+        one_pass(IMAGES[OWN], LABELS[OWN], 1.0, is_last=True)
     assert len(wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")) == 2
 
 
@@ -170,12 +171,9 @@ def sliced_gradients(strategy, model: nn.Module, *, audited: bool = False) -> li
     strategy = with_flags(strategy, slices=PLACE.world_size, bucket_size=0.0005)
     strategy.wrap(model, optimizer(model))
     seen: list[int | str] = []
-    ordered_sum = strategy.ordered_sum()
-    begin = ordered_sum.begin
-    ordered_sum.begin = lambda partial, number: seen.append(number) or begin(partial, number)
-    strategy.ordered_sum = lambda: ordered_sum
+    begin = strategy.reduction.sum.begin
+    strategy.reduction.sum.begin = lambda partial, number: seen.append(number) or begin(partial, number)
     hook = next(model.parameters()).register_hook(lambda _: seen.append("first layer"))
-    step = TrainStep(model, loss_sum)
 
     def batch_of(rank: int) -> Batch:
         own = slice(*(NUM_SAMPLES * number // PLACE.world_size for number in (rank, rank + 1)))
@@ -183,12 +181,17 @@ def sliced_gradients(strategy, model: nn.Module, *, audited: bool = False) -> li
         samples = IMAGES[own].numpy(), LABELS[own].numpy()
         return Batch(*samples, size, NUM_SAMPLES, 1 / NUM_SAMPLES, Position(0, 0), [Slice(rank, 0, size)])
 
-    def one_pass(part: Batch, number: int) -> torch.Tensor:
-        return step(torch.as_tensor(part.inputs), torch.as_tensor(part.targets), part.loss_weight)
+    class Inputs:
+        device = torch.device("cpu")
 
+        def __call__(self, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.as_tensor(part.inputs), torch.as_tensor(part.targets)
+
+    one_pass = strategy.reduction.train_pass(TrainPass(model, loss_sum))
     batch = dataclasses.replace(batch_of(PLACE.rank), read_slice_of=batch_of if audited else None)
     model.zero_grad()
-    SlicedStep(model, strategy)(batch, one_pass)
+    slices = Slices(strategy.reduction, one_pass, Inputs(), Precision(), (), strategy.collectives, seed=0)
+    strategy.reduction.wait(slices(batch, 1.0, 0))
     hook.remove()
     return seen
 
@@ -217,10 +220,10 @@ def check_model_parallel() -> None:
     for num_samples, num_micro_batches in ((12, 4), (15, 3), (7, 1), (1, 1)):
         model = network(batch_norm=True)
         stage, steps = strategy.wrap(model, optimizer(model))
-        step = strategy.compile_train_step(TrainStep(stage, loss_sum))
+        one_pass = strategy.reduction.train_pass(TrainPass(stage, loss_sum))
         for _ in range(NUM_STEPS):
             steps.zero_grad()
-            step(IMAGES[:num_samples], LABELS[:num_samples], 1 / num_samples, is_last=True)
+            one_pass(IMAGES[:num_samples], LABELS[:num_samples], 1 / num_samples, is_last=True)
             steps.step()
         of_stage = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}
         received = strategy.gather(of_stage)

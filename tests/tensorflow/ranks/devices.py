@@ -46,6 +46,7 @@ def make_worker(kind: type[Strategy], flags: OptimizerConfig, accumulate_steps: 
         optimizer = build_optimizer(flags)
         optimizer.build(model.trainable_variables)
     import_weights(model, initial_weights({name: one.shape for name, one in export_weights(model).items()}, seed=3))
+    model, optimizer = strategy.wrap(model, optimizer)
     config = TrainConfig(optimizer=flags, parallel=StrategyConfig(accumulate_steps=accumulate_steps))
     return Worker(model, optimizer, config, strategy, device, DATASET)
 
