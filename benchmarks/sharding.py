@@ -92,7 +92,7 @@ def resident_bytes(field: str) -> int:
     return 1024 * int(found[1])
 
 
-def in_local_process(measure: Callable[[int, int], Cost], num_samples: int, world_size: int) -> Cost | None:
+def in_fresh_process(measure: Callable[[int, int], Cost], num_samples: int, world_size: int) -> Cost | None:
     """Measure the cost in a fresh process; return None if the memory does not suffice."""
     if measure is distributed_sampler and num_samples * SAMPLER_BYTES_A_SAMPLE > available_memory():
         return None
@@ -118,11 +118,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("      samples  order               first in ms  million indices/s  peak in MiB")
     ours: dict[int, Cost] = {}
     for num_samples in flags.num_samples:
-        cost = in_local_process(allstep_order, num_samples, flags.world_size)
+        cost = in_fresh_process(allstep_order, num_samples, flags.world_size)
         assert cost is not None  # its memory always suffices
         ours[num_samples] = cost
         print(line("allstep", num_samples, ours[num_samples]), flush=True)
-        theirs = in_local_process(distributed_sampler, num_samples, flags.world_size)
+        theirs = in_fresh_process(distributed_sampler, num_samples, flags.world_size)
         print(line("DistributedSampler", num_samples, theirs), flush=True)
     largest = ours[max(ours)]
     if largest.indices_per_second < MIN_INDICES_PER_SECOND or largest.peak_bytes > MAX_BYTES:

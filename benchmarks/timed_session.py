@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train and write the rate and the mean loss of each epoch on rank 0."""
     framework, *rest = sys.argv[1:] if argv is None else argv
     flags = arguments(rest)
-    program = importlib.import_module(f"allstep.{framework}.program")
+    program = importlib.import_module(f"allstep.{framework}.session")
     models = importlib.import_module(f"allstep.{framework}.models")
     model = models.build_model("cnn", (28, 28, 1), 10)
     shapes = {name: array.shape for name, array in models.export_weights(model).items()}

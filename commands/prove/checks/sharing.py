@@ -44,8 +44,8 @@ def mend(rank: Rank) -> str:
 
 def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     """Judge loaders of PyTorch, whose samplers show what they draw in an epoch."""
-    local_ranks = runs.together.ranks
-    indices = [rank.indices(loop) for rank, loop in zip(local_ranks, first, strict=True)]
+    ranks_of_run = runs.together.ranks
+    indices = [rank.indices(loop) for rank, loop in zip(ranks_of_run, first, strict=True)]
     samplers = [loop.sampler for loop in first if loop.sampler]
     if indices[0] == indices[1]:  # each rank may take its share out of every batch
         return None
@@ -70,9 +70,9 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     if is_same_data and is_certain:
         seeds = [one.seed for one in samplers if one.num_replicas]
         change = f"give the DistributedSampler of every rank the same seed; received {listed(seeds)}"
-        return _overlap(evidence, first[0].line, change if len(set(seeds)) > 1 else mend(local_ranks[0]))
+        return _overlap(evidence, first[0].line, change if len(set(seeds)) > 1 else mend(ranks_of_run[0]))
     reason = "that is meant" if is_same_data else "ranks have data of their own"
-    return f"{evidence}; right where {reason}, else: {mend(local_ranks[0])}"
+    return f"{evidence}; right where {reason}, else: {mend(ranks_of_run[0])}"
 
 
 def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:

@@ -126,9 +126,9 @@ class Models:
             observer.write(forward, replica)
 
         # Keras gives the replicas of a strategy the same random state, and averages their statistics on reading.
-        has_user = not tf.distribute.has_strategy()
-        states = _random_states(model) if is_training and has_user else []
-        statistics = _running_statistics(model) if not is_training and has_user else []
+        has_no_strategy = not tf.distribute.has_strategy()
+        states = _random_states(model) if is_training and has_no_strategy else []
+        statistics = _running_statistics(model) if not is_training and has_no_strategy else []
         call_with(write, [len(states), tf.nest.flatten(data)[0], *states, *statistics])
 
 
