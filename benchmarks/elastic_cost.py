@@ -11,17 +11,15 @@ otherwise.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, median_ratio, print_table, save
+from allstep.benchmarks.runner import benchmark_parser, conclude
+from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, median_ratio
 from allstep.commands.shared.records.figures import Figure
-from allstep.commands.shared.records.files import output_file, read_json
+from allstep.commands.shared.records.files import read_json
 from allstep.commands.shared.turns import Launch, run_in_turn
-from allstep.common.base.flag_types import Parser, listed, one_of
-from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.process.exit import run_rank
 
 BOUND = "<= 1.01"
@@ -35,9 +33,7 @@ FLAGS = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if the target is missed."""
-    parser = Parser("python -m allstep.benchmarks.elastic_cost", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--output", type=output_file, default="runs/elastic_cost.json", help="where samples are kept")
+    parser = benchmark_parser("elastic_cost", __doc__)
     flags = parser.parse_args(argv)
     rows, samples = [], {}
     for framework in flags.frameworks:
@@ -46,10 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         middle = statistics.median(elastic), statistics.median(plain)
         what = f"{framework}: seconds of 100 steps, --elastic / without"
         rows.append(Figure(what, *middle, median_ratio(elastic, plain), BOUND))
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 def seconds_in_turn(framework: str, folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.commands.shared.measure import print_table, save
+from allstep.benchmarks.runner import conclude
 from allstep.commands.shared.records.figures import Figure
 from allstep.commands.shared.records.files import output_file
 from allstep.commands.soak.elastic_job import BED, BED_DIRECTORY, KILLED, disturb, elastic_job
@@ -48,10 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ours = statistics.median(samples[framework])
         name = f"{framework}: seconds until steps go on, beside hvd.elastic of PyTorch"
         rows.append(Figure(name, ours, theirs, ours / theirs, f"<= {target / theirs:.3g}"))
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 def seconds_after_kills(program: str, *flags: object) -> list[float]:

@@ -16,12 +16,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from allstep.benchmarks.runner import benchmark_parser, conclude
 from allstep.commands.compare.synthetic import local_batch
-from allstep.commands.shared.measure import Figure, job, print_table, run, save
+from allstep.commands.shared.measure import Figure, job, run
 from allstep.commands.shared.rank import open_session
-from allstep.commands.shared.records.files import output_file
-from allstep.common.base.flag_types import Parser, listed, one_of, whole
-from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.base.flag_types import whole
 from allstep.common.process.exit import run_rank
 from allstep.common.recipe.noise_scale import MEASURED_EVERY, is_measured
 
@@ -35,10 +34,8 @@ WARM_UP = 8
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = Parser("python -m allstep.benchmarks.noise_scale", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
+    parser = benchmark_parser("noise_scale", __doc__)
     parser.add_argument("--steps", type=whole(8, 10**6), default=400, metavar="N")
-    parser.add_argument("--output", type=output_file, default="runs/noise_scale.json", help="where samples are kept")
     flags = parser.parse_args(argv)
     rows: list[Figure] = []
     samples: dict[str, list[list[float]]] = {}
@@ -52,10 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 share = max(0.0, one - other) / MEASURED_EVERY / other
                 name = f"{framework} {network}: cost a step of the noise scale, steps in ms"
                 rows.append(Figure(name, 1e3 * one, 1e3 * other, share, TARGET))
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 def measure(framework: str, network: str, num_steps: int, path: Path) -> None:

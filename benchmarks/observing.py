@@ -11,16 +11,16 @@ from __future__ import annotations
 import functools
 import re
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from allstep.benchmarks.runner import conclude
 from allstep.commands.prove.observer.observer import Settings
 from allstep.commands.prove.observer.start import environment
 from allstep.commands.shared.jobs import running
 from allstep.commands.shared.launchers import start
-from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, interleaved, median_ratio, print_table, save
+from allstep.commands.shared.measure import JOB_SECONDS, BenchmarkFailed, interleaved, median_ratio
 from allstep.commands.shared.records.figures import Figure
 from allstep.commands.shared.records.files import output_file
 from allstep.common.base.flag_types import MAX_ROUNDS, Parser, whole
@@ -43,10 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ratio = median_ratio(observed, plain)
     what = "seconds of the steps, observed / plain"
     rows = [Figure(what, statistics.median(observed), statistics.median(plain), ratio, BOUND)]
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 def _observed(num_steps: int) -> float:

@@ -22,11 +22,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from allstep.commands.shared.measure import Figure, interleaved, job, median_ratio, print_table, run, save
-from allstep.commands.shared.records.files import output_file
-from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, one_of, whole
+from allstep.benchmarks.runner import benchmark_parser, conclude
+from allstep.commands.shared.measure import Figure, interleaved, job, median_ratio, run
 from allstep.common.base.memory import keep_freed_memory
-from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.common.process.exit import run_rank
 
@@ -39,10 +37,7 @@ STEPS_A_ROUND = 3
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = Parser("python -m allstep.benchmarks.optimizer_step", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=7, metavar="N")
-    parser.add_argument("--output", type=output_file, default="runs/optimizer_step.json", help="where samples are kept")
+    parser = benchmark_parser("optimizer_step", __doc__, rounds=7)
     flags = parser.parse_args(argv)
     rows: list[Figure] = []
     samples = {}
@@ -60,10 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             for name, target in TARGETS.items()
         ]
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 def measure(framework: str, num_rounds: int) -> None:

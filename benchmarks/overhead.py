@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.handwritten.data import trainer_flags
+from allstep.benchmarks.runner import benchmark_parser, conclude
 from allstep.commands.shared.measure import (
     interleaved,
     job,
@@ -32,18 +33,14 @@ from allstep.commands.shared.measure import (
     median_difference,
     median_ratio,
     new_output,
-    print_table,
     printed_rates,
     run,
     run_handwritten,
-    save,
     seconds_until,
 )
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.figures import Figure, Handwritten
 from allstep.commands.shared.records.runs import FILE, read_events
-from allstep.common.base.flag_types import Parser, listed, one_of
-from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.process.exit import run_rank
 
 BATCH_SIZE = 64
@@ -190,9 +187,7 @@ def figures(bench: TrainerBench) -> tuple[list[Figure], dict[str, dict[str, list
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = Parser("python -m allstep.benchmarks.overhead", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--output", type=files.output_file, default="runs/overhead.json", help="file for samples")
+    parser = benchmark_parser("overhead", __doc__)
     parser.add_argument("--quick", action="store_true", help="only a few steps, as a test of the benchmark")
     flags = parser.parse_args(argv)
     effort = QUICK if flags.quick else FULL
@@ -205,10 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for framework in flags.frameworks:
             found, samples[framework] = figures(TrainerBench(framework, effort, Path(directory)))
             rows += found
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from allstep.commands.shared.measure import Figure, median_ratio, print_table, run, save
-from allstep.commands.shared.records.files import output_file
+from allstep.benchmarks.runner import benchmark_parser, conclude
+from allstep.commands.shared.measure import Figure, median_ratio, run
 from allstep.commands.shared.records.runs import FILE, read_events
-from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, one_of, whole
-from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.process.exit import run_rank
 
 TRAIN = ("--model", "resnet18", "--dataset", "synthetic", "--synthetic-samples", "128", "--synthetic-shape", "160",
@@ -29,10 +27,7 @@ SIDES = {"without": (), "with": ("--recompute",)}
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if a target is missed or a loss differs."""
-    parser = Parser("python -m allstep.benchmarks.recompute", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, metavar="N")
-    parser.add_argument("--output", type=output_file, default="runs/recompute.json", help="where samples are kept")
+    parser = benchmark_parser("recompute", __doc__, rounds=3)
     flags = parser.parse_args(argv)
     rows: list[Figure] = []
     samples: dict[str, dict[str, list[tuple[float, ...]]]] = {}
@@ -52,10 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             name = f"{framework}, {what} / without"
             medians = statistics.median(ours), statistics.median(reference)
             rows.append(Figure(name, *medians, median_ratio(ours, reference), target))
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not are_equal or not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples, holds=are_equal)
 
 
 def train(framework: str, given: Sequence[str]) -> tuple[tuple[float, float], list[float]]:

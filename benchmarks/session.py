@@ -16,20 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allstep.benchmarks.overhead import BATCH_SIZE, FULL, QUICK, Effort
-from allstep.commands.shared.measure import job, median_ratio, print_table, run_handwritten, save
+from allstep.benchmarks.runner import benchmark_parser, conclude
+from allstep.commands.shared.measure import job, median_ratio, run_handwritten
 from allstep.commands.shared.records.figures import Figure, Handwritten
-from allstep.commands.shared.records.files import output_file
-from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, one_of, whole
-from allstep.common.catalog.strategies import FRAMEWORKS
 from allstep.common.process.exit import run_rank
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = Parser("python -m allstep.benchmarks.session", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=5, metavar="N", help="rounds of both (5)")
-    parser.add_argument("--output", type=output_file, default="runs/session.json", help="where samples are kept")
+    parser = benchmark_parser("session", __doc__, rounds=5)
     parser.add_argument("--quick", action="store_true", help="only a few steps, as a test of the benchmark")
     flags = parser.parse_args(argv)
     effort = QUICK if flags.quick else FULL
@@ -39,10 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for framework in flags.frameworks:
             found, samples[framework] = figures(framework, effort, flags.rounds, Path(directory))
             rows += found
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 def figures(

@@ -7,9 +7,6 @@
     one         one rank with 4 slices, against --accumulate-steps 4
     audit       Horovod with --slices and --audit 0.25, against only --slices; repeating a quarter of the steps is 0.8
     trace       Horovod with --slices and --trace, against only --slices, both with --output-dir (images/s)
-    sum         the sum in fixed order of 1 to 64 MiB, against Horovod's all-reduce (calls/s)
-    wider       sums that need no order, by `wider_sums.py`, against the all-reduce of float32 (calls/s, of 4 MiB), and
-                the number of different results that each has on these numbers of ranks
 
 The exit status is 0 if all targets are reached, 1 otherwise.
 """
@@ -17,37 +14,29 @@ The exit status is 0 if all targets are reached, 1 otherwise.
 from __future__ import annotations
 
 import functools
-import json
 import statistics
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from allstep.benchmarks.handwritten.data import trainer_flags
+from allstep.benchmarks.runner import benchmark_parser, conclude
 from allstep.commands.shared.launchers import train_command
-from allstep.commands.shared.measure import interleaved, job, median_ratio, print_table, printed_rates, run, save
-from allstep.commands.shared.records import files
+from allstep.commands.shared.measure import interleaved, median_ratio, printed_rates, run
 from allstep.commands.shared.records.figures import Figure
-from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, local_ranks, one_of, whole
-from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.base.flag_types import listed, local_ranks, one_of
 from allstep.common.process.exit import run_rank
 
-PARTS = ("ranks", "one", "audit", "trace", "sum", "wider")
-MEBIBYTES = ("1", "4", "16", "64")
+PARTS = ("ranks", "one", "audit", "trace")
 _BATCH_SIZE = 64
 _STEPS_PER_EPOCH, _NUM_EPOCHS = 25, 4
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = Parser("python -m allstep.benchmarks.slices", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
+    parser = benchmark_parser("slices", __doc__, rounds=3)
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(2, 4), metavar="N,...")
     parser.add_argument("--parts", type=listed(one_of(*PARTS)), default=PARTS, metavar="NAME,...")
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, metavar="N")
-    parser.add_argument("--output", type=files.output_file, default="runs/slices.json", help="where samples are kept")
     flags = parser.parse_args(argv)
     rows: list[Figure] = []
     samples: dict[str, object] = {}
@@ -58,20 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ours, reference = (rates[name] for name in pair)
             rows.append(_row(f"{framework}: {what}", ours, reference, _TARGETS[what.split()[0]]))
         samples[framework] = rates
-        for num_ranks in flags.ranks if "sum" in flags.parts else ():
-            seconds = _seconds_of_sums(framework, num_ranks, flags.rounds)
-            for size, pairs in seconds.items():
-                reference, ours = ([1 / taken for taken in side] for side in zip(*pairs, strict=True))
-                rows.append(_row(f"{framework}: sum of {size} MiB, {num_ranks} ranks", ours, reference, ">= 0.9"))
-            samples[f"{framework}, sums, {num_ranks}"] = seconds
-    if "wider" in flags.parts:
-        found = {num_ranks: _wider_sums(num_ranks, flags.rounds) for num_ranks in flags.ranks}
-        rows += _rows_of_wider(found)
-        samples["wider"] = found
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 _TARGETS = {"horovod": ">= 0.95", "fsdp": ">= 0.95", "one": ">= 0.9", "audit": ">= 0.75", "trace": ">= 0.98"}
@@ -126,36 +102,6 @@ def _rate_of_saved(framework: str, num_ranks: int, *given_flags: object) -> floa
     with tempfile.TemporaryDirectory(prefix="allstep-slices-") as directory:
         flags = ("--slices", num_ranks, "--output-dir", Path(directory) / "run", *given_flags)
         return _rate(framework, "horovod", num_ranks, *flags)
-
-
-def _seconds_of_sums(framework: str, num_ranks: int, num_rounds: int) -> dict[str, list[list[float]]]:
-    """Return pairs of seconds of Horovod's all-reduce and of ours, one per round, by mebibytes."""
-    return _written("ordered_sum", framework, ",".join(MEBIBYTES), num_rounds, num_ranks=num_ranks)
-
-
-def _wider_sums(num_ranks: int, num_rounds: int) -> dict[str, dict[str, Any]]:
-    """Return the results that `wider_sums` writes."""
-    return _written("wider_sums", 4, 5 * num_rounds, num_ranks=num_ranks)
-
-
-def _rows_of_wider(found: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterator[Figure]:
-    """Yield the rows of the results of `wider_sums`, which are given by number of ranks."""
-    for num_ranks, ways in found.items():
-        rates = {way: [1 / seconds for seconds in one["seconds"]] for way, one in ways.items()}
-        usual = rates.pop("float32")
-        yield from (_row(f"{way}, {num_ranks} ranks", ours, usual, "") for way, ours in rates.items())
-    for way in next(iter(found.values())):
-        number = len({ways[way]["digest"] for ways in found.values()})
-        target = "<= 1" if way in ("pre-rounded", "integers") else ""
-        yield Figure(f"different sums of {way}", number, 1, number, target)
-
-
-def _written(name: str, *arguments: object, num_ranks: int) -> Any:
-    """Run a program of this folder and return what it writes to the file that is its last argument."""
-    with tempfile.TemporaryDirectory(prefix="allstep-slices-") as directory:
-        output = Path(directory) / "found.json"
-        run(job(f"allstep.benchmarks.{name}", *arguments, output, num_ranks=num_ranks))
-        return json.loads(output.read_text())
 
 
 if __name__ == "__main__":

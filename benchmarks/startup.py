@@ -18,20 +18,18 @@ All are measured in turn, and the figures are medians over the rounds. The exit 
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.benchmarks.handwritten import bare
+from allstep.benchmarks.runner import benchmark_parser, conclude
 from allstep.commands.hosts.command import Host, parse_list, to_list
-from allstep.commands.shared.measure import interleaved, median_ratio, print_table, save, seconds_until
+from allstep.commands.shared.measure import interleaved, median_ratio, seconds_until
 from allstep.commands.shared.records.figures import Figure
-from allstep.commands.shared.records.files import output_file
 from allstep.commands.shared.records.runs import FILE
-from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, nonempty_path, one_of, whole
-from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.base.flag_types import nonempty_path
 from allstep.common.process.exit import run_rank
 
 BOUND_OF_THE_TRAINER = "<= 1.2"
@@ -114,15 +112,12 @@ def figures(framework: str, seconds: dict[str, list[float]]) -> list[Figure]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = Parser("python -m allstep.benchmarks.startup", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
+    parser = benchmark_parser("startup", __doc__, rounds=3)
     parser.add_argument(
         "-H", dest="hosts", type=parse_list, default="server1:4,server2:4", help="hosts and their ranks"
     )
     parser.add_argument("--controller", choices=("mpi", "gloo"), default="mpi", help="horovodrun's controller")
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, help="launches of each kind")
     parser.add_argument("--unmodified", type=nonempty_path, metavar="PYTHON", help="Python with an unmodified Horovod")
-    parser.add_argument("--output", type=output_file, default="runs/startup.json", help="where raw samples are kept")
     flags = parser.parse_args(argv)
     launch = ClusterLaunch(flags.hosts, flags.controller, flags.unmodified)
     rows: list[Figure] = []
@@ -131,10 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for framework in flags.frameworks:
             samples[framework] = interleaved(measurements(launch, framework, Path(directory)), flags.rounds)
             rows += figures(framework, samples[framework])
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 if __name__ == "__main__":

@@ -14,26 +14,23 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from allstep.benchmarks.handwritten.data import trainer_flags
+from allstep.benchmarks.runner import benchmark_parser, conclude
 from allstep.commands.shared.launchers import start, train_command
 from allstep.commands.shared.measure import (
     interleaved,
     median_ratio,
-    print_table,
     printed_rates,
     run,
     run_handwritten,
-    save,
 )
 from allstep.commands.shared.records.figures import Figure
-from allstep.commands.shared.records.files import output_file
-from allstep.common.base.flag_types import MAX_ROUNDS, Parser, listed, one_of, whole
-from allstep.common.catalog.strategies import FRAMEWORKS, STRATEGIES, strategy_names
+from allstep.common.base.flag_types import listed, one_of
+from allstep.common.catalog.strategies import STRATEGIES, strategy_names
 from allstep.common.launch.rendezvous import free_ports
 from allstep.common.process.exit import run_rank
 
@@ -47,14 +44,11 @@ RIVALS = {"pytorch": ("ddp", ">= 1.0"), "tensorflow": ("multi-worker-mirrored", 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print the table; exit with status 1 if a target is missed."""
-    parser = Parser("python -m allstep.benchmarks.strategies", __doc__)
-    parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
+    parser = benchmark_parser("strategies", __doc__, rounds=3)
     parser.add_argument(
         "--strategies", type=listed(one_of(*strategy_names())), default=strategy_names(), metavar="NAME,..."
     )
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, metavar="N")
     parser.add_argument("--compile", action="store_true", help="measure compiled steps, too")
-    parser.add_argument("--output", type=output_file, default="runs/strategies.json", help="where samples are kept")
     flags = parser.parse_args(argv)
     rows: list[Figure] = []
     samples = {}
@@ -75,10 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 flags.rounds,
             )
             rows += figures(framework, names, samples[framework])
-    print_table(rows)
-    save(flags.output, rows, samples)
-    if not all(row.reached for row in rows):
-        sys.exit(1)
+    conclude(flags.output, rows, samples)
 
 
 def figures(framework: str, names: Sequence[str], rates: dict[str, list[float]]) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""The targets of `proofs/slices.py`, whose measurements no test runs."""
+"""The targets of `benchmarks/slices.py`, whose measurements no test runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of the programs in `proofs/`: figures with their targets and raw samples."""
+"""Results of the programs in `benchmarks/`: figures with their targets and raw samples."""
 
 from __future__ import annotations
 
