@@ -1,4 +1,4 @@
-"""Which parts a training step has: the one place where flags choose them."""
+"""Builders of the parts of a training step: the one place where flags choose them."""
 
 from __future__ import annotations
 

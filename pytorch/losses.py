@@ -34,7 +34,7 @@ def build_metric(name: str, loss: str) -> Measure:
 
 
 def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    """Of logits (n, ..., classes) and classes (n, ...), or shares of the classes (n, classes)."""
+    """Return the cross-entropy of logits (n, ..., classes) and classes (n, ...), or probabilities (n, classes)."""
     if targets.is_floating_point():
         return functional.cross_entropy(outputs.float(), targets, reduction="sum", label_smoothing=label_smoothing)
     logits, classes = outputs.float().flatten(0, -2), targets.flatten()
@@ -43,7 +43,7 @@ def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, label_smoothing
 
 
 def _users(function: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of a function that returns the mean over all samples, or the losses of each sample."""
+    """Return the loss of a user's function, which returns the mean over all samples or the loss of each sample."""
     losses = user_file.call(function, outputs.float(), targets, flag="--loss")
     if not isinstance(losses, torch.Tensor) or losses.shape[:1] not in ((), targets.shape[:1]):
         raise wrong_loss(function, getattr(losses, "shape", losses))

@@ -1,4 +1,4 @@
-"""What the gradient noise scale needs of a step: the norms of gradients of passes, and of their average."""
+"""Norms of the gradients of passes, and of their average, from which the gradient noise scale is estimated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks at training steps: a trace, the noise scale, a moving average. `tensorflow/observer.py` has the same."""
+"""Observers of training steps: a trace, the noise scale, a moving average. `tensorflow/observer.py` has the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Observer:
     """Looks at a training step at five moments. This base class does nothing at any of them."""
 
     state: Mapping[str, torch.Tensor] = {}
-    """What a checkpoint keeps of the observer, by its names there."""
+    """State of the observer that a checkpoint keeps, by its names there."""
 
     def begin(self, batch: Batch, learning_rate: float, num_steps: int) -> None:
         """A step begins on this rank's share of a global batch, after `num_steps` steps."""
@@ -24,7 +24,7 @@ class Observer:
         return contextlib.nullcontext()
 
     def see_slice(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-        """With --slices: some of the weights have these gradients in the slice that is being computed."""
+        """See the gradients that some of the weights have in the slice that is being computed (--slices)."""
 
     def see_averages(self) -> None:
         """The parameters have the averaged gradients, before anything changes these."""

@@ -27,7 +27,7 @@ class TrainPass:
     """A forward and a backward pass of one rank."""
 
     model: torch.nn.Module
-    """What the strategy's `wrap` returned."""
+    """The model that the strategy's `wrap` returned."""
     loss: Measure
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float) -> torch.Tensor:

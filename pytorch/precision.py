@@ -1,4 +1,4 @@
-"""In which precision a step computes, and whether it takes effect. `tensorflow/precision.py` has the same classes."""
+"""Precision of a step, and steps whose gradients overflowed. `tensorflow/precision.py` has the same classes."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Session:
         hooks: Sequence[Hook] = (),
         **flags: Any,
     ) -> None:
-        """What is trained, and how.
+        """Describe what is trained and how.
 
         Args:
             model: the network, or a function of the shape of a sample and the number of classes that builds it.
@@ -116,7 +116,7 @@ class Samples:
 
     @property
     def num_classes(self) -> int | None:
-        """Where it says so, or names its classes."""
+        """Return the number of classes that the data set declares or names."""
         classes = getattr(self.samples, "classes", None)
         return getattr(self.samples, "num_classes", None) or (len(classes) if classes else None)
 

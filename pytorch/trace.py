@@ -1,4 +1,4 @@
-"""What --trace looks at in a step: see `common/exact/trace.py`. `tensorflow/trace.py` has the same."""
+"""Values of a step that --trace digests: see `common/exact/trace.py`. `tensorflow/trace.py` has the same."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class _Found:
         digests = [value for _, value in found]
         self._is_there: torch.cuda.Event | None = None
         if on_gpu := [value for value in digests if isinstance(value, torch.Tensor)]:
-            # All go to the host at once, and nobody waits.
+            # All go to the host at once, without waiting.
             self._digests = torch.stack(on_gpu).to("cpu", non_blocking=True)
             self._is_there = torch.cuda.Event()
             self._is_there.record()
@@ -142,7 +142,7 @@ def _in_order_of_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_digest(tensor: torch.Tensor) -> torch.Tensor | int:
-    """64 bits of a tensor's values in the order of its axes; on a GPU, () int64 there, for which nobody waits.
+    """Return 64 bits of a tensor's values in the order of its axes: on a GPU () int64, which is not waited for.
 
     On a GPU it is a sum over 64-bit words, each times two odd weights that depend on its place, modulo 2^64
     (multilinear hashing: Carter and Wegman 1979). So a change of one word always changes it, and others but for one
@@ -177,4 +177,4 @@ def _odd_numbers(count: int) -> np.ndarray:
 
 
 _WEIGHTS: dict[tuple[torch.device, int], torch.Tensor] = {}
-"""Those of each device, by their number."""
+"""Weights of each device, by their number."""

@@ -48,7 +48,7 @@ def session(
 
     prepare(config)
     strategy = strategies.create(config, placement)
-    # 1. Initialise: who am I, who are the others?
+    # 1. Initialise: find this rank and the others.
     strategy.init()
     # 2. One process, one device: chosen by local rank.
     device = strategy.pin_device()

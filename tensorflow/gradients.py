@@ -35,7 +35,7 @@ class Noise:
 
     eta: float
     weights: Sequence[CanonicalWeight]
-    """Those that have gradients, in the model's order."""
+    """Weights that have gradients, in the model's order."""
     seed: int
 
     def __call__(self, gradients: Gradients, num_steps: tf.Tensor) -> Gradients:

@@ -32,7 +32,7 @@ def build_metric(name: str, loss: str) -> Measure:
 
 
 def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tf.Tensor:
-    """Of logits (n, ..., classes) and classes (n, ...), or shares of the classes (n, classes)."""
+    """Return the cross-entropy of logits (n, ..., classes) and classes (n, ...), or probabilities (n, classes)."""
     if targets.dtype.is_floating:
         losses = tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
     else:
@@ -44,7 +44,7 @@ def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: floa
 
 
 def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Of a function that returns the mean over all samples, or the losses of each sample."""
+    """Return the loss of a user's function, which returns the mean over all samples or the loss of each sample."""
     losses = user_file.call(function, tf.cast(outputs, tf.float32), targets, flag="--loss")
     if not isinstance(losses, tf.Tensor) or tuple(losses.shape[:1]) not in ((), tuple(targets.shape[:1])):
         raise wrong_loss(function, getattr(losses, "shape", losses))

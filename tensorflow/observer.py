@@ -1,4 +1,4 @@
-"""What looks at training steps: a trace, the noise scale, a moving average. `pytorch/observer.py` has the same."""
+"""Observers of training steps: a trace, the noise scale, a moving average. `pytorch/observer.py` has the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Observer:
     """Looks at a training step at five moments, of which three are traced. This base class does nothing at any."""
 
     state: Sequence[tuple[str, CanonicalWeight, keras.Variable]] = ()
-    """What a checkpoint keeps of the observer: its name there, its layout and its variable."""
+    """State of the observer that a checkpoint keeps: its name there, its layout and its variable."""
 
     sees_slices = False
     """Whether it looks at slices, whose vectors then come out of what is traced."""
@@ -39,10 +39,10 @@ class Observer:
         """A device has these gradients, added up over its passes; traced."""
 
     def see_slice(self, number: int, vector: tf.Tensor, *, has_samples: bool) -> None:
-        """With --slices: a slice has this vector, of the sum of its losses, its gradients and more."""
+        """See the vector of a slice: the sum of its losses, its gradients and more (--slices)."""
 
     def see_sum(self, vector: tf.Tensor) -> None:
-        """With --slices: the vectors of all slices add up to this one."""
+        """See the sum of the vectors of all slices (--slices)."""
 
     def see_averages(self, gradients: Gradients) -> None:
         """These are the averaged gradients, before anything changes them; traced."""

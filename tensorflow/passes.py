@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from allstep.tensorflow.observer import Observer
 
 Gradients = Sequence[tf.Tensor | None]
-"""Of the trainable weights in the model's order; None for a weight that the loss does not depend on."""
+"""Gradients of the trainable weights in the model's order; None for a weight that the loss does not depend on."""
 Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """Takes outputs and targets, and returns a sum over the samples."""
 LossAndGradients = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, Gradients]]
@@ -79,7 +79,7 @@ class Passes:
 
     number: int
     variables: Sequence[keras.Variable]
-    """Those that have gradients."""
+    """Variables that have gradients."""
     one_pass: LossAndGradients
     observers: Sequence[Observer]
 

@@ -1,4 +1,4 @@
-"""In which precision a step computes, and whether it takes effect. `pytorch/precision.py` has the same classes.
+"""Precision of a step, and steps whose gradients overflowed. `pytorch/precision.py` has the same classes.
 
 Layers compute in the type of their Keras policy, which `models` sets.
 """

@@ -50,7 +50,7 @@ class Session:
         hooks: Sequence[Hook] = (),
         **flags: Any,
     ) -> None:
-        """What is trained, and how.
+        """Describe what is trained and how.
 
         Args:
             model: the network, or a function of the shape of a sample and the number of classes that builds it.

@@ -32,7 +32,7 @@ Apply = Callable[[Gradients, tf.Tensor], dict[str, tf.Tensor]]
 
 
 class Slices:
-    """What a step does with the slices of this rank.
+    """Computation of the slices of this rank in a step.
 
     A slice's vector is made of the sum of its losses, its gradients, and the running statistics that batch norms have
     after it; each slice finds those of before the step. The mean over all slices becomes the next ones.

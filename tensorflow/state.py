@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a model, its optimizer and the observers of its steps, on any number of ranks."""
+"""State of a model, its optimizer and the observers of its steps in a checkpoint, for any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What --trace looks at in a step: see `common/exact/trace.py`. `pytorch/trace.py` has the same."""
+"""Values of a step that --trace digests: see `common/exact/trace.py`. `pytorch/trace.py` has the same."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StepTrace(Observer):
         *,
         one_pass: OnePass | None,
     ) -> None:
-        """To be made before the step is compiled.
+        """Prepare the trace; it must exist before the step is compiled.
 
         Args:
             weights: have gradients, in the order in which a slice's vector has them, behind its loss.

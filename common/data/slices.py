@@ -78,12 +78,12 @@ def local_nodes(rank: int, world_size: int, num_slices: int) -> tuple[Node, ...]
 
 
 class SumPlan:
-    """Which sums each rank contributes, and whether a library's all-reduce adds them up in the order of the tree."""
+    """Plan of a sum: what each rank contributes, and whether a library's all-reduce adds in the order of the tree."""
 
     def __init__(self, num_slices: int, rank: int, world_size: int) -> None:
         self.num_slices, self.rank, self.world_size = num_slices, rank, world_size
         self.nodes = [local_nodes(other, world_size, num_slices) for other in range(world_size)]
-        """Of each rank."""
+        """Nodes of the tree that each rank contributes."""
         self.in_order: dict[int, bool] = {}
         """Whether an all-reduce of so many elements adds up in order; known from the first such sum on."""
 

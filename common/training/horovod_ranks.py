@@ -1,4 +1,4 @@
-"""What Horovod's strategies of both frameworks share: how the ranks are formed, their devices and collectives."""
+"""Parts that Horovod's strategies of both frameworks share: how the ranks are formed, their devices and collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What optimizers need that look at the norms of whole weights: LARS, LAMB, NovoGrad."""
+"""Norms of whole weights for the optimizers that depend on them: LARS, LAMB, NovoGrad."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.
 
 
 def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """What this rank holds of each tensor: under FSDP a shard, which shares its memory."""
+    """Return the local part of each tensor: under FSDP a shard, which shares its memory."""
     # A DTensor's, whose type takes a second to import.
     return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -52,7 +52,7 @@ def local_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def norms(
     parameters: Sequence[torch.Tensor], *lists: Sequence[torch.Tensor], sliced: bool = False
 ) -> list[torch.Tensor]:
-    """Of each list of tensors, which this rank holds as it holds `parameters`, the norms of the whole tensors.
+    """Return the norms of the whole tensors of each list, sharded over ranks like `parameters`.
 
     They are one tensor a list. All ranks that have shards call it.
 

@@ -1,4 +1,4 @@
-"""What optimizers remember of each weight, as a checkpoint has it. `tensorflow/optimizers/state.py` has the same.
+"""State that optimizers keep for each weight, as a checkpoint has it. `tensorflow/optimizers/state.py` has the same.
 
 The suite's optimizers, and those of torch that are the same, have canonical names for it, which both frameworks read.
 Any other optimizer of a user's keeps the names of its own `state`.

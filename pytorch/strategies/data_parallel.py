@@ -20,7 +20,7 @@ class DataParallel(Single):
     """
 
     _type: torch.dtype
-    """In which autocast computes, from the first pass on."""
+    """Type of autocast, from the first pass on."""
 
     def pin_device(self) -> torch.device:
         self._num_devices = 1 if self.gpu is None else torch.cuda.device_count()

@@ -41,7 +41,7 @@ class FSDP(ProcessGroup):
     """The five steps in FSDP; `ProcessGroup` has the first, `Strategy` the second."""
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """In the host's memory: no device need hold the whole network."""
+        """Build the network in the host's memory: no device need hold all of it."""
         return contextlib.nullcontext()
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:

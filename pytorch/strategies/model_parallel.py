@@ -47,7 +47,7 @@ class ModelParallel(ProcessGroup):
         self.collectives = PipelineCollectives(rank=0, world_size=1, last=self._last)
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """In the host's memory, from where each stage takes its layers."""
+        """Build the network in the host's memory, from which each stage takes its layers."""
         return contextlib.nullcontext()
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:

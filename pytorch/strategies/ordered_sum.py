@@ -2,7 +2,7 @@
 
 An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
 the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
-each rank gets one part of everybody's sums (all-to-all), adds them up by the tree, and all of them get all parts
+each rank gets one part of all ranks' sums (all-to-all), adds them up by the tree, and all of them get all parts
 (all-gather): of a vector of M bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in a
 ring.
 
@@ -36,7 +36,7 @@ class Exchange(Protocol):
         ...
 
     def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
-        """What each rank has sent to this one, in the order of ranks.
+        """Return the elements that each rank has sent to this one, in the order of ranks.
 
         Args:
             sent: to rank 0, rank 1, ..., as many elements to each.
@@ -56,7 +56,7 @@ class OrderedSum(SumPlan):
     """A sum over all slices of all ranks; every rank gets the same bits, on any number of them."""
 
     num_parts = 1
-    """Of how many parts the vectors are made, of whose sums a rank gets its own."""
+    """Number of parts of the vectors; each rank receives the sum of one part."""
 
     def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
         """`exchange` is for more than one rank."""

@@ -1,4 +1,4 @@
-"""What the strategies of torch.distributed share: how the ranks find each other, and the engine's collectives."""
+"""Parts that the strategies of torch.distributed share: rendezvous of the ranks, and the engine's collectives."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class ProcessGroup(Strategy):
         self.collectives = ProcessGroupCollectives(self.placement.rank, self.placement.world_size)
 
     def _store(self) -> Store:
-        """Where ranks leave their addresses for one another."""
+        """Return the store in which ranks leave their addresses for each other."""
         if self.placement.launcher == "torchrun":  # its agent has one
             store, _, _ = next(env_rendezvous("env://", self.placement.rank, self.placement.world_size))
             return store
         if self.placement.world_size == 1:
             return HashStore()
         host, port, listener = _meet(self.placement)
-        # A socket that is open already: no port is chosen that somebody else might take meanwhile.
+        # A socket that is open already: no port is chosen that another process might take meanwhile.
         listener = listener.detach() if listener else None
         is_master = self.placement.rank == 0
         return TCPStore(host, port, self.placement.world_size, is_master, master_listen_fd=listener)
@@ -101,7 +101,7 @@ class ProcessGroupCollectives:
 
 
 class ProcessGroupExchange:
-    """Of the gradients of slices; see `ordered_sum.Exchange`. The group knows what is under way by its order."""
+    """Exchange of the gradients of slices; see `ordered_sum.Exchange`. The group matches calls by their order."""
 
     keeps_order = False
     """Gloo goes round in a ring, and NCCL chooses."""

@@ -1,4 +1,4 @@
-"""What a strategy is: how the ranks are formed and how gradients meet. TensorFlow's has the same methods."""
+"""Base class of strategies: how ranks are formed and how gradients are combined. TensorFlow's has the same methods."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Strategy(ABC):
     gpu: int | None = None
     """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
     collectives: Collectives
-    """What the engine says to the other ranks; there from `init` on."""
+    """Collectives of the engine; available from `init` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
     reduction: Reduction
@@ -47,7 +47,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def init(self) -> None:
-        """1. Learn who the others are."""
+        """1. Form the group of ranks."""
 
     def pin_device(self) -> torch.device:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
@@ -119,7 +119,7 @@ class Strategy(ABC):
         return Reduction(self.compiled(network), optimizer)
 
     def reduce_in_order(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ordered:
-        """With --slices: have gradients combined in one fixed order."""
+        """Have gradients combined in one fixed order (--slices)."""
         return Ordered(self.compiled(network), optimizer, self.ordered_sum(), self.bucket_megabytes())
 
     def ordered_sum(self) -> OrderedSum:
@@ -162,7 +162,7 @@ class Strategy(ABC):
         return [copy.detach().cpu().numpy() for copy in self.copies(tensor)]
 
     def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-        """What this rank holds of `array`, as it holds `like`."""
+        """Return the part of `array` that this rank holds, sharded like `like`."""
         return torch.from_numpy(array.copy()).to(like.device)
 
     def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
@@ -184,7 +184,7 @@ class Strategy(ABC):
         return ()
 
     def metrics(self) -> dict[str, float]:
-        """What the strategy measures besides, for the report of the run."""
+        """Return further measurements of the strategy for the report of the run."""
         return {}
 
     def versions(self) -> dict[str, str]:

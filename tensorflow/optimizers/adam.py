@@ -9,7 +9,7 @@ from allstep.tensorflow.optimizers.base import Optimizer
 
 
 class AdamKernel(Optimizer):
-    """What optimizers have in common that remember Adam's two moments, in one fused kernel a variable."""
+    """Base of optimizers that keep Adam's two moments, updated by one fused kernel per variable."""
 
     BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
     slot_names = ("exp_avg", "exp_avg_sq")

@@ -1,4 +1,4 @@
-"""What the optimizers here have in common, beside Keras' own: which weights decay, and what they refuse."""
+"""Base of the optimizers in this folder, next to Keras' own: which weights decay, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Optimizer(keras.Optimizer):
     """
 
     slots: dict[str, list[keras.Variable]]
-    """What it remembers of each weight, by canonical names; there when it is built."""
+    """State for each weight, by canonical names; available once the optimizer is built."""
     slot_names: Sequence[str] = ()
 
     def __init__(self, learning_rate: float = 0.0, **kwargs) -> None:
@@ -37,11 +37,11 @@ class Optimizer(keras.Optimizer):
         return cast("keras.Variable", self.iterations).value
 
     def rates(self, learning_rate: tf.Tensor, dtype: tf.DType) -> Any:
-        """What `update_step` takes as its learning rate: numbers of this step for all weights, computed once."""
+        """Return the learning rate for `update_step`: numbers of this step for all weights, computed once."""
         return learning_rate
 
     def slot(self, name: str, variable: tf.Variable) -> tf.Variable:
-        """What is remembered of a weight under that name."""
+        """Return the state of a weight under that name."""
         return self.slots[name][variable_index(self, variable)].value
 
     def decay_of(self, variable: tf.Variable) -> float:

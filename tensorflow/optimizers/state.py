@@ -1,4 +1,4 @@
-"""What optimizers remember of each weight, as a checkpoint has it. `pytorch/optimizers/state.py` has the same.
+"""State that optimizers keep for each weight, as a checkpoint has it. `pytorch/optimizers/state.py` has the same.
 
 The suite's optimizers, and those of Keras that remember the same, have canonical names for it, which both frameworks
 read. Any other optimizer of a user's keeps the names of the attributes that hold its variables.
@@ -24,7 +24,7 @@ KINDS: Mapping[type, tuple[str, Mapping[str, str]]] = {
     keras.optimizers.Adagrad: ("adagrad", {"sum_of_squares": "_accumulators"}),
     keras.optimizers.RMSprop: ("rmsprop", {"square_avg": "_velocities"}),
 }
-"""Of Keras' optimizers the names of `--optimizer`, and the attributes that hold what the canonical slots name."""
+"""Names of Keras' optimizers for `--optimizer`, and the attributes that hold the canonical slots."""
 State = Iterator[tuple[str, CanonicalWeight, keras.Variable]]
 """Name in a checkpoint, layout, and variable."""
 

@@ -1,4 +1,4 @@
-"""What the strategies of tf.distribute have in common: a step runs on every device of this process.
+"""Parts that the strategies of tf.distribute share: a step runs on every device of this process.
 
 Gradients are added up over all devices of all ranks by the all-reduce of the replica context, which Keras 3 calls
 inside of an optimizer's `apply`.

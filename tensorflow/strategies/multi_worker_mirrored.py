@@ -79,7 +79,7 @@ class MultiWorkerMirrored(DistributedStrategy):
 
 @dataclass(frozen=True)
 class ReplicaExchange:
-    """Of the gradients of slices; see `ordered_sum.Exchange`.
+    """Exchange of the gradients of slices; see `ordered_sum.Exchange`.
 
     tf.distribute has no all-to-all: every rank gets all that is sent, N / 2 times as much as it needs.
     """

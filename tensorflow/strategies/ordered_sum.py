@@ -2,7 +2,7 @@
 
 An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
 the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
-each rank gets one part of everybody's sums (all-to-all), adds them up by the tree, and all of them get all parts
+each rank gets one part of all ranks' sums (all-to-all), adds them up by the tree, and all of them get all parts
 (all-gather): of a vector of M bytes a rank that has one sum sends 2 (N - 1) / N M bytes to the N - 1 others, as in a
 ring.
 """
@@ -49,7 +49,7 @@ class Exchange(Protocol):
         ...
 
     def all_to_all(self, sent: tf.Tensor, received_sizes: Sequence[int]) -> tf.Tensor:
-        """What each rank has sent to this one, in the order of ranks.
+        """Return the elements that each rank has sent to this one, in the order of ranks.
 
         Args:
             sent: to rank 0, rank 1, ..., as many elements to each.
@@ -95,7 +95,7 @@ class OrderedSum(SumPlan):
         return self._exchange.all_gather(_add_up(nodes, tf.split(received, len(nodes)), self.num_slices))
 
     def within_a_step(self, size: int) -> Callable[[tf.Tensor], tf.Tensor] | None:
-        """What adds up the ranks' own sums, of `size` elements, inside a TensorFlow function; None where nothing does.
+        """Return the function that adds up the ranks' sums, of `size` elements, inside a TensorFlow function, or None.
 
         All ranks call it.
         """

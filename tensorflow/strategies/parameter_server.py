@@ -247,7 +247,7 @@ def _wait_until_gone(address: str, seconds: float) -> str:
 
 
 def _failure(address: str, seconds: float) -> str:
-    """What is wrong with the server at host:port; empty where it answers within `seconds`."""
+    """Describe the failure of the server at host:port; empty if it answers within `seconds`."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=min(_CONNECT_SECONDS, seconds)) as connection:

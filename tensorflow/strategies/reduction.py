@@ -66,7 +66,7 @@ class ReplicaSums(Reduction):
     """tf.distribute: gradients are added up over all devices of all ranks."""
 
     names: Sequence[str] = ()
-    """What ranks wait for."""
+    """Names of the collectives that ranks wait for."""
 
     def __call__(self, gradients: Gradients) -> Gradients:
         replicas = tf.distribute.get_replica_context()

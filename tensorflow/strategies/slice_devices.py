@@ -1,4 +1,4 @@
-"""Where a process computes its slices with --slices: on one device, or one slice on each of several at a time."""
+"""Devices on which a process computes its slices with --slices: one, or several with one slice each at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SliceDevices(Protocol):
     def on_slices(
         self, function: SliceFunction, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, bounds: tf.Tensor
     ) -> Sequence[tf.Tensor]:
-        """What `function` makes of a slice on each device; `bounds`, (number, 2), are which samples it has."""
+        """Return what `function` returns for a slice on each device; `bounds` (number, 2) has the samples of each."""
         ...
 
     def on_every(self, function: Callable[[], Numbers]) -> Numbers:

@@ -1,4 +1,4 @@
-"""What a strategy is: how the ranks are formed and how gradients meet. PyTorch's has the same methods."""
+"""Base class of strategies: how ranks are formed and how gradients are combined. PyTorch's has the same methods."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Start = Callable[[Batch, float, float], StepResult]
 
 @contextlib.contextmanager
 def before_tensorflow_starts() -> Iterator[None]:
-    """What TensorFlow refuses once it has started, in words for the program that has started it.
+    """Turn TensorFlow's refusals after it has started into a message for the program that started it.
 
     Raises:
         UserError: it has started.
@@ -76,11 +76,11 @@ class Strategy(ABC):
     gpu: int | None = None
     """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
     collectives: Collectives
-    """What the engine says to the other ranks; there from `pin_device` on."""
+    """Collectives of the engine; available from `pin_device` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
     slice_devices: SliceDevices = OneDevice()
-    """Where this process computes its slices with --slices; there from `wrap` on."""
+    """Devices on which this process computes its slices with --slices; available from `wrap` on."""
     reduction: Reduction
     """How gradients are combined; there from `wrap` on."""
     num_local_devices = 1
@@ -94,7 +94,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def init(self) -> None:
-        """1. Learn who the others are."""
+        """1. Form the group of ranks."""
 
     def pin_device(self) -> str:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
@@ -152,7 +152,7 @@ class Strategy(ABC):
         return Reduction(optimizer, model.trainable_variables, self.compiled)
 
     def reduce_in_order(self, model: keras.Model, optimizer: keras.Optimizer) -> Ordered:
-        """With --slices: have gradients combined in one fixed order."""
+        """Have gradients combined in one fixed order (--slices)."""
         return Ordered(optimizer, model.trainable_variables)
 
     def ordered_sum(self) -> OrderedSum:
@@ -234,7 +234,7 @@ class Strategy(ABC):
         return [copy.numpy() for copy in self.copies(variable)]
 
     def shard(self, array: np.ndarray, like: keras.Variable) -> np.ndarray:
-        """What this rank holds of `array`, as it holds `like`."""
+        """Return the part of `array` that this rank holds, sharded like `like`."""
         return array
 
     def gather(self, variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
@@ -244,7 +244,7 @@ class Strategy(ABC):
     # What is reported.
 
     def metrics(self) -> dict[str, float]:
-        """What the strategy measures besides, for the report of the run."""
+        """Return further measurements of the strategy for the report of the run."""
         return {}
 
     def versions(self) -> dict[str, str]:
