@@ -33,6 +33,7 @@ def state_of(step: int, arrays: dict[str, np.ndarray] | None = None) -> TrainSta
         schedule={"base_lr": 0.1},
         config={"model": "mlp", "hidden": [16, 8], "clip": None},
         versions={"numpy": np.__version__},
+        data={"training labels": f"{step:016x}"},
     )
 
 
@@ -41,7 +42,7 @@ def assert_same(left: TrainState, right: TrainState) -> None:
     for name, array in left.arrays.items():
         other = right.arrays[name]
         assert (array.dtype, array.shape, array.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
-    for part in ("framework", "progress", "rng", "schedule", "config", "versions"):
+    for part in ("framework", "progress", "rng", "schedule", "config", "versions", "data"):
         assert getattr(left, part) == getattr(right, part), part
 
 

@@ -155,6 +155,7 @@ def read(directory: Path) -> TrainState:
         schedule=manifest.schedule,
         config=manifest.config,
         versions=manifest.versions,
+        data=manifest.data,
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
@@ -26,7 +26,7 @@ from allstep.common.files.schema import (
     whole,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_BYTES = 2**20  # valid ones have a few kilobytes; damaged or hostile ones must not fill the memory
 
 
@@ -52,6 +52,7 @@ class Manifest:
     config: dict[str, Any]
     versions: dict[str, str]
     files: dict[str, FileRecord]
+    data: dict[str, str] = field(default_factory=dict)
 
     @property
     def has_metric(self) -> bool:
@@ -141,6 +142,7 @@ _FILES = {file_name(group): _FILE for group in GROUPS if group not in OPTIONAL_G
 _OPTIONAL_FILES = {file_name(group): _FILE for group in OPTIONAL_GROUPS}
 _check = closed(
     record(
+        {"data": mapping_of(text)},  # since format 2
         sequence=whole(),
         created=_check_time,
         metric=nullable(_check_metric),

@@ -56,6 +56,7 @@ class TrainState:
     schedule: dict[str, Any] = field(default_factory=dict)  # settings and state of the learning rate
     config: dict[str, Any] = field(default_factory=dict)  # the resolved configuration
     versions: dict[str, str] = field(default_factory=dict)  # packages by name; with --slices also threads and processor
+    data: dict[str, str] = field(default_factory=dict)  # digests of the data set; none in format 1
 
 
 def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:

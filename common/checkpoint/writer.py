@@ -83,6 +83,7 @@ class Checkpoints:
             config=state.config,
             versions=state.versions,
             files={},
+            data=state.data,
         )
         # Values that a checkpoint cannot hold fail here, not in the background.
         manifest = manifests.copied(manifest)

@@ -28,6 +28,7 @@ from allstep.common.exact import environment_fingerprint
 from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, text, whole
 from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
 from allstep.common.recipe.schedule import Decay, Scaling, Schedule
+from allstep.common.training.data_digest import check_data
 
 T = TypeVar("T")
 _SEED = whole(-(2**64), 2**64)
@@ -51,13 +52,20 @@ def check_early(config: TrainConfig) -> None:
             check_flags(config, manifest)
 
 
-def load(config: TrainConfig, num_samples: int, shapes: Mapping[str, tuple[int, ...]], warn: Callable) -> TrainState:
+def load(
+    config: TrainConfig,
+    num_samples: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    warn: Callable,
+    data: Mapping[str, str] | None = None,
+) -> TrainState:
     """Load and check the state of --resume, or the weights of --init-from.
 
     Args:
         num_samples: number of training samples of the data set.
         shapes: see `common.training.worker.Worker.state_shapes`.
         warn: called with a line for each difference that is not an error.
+        data: digests of the data set, see `data_digest`.
 
     Raises:
         UserError: the checkpoint does not exist, or the run cannot resume from it.
@@ -72,6 +80,7 @@ def load(config: TrainConfig, num_samples: int, shapes: Mapping[str, tuple[int, 
         check_run(state)
         check_flags(config, state)
         check_samples(state, num_samples)
+        check_data(state.data, data or {})
     else:
         state, shapes = replace(state, arrays=_weights_alone(state.arrays)), _weights_alone(shapes)
     checkpoint.check_compatible(shapes, state.arrays)
@@ -128,6 +137,9 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
         is_same = flags[name] == before
         if name == "model":  # a file may have moved; the network's weights are checked in any case
             is_same |= all(user_file.parse(str(one)) for one in (flags[name], before))
+        if name in ("dataset", "curriculum") and saved.data and flags[name] and before:
+            # Files may have moved; the digests in the checkpoint tell whether they are the same.
+            is_same |= name == "curriculum" or _is_moved(flags[name], before)
         if not is_same:
             raise UserError(
                 f"expected --{name} {_as_flag(before)}, with which the checkpoint was written, received "
@@ -146,6 +158,12 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
             f"expected --epochs to be at least {completed}, the epoch in which the checkpoint was written, received "
             f"{config.schedule.epochs}; raise it, or resume from an earlier checkpoint"
         )
+
+
+def _is_moved(dataset: str, before: str) -> bool:
+    """Return whether both names of data sets are paths in the same format, or both files of Python."""
+    now, then = DataConfig(dataset), DataConfig(before)
+    return now.kind == then.kind and now.path is not None and then.path is not None
 
 
 def check_samples(saved: TrainState | Manifest, num_samples: int) -> None:

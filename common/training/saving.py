@@ -66,17 +66,19 @@ class Saver:
         progress_state: ProgressState,
         saved: Callable[[], None] = lambda: None,
         commits: Commits | None = None,
+        data: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare to save the run.
 
         `versions`: see `TrainState`; `active`: whether the run has an output directory, the same on all ranks; `saved`:
-        called after a save; `commits`: receives the saved states, and those that an elastic job commits in between.
+        called after a save; `commits`: receives the saved states, and those that an elastic job commits in between;
+        `data`: digests of the data set.
         """
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
         self._checkpoints, self._every, self._active, self._progress_state = checkpoints, every, active, progress_state
         self._on_saved, self._commits = saved, commits
         self._saved: tuple[int, Position] | None = None
-        self._versions = dict(versions)
+        self._versions, self._data = dict(versions), dict(data or {})
 
     def due(self, step: int) -> bool:
         """Return whether to save in mid-epoch after `step`."""
@@ -138,6 +140,7 @@ class Saver:
             schedule=json.loads(json.dumps(dataclasses.asdict(schedule))),
             config=self._config,
             versions=self._versions,
+            data=self._data,
         )
 
 

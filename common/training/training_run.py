@@ -31,6 +31,7 @@ from allstep.common.recipe.schedule import Schedule, make_schedule
 from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import write_whole
 from allstep.common.training import earlier_run, engine, resuming, saving
+from allstep.common.training.data_digest import digests_of
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
 from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import check_batch_memory
@@ -147,7 +148,10 @@ class TrainingRun:
             if config.output.output_dir and placement.rank == 0:
                 output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
             committed = self.commits.agree(worker.collectives) if self.commits else None
-            state = committed or _load_state(worker, dataset, config, placement)
+            data = {}
+            if placement.rank == 0 and (output or config.output.resume):
+                data = digests_of(dataset)
+            state = committed or _load_state(worker, dataset, config, placement, data)
             if committed and placement.rank == 0:
                 print_line(
                     f"allstep: {placement.world_size} ranks go on after step {committed.progress.step}", sys.stderr
@@ -191,6 +195,7 @@ class TrainingRun:
                 progress_state=progress_state,
                 saved=self._report_saved,
                 commits=self.commits,
+                data=data,
             )
             # After a failure, the pending checkpoint is still written; meanwhile this rank does not count as stuck.
             if not self.commits:
@@ -244,14 +249,16 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
         progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
 
 
-def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, placement: Placement) -> TrainState | None:
+def _load_state(
+    worker: Worker, dataset: Dataset, config: TrainConfig, placement: Placement, data: Mapping[str, str]
+) -> TrainState | None:
     """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
     output = config.output
     if not (output.resume or output.init_from):
         return None
     state = None
     if placement.rank == 0:  # it checks all of it, so the other ranks receive valid state
-        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn)
+        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn, data)
         now = environment_fingerprint.describe(config, worker.versions())
         if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
             warn(changed)

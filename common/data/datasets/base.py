@@ -65,6 +65,9 @@ class Dataset:
     """Task, which determines the targets: classes, int64 (n,); in regression numbers, float32 (n, num_classes); in
     next-token the token that follows each input token, int64 (n, length)."""
 
+    class_names: tuple[str, ...] = ()
+    """Names of the classes in the order of their numbers, if the data set has names."""
+
     @property
     def target_shape(self) -> tuple[int, ...]:
         """Shape of one sample's target."""

@@ -52,6 +52,7 @@ def load(config: DataConfig) -> Dataset:
         mean=MEAN,
         std=STD,
         encoded=config.decode == "gpu",
+        class_names=train.classes,
     )
 
 

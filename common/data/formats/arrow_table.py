@@ -19,6 +19,7 @@ from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
 from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_decoding
+from allstep.common.files import strict_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,17 +74,29 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
     with arrow_errors(where):
         table = pa.concat_tables([_mapped(path) for path in paths])
         names, target = choose_fields(table.column_names, config, where)
+        class_names = _class_names(table.schema, target)
         columns = [table.column(name) for name in names]
         for column in (*columns, table.column(target)):
             column.validate(full=True)  # the offsets in an untrusted file may point anywhere
         labels = np.concatenate(_numbers(table.column(target), f"{target} of {where}"))
         targets = targets_of(labels, f"the targets of {where}")
         if _is_bytes(columns[0].type):
-            return ArrowImages(columns[0], targets, f"{names[0]} of {where}")
+            return ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names)
         fields = [_numbers(column, f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
     if len(fields) == 1:
-        return ArrowNumbers(fields[0], targets, where)
-    return ArrowNumbers([np.stack([np.concatenate(field).astype(np.float32) for field in fields], 1)], targets, where)
+        return ArrowNumbers(fields[0], targets, where, class_names)
+    numbers = np.stack([np.concatenate(field).astype(np.float32) for field in fields], 1)
+    return ArrowNumbers([numbers], targets, where, class_names)
+
+
+def _class_names(schema: pa.Schema, target: str) -> tuple[str, ...]:
+    """Return the names of the classes that Hugging Face's `datasets` keeps in the schema, if there are any."""
+    try:
+        features = strict_json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = features["info"]["features"][target]["names"]
+        return tuple(names) if all(isinstance(name, str) for name in names) else ()
+    except (strict_json.NotJson, KeyError, TypeError):  # from another program
+        return ()
 
 
 def _mapped(path: Path) -> pa.Table:
@@ -142,11 +155,13 @@ def _ragged(where: str) -> UserError:
 class ArrowImages:
     """Column of JPEG and PNG files; `encoded.EncodedImages` documents the methods."""
 
-    def __init__(self, column: pa.ChunkedArray, targets: np.ndarray, where: str) -> None:
+    def __init__(
+        self, column: pa.ChunkedArray, targets: np.ndarray, where: str, class_names: tuple[str, ...] = ()
+    ) -> None:
         import pyarrow as pa
 
         chunks = [chunk.field("bytes") if pa.types.is_struct(chunk.type) else chunk for chunk in column.chunks]
-        self.labels, self.where = targets, where
+        self.labels, self.where, self.class_names = targets, where, class_names
         self.column = pa.chunked_array(chunks)
 
     def content(self, index: int) -> bytes:
@@ -166,8 +181,10 @@ class ArrowNumbers:
 
     parallel = False
 
-    def __init__(self, chunks: Sequence[np.ndarray], targets: np.ndarray, where: str) -> None:
-        self.chunks, self.targets, self.where = chunks, targets, where
+    def __init__(
+        self, chunks: Sequence[np.ndarray], targets: np.ndarray, where: str, class_names: tuple[str, ...] = ()
+    ) -> None:
+        self.chunks, self.targets, self.where, self.class_names = chunks, targets, where, class_names
         self.ends = np.cumsum([len(chunk) for chunk in chunks])
         self.dtype = inputs_of(chunks[0][:0], where).dtype
         self.shape = chunks[0].shape[1:]

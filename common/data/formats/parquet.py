@@ -64,7 +64,8 @@ def _unpack(path: Path, target: Path, config: DataConfig) -> None:
     with open(path, "rb", opener=regular) as source, parquet.ParquetFile(source) as file:
         names, label = choose_fields(file.schema_arrow.names, config, str(path))
         columns = list(dict.fromkeys((*names, label)))
-        schema = pa.schema([file.schema_arrow.field(name) for name in columns])
+        fields = [file.schema_arrow.field(name) for name in columns]
+        schema = pa.schema(fields, file.schema_arrow.metadata)
         with write_atomically(target) as stream, pa.ipc.new_file(stream, schema) as writer:
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
                 writer.write_batch(batch.select(columns))

@@ -58,6 +58,7 @@ def describe(train: Split, validation: Split, *, where: str, scale: Scale | None
         input_type=cast(InputType, str(inputs.dtype)),
         num_tokens=num_tokens,
         task=task,
+        class_names=tuple(getattr(train, "class_names", None) or ()),
     )
 
 

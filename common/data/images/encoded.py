@@ -107,6 +107,7 @@ class EncodedSplit:
     def __init__(self, images: EncodedImages, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool) -> None:
         self.images = images
         self.targets = images.labels
+        self.class_names = getattr(images, "class_names", None)
         self.size = config.image_size
         self.reader = Reader(config.image_size)
         self.seed = config.seed

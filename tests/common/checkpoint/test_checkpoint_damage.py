@@ -163,8 +163,8 @@ def test_damaged_ones_do_not_stop_a_run_nor_vanish(tmp_path):
 def test_newer_format(tmp_path, which):
     directory = save(tmp_path, 1, 2, metrics={1: 0.5})
     path = directory / "step-00000002" / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
-    with pytest.raises(UserError, match="has format 2, this allstep reads up to 1") as error:
+    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 3'))
+    with pytest.raises(UserError, match="has format 3, this allstep reads up to 2") as error:
         load(which.format(dir=directory), directory, warn=refuse_warning)
     one_line(error)
     assert not isinstance(error.value, CorruptCheckpoint)

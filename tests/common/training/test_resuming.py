@@ -161,3 +161,27 @@ def test_what_no_run_saves_is_refused(part, key, value):
     ) as error:
         check_run(state)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"),
+    [
+        ("npz:/a/x.npz", "npz:x.npz", True),
+        ("parquet:a", "parquet:b", True),
+        ("a.py:load", "b/c.py:load", True),
+        ("npz:x.npz", "parquet:x", False),
+        ("text:a.txt", "text", False),
+        ("digits", "mnist", False),
+    ],
+)
+def test_data_may_have_moved_if_its_digests_are_known(before, after, moves):
+    """`data_digest` compares the data itself."""
+    old, new = (dataclasses.replace(RUN, data=DataConfig(dataset=name)) for name in (before, after))
+    with pytest.raises(UserError, match="expected --dataset"):  # a checkpoint of an older version
+        check(old, new)
+    state = dataclasses.replace(saved(old), data={"training labels": "00"})
+    if moves:
+        check_flags(new, state)
+    else:
+        with pytest.raises(UserError, match="expected --dataset"):
+            check_flags(new, state)

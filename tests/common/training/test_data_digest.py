@@ -1,0 +1,97 @@
+"""Data of a resumed run. Oracle: the samples, which are the same, or differ in what the case names."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from allstep.common.base.errors import UserError
+from allstep.common.data.datasets import DataConfig, Dataset, load, prepare
+from allstep.common.data.formats.user_samples import as_dataset
+from allstep.common.training.data_digest import check_data, digests_of
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(100, 3)).astype(np.float32)
+Y = np.sort(np.arange(100) % 4)
+WITHIN_CLASS = np.concatenate([RANDOM.permutation(25) + 25 * number for number in range(4)])
+
+
+def npz(folder: Path, x: np.ndarray = X, y: np.ndarray = Y, v: np.ndarray = X[:9]) -> Dataset:
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "samples.npz", x_train=x, y_train=y, x_val=v, y_val=Y[:9])
+    return opened(f"npz:{folder}/samples.npz", folder)
+
+
+def parquet(folder: Path, x: np.ndarray = X, y: np.ndarray = Y, names: str = "abcd") -> Dataset:
+    folder.mkdir(exist_ok=True)
+    features = str({"info": {"features": {"y": {"names": list(names), "_type": "ClassLabel"}}}}).replace("'", '"')
+    for part in ("train", "val"):
+        table = pa.table({"x": list(x), "y": y}).replace_schema_metadata({"huggingface": features})
+        pyarrow.parquet.write_table(table, folder / f"{part}.parquet")
+    return opened(f"parquet:{folder}", folder)
+
+
+def images(folder: Path, names: str = "abcd", shift: int = 0) -> Dataset:
+    for part in ("train", "val"):
+        for number, name in enumerate(names):
+            (folder / part / name).mkdir(parents=True)
+            for index in range(3):
+                pixels = np.full((8, 8, 3), 40 * number + (index + shift) % 3, np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{index}.png")
+    return opened("image-folder", folder, data_dir=folder, image_size=8)
+
+
+def opened(dataset: str, folder: Path, **flags: object) -> Dataset:
+    config = DataConfig(**{"dataset": dataset, "data_dir": folder / "cache", "decode_threads": 1, **flags})
+    prepare(config)
+    return load(config)
+
+
+@pytest.mark.parametrize("make", [npz, parquet, images])
+def test_moved_data_is_the_same(make, tmp_path):
+    before = digests_of(make(tmp_path / "one"))
+    shutil.rmtree(tmp_path / "one")
+    check_data(before, digests_of(make(tmp_path / "two")))
+
+
+@pytest.mark.parametrize(
+    ("make", "changed", "what"),
+    [
+        (npz, {"y": Y[::-1].copy()}, "training labels"),
+        (npz, {"x": X[WITHIN_CLASS]}, "training inputs"),
+        (npz, {"v": X[9:18]}, "validation inputs"),
+        (parquet, {"y": Y[::-1].copy()}, "training labels"),
+        (parquet, {"x": X[WITHIN_CLASS]}, "training inputs"),
+        (parquet, {"names": "abce"}, "class names"),
+        (images, {"names": "abce"}, "class names"),
+        (images, {"shift": 1}, "training inputs"),
+    ],
+)
+def test_other_data_of_the_same_size_is_named(make, changed, what, tmp_path):
+    before, after = (digests_of(make(tmp_path / name, **flags)) for name, flags in (("a", {}), ("b", changed)))
+    with pytest.raises(UserError, match=f"the {what} of the data set are not those") as error:
+        check_data(before, after)
+    assert "\n" not in str(error.value)
+
+
+def test_parts_that_are_held_out_have_their_own_labels():
+    def digests(seed: int, y: np.ndarray) -> dict[str, str]:
+        return digests_of(as_dataset((X, y), None, where="x", share=0.1, seed=seed))
+
+    assert digests(0, Y) == digests(0, Y) != digests(1, Y)
+    swapped = Y.copy()
+    swapped[[3, 97]] = Y[[97, 3]]
+    with pytest.raises(UserError, match="labels of the data set"):
+        check_data(digests(0, Y), digests(0, swapped))
+
+
+def test_a_checkpoint_of_an_older_version_has_none():
+    dataset = as_dataset((X, Y), None, where="x", share=0.1, seed=0)
+    check_data({}, digests_of(dataclasses.replace(dataset, class_names=("a",))))
