@@ -9,7 +9,7 @@ The state may consist of numbers, strings, lists, mappings, arrays and torch ten
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
 import shutil
 from collections.abc import Callable
@@ -18,16 +18,20 @@ from typing import Any
 
 import numpy as np
 
+from allstep.common.base.terminal import warn
 from allstep.common.files import array_json
 from allstep.common.launch.placement import find_placement
 
-_NAME = re.compile(r"step-(\d{8,})")
+_REPLACED = ".old-"
+_NAME = re.compile(rf"(?:{re.escape(_REPLACED)})?step-(\d{{8,}})")
 
 
 def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
     """Write the state of a loop after a step on rank 0; the other ranks return at once.
 
-    A kill at any moment leaves the earlier checkpoints intact, and the new one either complete or absent.
+    A kill at any moment leaves the earlier checkpoints intact, and the new one either complete or absent. If the folder
+    has later steps, an earlier run has left them: they are moved to a folder previous-N, with a line, so that `load`
+    returns the state of the loop that saved last.
 
     Args:
         keep: number of the last checkpoints to keep.
@@ -40,12 +44,18 @@ def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
         return
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / ".partial"
+    partial, target = folder / ".partial", folder / f"step-{step:08}"
     shutil.rmtree(partial, ignore_errors=True)
     array_json.save(partial, state)
-    target = folder / f"step-{step:08}"
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(partial, target)
+    _set_aside(folder, [path for number, path in _found(folder) if number > step])
+    if target.exists():
+        replaced = folder / f"{_REPLACED}{target.name}"
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    partial.rename(target)
+    for path in folder.glob(f"{_REPLACED}step-*"):
+        if path.with_name(path.name.removeprefix(_REPLACED)).exists():
+            shutil.rmtree(path)
     for _, old in _found(folder)[:-keep]:
         shutil.rmtree(old)
 
@@ -68,8 +78,25 @@ def load(folder: str | Path, *, as_array: Callable[[np.ndarray], Any] = np.asarr
 
 def _found(folder: Path) -> list[tuple[int, Path]]:
     """Return steps and folders of the checkpoints, the last one last."""
-    paths = folder.iterdir() if folder.is_dir() else ()
-    return sorted((int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name)))
+    found: dict[int, Path] = {}
+    # A kill may have left a checkpoint under its second name, before the one that replaces it took the first.
+    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
+        if match := _NAME.fullmatch(path.name):
+            found.setdefault(int(match[1]), path)
+    return sorted(found.items())
+
+
+def _set_aside(folder: Path, later: list[Path]) -> None:
+    """Move the checkpoints of an earlier run to a folder of their own."""
+    if later:
+        number = next(number for number in itertools.count(1) if not (folder / f"previous-{number}").exists())
+        aside = folder / f"previous-{number}"
+        aside.mkdir()
+        for path in later:
+            path.rename(aside / path.name)
+        warn(
+            f"{folder} has later steps of an earlier run, kept in {aside}; load() would have gone on with them"
+        )
 
 
 def _converted(value: Any, as_array: Callable[[np.ndarray], Any]) -> Any:

@@ -12,6 +12,8 @@ from allstep.common.base.errors import UserError
 from allstep.common.files.disk import NO_LOCKS
 from allstep.common.files.regular_file import regular
 
+LOCK = ".lock"
+
 
 class OutputDirectory:
     """Output directory to which only this process writes, from construction until `close`.
@@ -24,11 +26,11 @@ class OutputDirectory:
     """
 
     def __init__(self, path: str | Path, *, warn: Callable[[str], None]) -> None:
-        self.path = Path(path)
+        self.path, self.warn = Path(path), warn
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             # Following a link would truncate another file below.
-            self._descriptor = regular(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            self._descriptor = regular(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             raise _unwritable(self.path, error) from None
         try:
@@ -54,6 +56,19 @@ class OutputDirectory:
             self.close()
             raise _unwritable(self.path, error) from None
 
+    def check_is_same(self) -> None:
+        """Check that the directory is still the locked one, before a file in it is written or deleted.
+
+        Raises:
+            UserError: the directory was removed, and another run has locked one of the same name.
+        """
+        try:
+            found = os.stat(self.path / LOCK, follow_symlinks=False)
+        except FileNotFoundError:  # removed, but no other run has come
+            return
+        if self._descriptor is not None and not os.path.samestat(found, os.fstat(self._descriptor)):
+            raise replaced(self.path)
+
     def close(self) -> None:
         """Release the lock. A second call does nothing."""
         if self._descriptor is not None:
@@ -65,6 +80,14 @@ class OutputDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def replaced(path: Path) -> UserError:
+    """Return the error of a run whose output directory another run has replaced."""
+    return UserError(
+        f"output directory {path} was removed while this run wrote to it, and belongs to another run now; this run "
+        "ends to leave the other's files alone: start it again with another --output-dir"
+    )
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

@@ -107,6 +107,7 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
         warn(f"{error}; it is skipped")
     if not readable and not errors:
         raise UserError(f"expected a checkpoint in {parent}, received none; start without --resume")
+    damaged = list(errors)
     candidates = best_of(readable) if best else readable[::-1]
     if best and readable and not candidates:
         raise UserError(
@@ -116,5 +117,9 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
         try:
             return read(path)
         except files.CorruptCheckpoint as error:
+            damaged.append(error)
             warn(f"{error}; falling back to the {'next best' if best else 'one before'}")
-    raise UserError(f"expected an undamaged checkpoint in {parent}, received only damaged ones; start without --resume")
+    raise UserError(
+        f"expected an undamaged checkpoint in {parent}, received only damaged ones ({damaged[0]}); "
+        "start without --resume"
+    )

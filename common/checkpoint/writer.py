@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import threading
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +24,8 @@ from allstep.common.checkpoint.state import TrainState
 
 # For larger states, one thread does not use the full memory bandwidth; for smaller ones, a second thread does not pay.
 SHARED_BYTES = 16 * 2**20
+# Between attempts to write a checkpoint after an error of the disk; doubled up to the maximum.
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 
 
 class Checkpoints:
@@ -36,11 +41,12 @@ class Checkpoints:
         if keep < 1:
             raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
         self.directory = output.path / "checkpoints"
-        self._keep = keep
+        self._output, self._keep = output, keep
         self._buffers: dict[str, np.ndarray] = {}  # copies being written, reused by later saves
         self._layout: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # shapes and types of the buffers
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
+        self._is_awaited = threading.Event()  # the training loop waits for the write
         try:
             files.make_durable_directory(self.directory)
             files.clean_up(self.directory)
@@ -62,8 +68,9 @@ class Checkpoints:
     def save(self, state: TrainState, *, metric: float | None = None) -> None:
         """Copy `state`, which may be changed afterwards, and write it in the background.
 
-        It first waits until the previous save is written. If there is not enough memory for a copy, it returns only
-        when the state is written. `metric` is the metric of a validation of this state, if there was one.
+        It first waits until the previous save is written. A save that the disk refuses is told at once, and tried again
+        until then. If there is not enough memory for a copy, it returns only when the state is written. `metric` is the
+        metric of a validation of this state, if there was one.
 
         Raises:
             UserError: the previous save failed (a full disk, nan or inf in its arrays, ...), or a checkpoint cannot
@@ -89,7 +96,9 @@ class Checkpoints:
         manifest = manifests.copied(manifest)
         self._next_sequence += 1
         if has_buffers:
-            self._pending = self._writer.submit(self._write, self._copy(state.arrays), manifest)
+            arrays = self._copy(state.arrays)
+            self._is_awaited.clear()
+            self._pending = self._writer.submit(self._write_in_background, arrays, manifest)
         else:
             self._write(state.arrays, manifest)
 
@@ -101,6 +110,7 @@ class Checkpoints:
         """
         if self._pending is not None:
             pending, self._pending = self._pending, None
+            self._is_awaited.set()
             pending.result()
 
     @property
@@ -110,6 +120,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait for the last write, and end the background thread. Raises the errors of `wait`."""
+        self._is_awaited.set()
         self._writer.shutdown()
         self.wait()
 
@@ -146,21 +157,54 @@ class Checkpoints:
                 name = left.popleft()
                 np.copyto(self._buffers[name], arrays[name])
 
+    def _write_in_background(self, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
+        """Write a checkpoint; after an error of the disk, try again until the training loop waits for it."""
+        seconds, has_failed = _FIRST_RETRY_SECONDS, False
+        while True:
+            try:
+                self._write(arrays, manifest)
+                break
+            except _NotSaved as error:
+                if self._is_awaited.is_set():
+                    raise
+                if not has_failed:
+                    self._output.warn(f"{error.what}: {error.fix}; it is tried again until the next save")
+            has_failed = True
+            self._is_awaited.wait(seconds)
+            seconds = min(2 * seconds, _MAX_RETRY_SECONDS)
+        if has_failed:
+            self._output.warn(f"the checkpoint of step {manifest.progress.step} is saved now")
+
     def _write(self, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
         from safetensors import SafetensorError
 
         directory = self.directory / files.checkpoint_name(manifest.progress.step)
         files.check_finite(arrays)
+        self._output.check_is_same()
         try:
             files.write(directory, arrays, manifest)
+            self._output.check_is_same()
             for path in expired(select.scan(self.directory)[0], keep=self._keep):
                 files.remove(path)
         except (OSError, SafetensorError) as error:
             megabytes = sum(array.nbytes for array in arrays.values()) / 1e6
-            raise UserError(
-                f"checkpoint {directory} ({megabytes:.1f} MB) could not be saved: {error}; "
-                "the checkpoints before it are unharmed: make room, then --resume latest"
-            ) from None
+            fix = "make room" if any(os.strerror(number) in str(error) for number in _NO_ROOM) else "fix that"
+            what = f"checkpoint {directory} ({megabytes:.1f} MB) could not be saved: {error}"
+            raise _NotSaved(what, fix, is_first=not select.scan(self.directory)[0]) from None
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _NotSaved(UserError):
+    """Error for a checkpoint that the disk has refused."""
+
+    def __init__(self, what: str, fix: str, *, is_first: bool) -> None:
+        self.what, self.fix = what, fix
+        rest = f"{fix}, then start again"
+        if not is_first:
+            rest = f"the checkpoints before it are unharmed: {fix}, then --resume latest"
+        super().__init__(f"{what}; {rest}")
 
 
 def expired(checkpoints: list[tuple[Path, Manifest]], *, keep: int) -> Iterable[Path]:

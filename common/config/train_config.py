@@ -116,11 +116,13 @@ class OptimizerConfig:
     @property
     def slots(self) -> tuple[str, ...]:
         """Canonical names of the optimizer's state tensors for each weight."""
-        if self.optimizer in ("sgd", "nesterov", "lars"):
+        if self.optimizer in MOMENTUM_OPTIMIZERS:
             return ("momentum",) if self.momentum else ()
         return _SLOTS[self.optimizer]
 
 
+MOMENTUM_OPTIMIZERS = ("sgd", "nesterov", "lars")
+"""Optimizers that keep a slot only if --momentum is above 0."""
 _SLOTS = {
     **dict.fromkeys(("adam", "adamw", "lamb"), ("exp_avg", "exp_avg_sq")),
     "novograd": ("momentum", "layer_exp_avg_sq"),

@@ -49,10 +49,9 @@ def output_dir_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"expected to write {path}, received the error: {error.strerror}; the checkpoints are unharmed: make room, "
-            "then --resume latest"
-        ) from None
+        has_checkpoints = any(any(folder.glob("checkpoints/step-*")) for folder in path.parents[:2])
+        advice = "the checkpoints are unharmed: make room, then --resume latest" if has_checkpoints else "make room"
+        raise UserError(f"expected to write {path}, received the error: {error.strerror}; {advice}") from None
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import warn
+from allstep.common.checkpoint.lock import LOCK, replaced
 from allstep.common.files import strict_json
 from allstep.common.files.regular_file import read_regular, regular
 from allstep.common.files.schema import Mismatch, number, record, text, whole
@@ -14,20 +17,44 @@ from allstep.common.reporting.base import Reporter, output_dir_errors, write_who
 
 
 class JsonLines(Reporter):
-    """Reporter that appends events to a file, each line complete before the next step begins."""
+    """Reporter that appends events to a file, each line complete before the next step begins.
+
+    If the file is removed, renamed or replaced meanwhile, later events go to the file that has its name then.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        with output_dir_errors(path):
-            self._file = open(path, "a", buffering=1, encoding="utf-8", opener=regular)  # noqa: SIM115
+        self._path, self._lock = path, _status(path.with_name(LOCK))
+        self._open()
 
     def event(self, name: str, **fields: Any) -> None:
+        found = _status(self._path)
+        if found is None or not os.path.samestat(found, os.fstat(self._file.fileno())):
+            self._open_again()
         with output_dir_errors(self._path):
             self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
 
     def close(self) -> None:
         with output_dir_errors(self._path):  # closing retries writes that failed before
             self._file.close()
+
+    def _open(self) -> None:
+        with output_dir_errors(self._path):
+            self._file = open(self._path, "a", buffering=1, encoding="utf-8", opener=regular)  # noqa: SIM115
+
+    def _open_again(self) -> None:
+        lock = _status(self._path.with_name(LOCK))
+        if lock and self._lock and not os.path.samestat(lock, self._lock):
+            raise replaced(self._path.parent)
+        self._file.close()
+        self._open()
+        warn(f"{self._path} was removed or renamed; later events go to a new file of that name")
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
 
 
 def rewind(path: Path, *, step: int, epoch: int) -> None:

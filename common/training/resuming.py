@@ -23,7 +23,7 @@ from allstep.common.checkpoint import TrainState
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.weights_file import check_readable, is_weights_file, read_weights
 from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, dataset_name
-from allstep.common.config.train_config import OptimizerConfig, TrainConfig
+from allstep.common.config.train_config import MOMENTUM_OPTIMIZERS, OptimizerConfig, TrainConfig
 from allstep.common.exact import environment_fingerprint
 from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, text, whole
 from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
@@ -145,6 +145,7 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
                 f"expected --{name} {_as_flag(before)}, with which the checkpoint was written, received "
                 f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
             )
+    _check_momentum(flags, saved.config)
     if (flags["ema"] is None) != (saved.config.get("ema") is None):
         has, lacks = ("one", "none") if flags["ema"] is None else ("none", "one")
         raise UserError(
@@ -157,6 +158,16 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
         raise UserError(
             f"expected --epochs to be at least {completed}, the epoch in which the checkpoint was written, received "
             f"{config.schedule.epochs}; raise it, or resume from an earlier checkpoint"
+        )
+
+
+def _check_momentum(flags: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Check that both runs keep momentum or neither does, since without it there are no slots."""
+    now, then = flags["momentum"], before.get("momentum", flags["momentum"])
+    if flags["optimizer"] in MOMENTUM_OPTIMIZERS and (now == 0) != (then == 0):
+        raise UserError(
+            f"expected --momentum {'0' if then == 0 else 'above 0'}, as in the run that wrote the checkpoint ({then}), "
+            f"received {now:g}; give the same flags to --resume, or --init-from for the weights alone"
         )
 
 

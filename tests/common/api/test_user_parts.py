@@ -55,6 +55,27 @@ def test_checkpoints_are_whole_and_the_last_ones_are_kept(tmp_path):
     assert step == 5 and state == {"w": [5, 5, 5]}
 
 
+def test_a_loop_that_starts_again_keeps_its_checkpoints_and_the_earlier_ones(tmp_path, capfd):
+    for step in (10, 20, 30):
+        checkpoint.save(tmp_path, step, {"run": 1})
+    for step in (10, 11, 12):
+        checkpoint.save(tmp_path, step, {"run": 2})
+        assert checkpoint.load(tmp_path) == (step, {"run": 2})
+    assert checkpoint.load(tmp_path / "previous-1") == (30, {"run": 1})
+    assert capfd.readouterr().err.count("later steps of an earlier run, kept in") == 1
+    assert [path.name[:5] for path in sorted(tmp_path.iterdir())] == ["previ", "step-", "step-", "step-"]
+
+
+def test_a_checkpoint_that_is_being_replaced_is_found(tmp_path):
+    """A kill may leave it under its second name."""
+    checkpoint.save(tmp_path, 3, {"run": 1})
+    (tmp_path / "step-00000003").rename(tmp_path / ".old-step-00000003")
+    assert checkpoint.load(tmp_path) == (3, {"run": 1})
+    checkpoint.save(tmp_path, 3, {"run": 2})
+    assert checkpoint.load(tmp_path) == (3, {"run": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_every_sample_comes_once_on_any_number_of_ranks(drop_last):
     def seen(world_size: int) -> list[set[int]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import queue
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -268,17 +269,60 @@ def test_weights_that_are_not_finite_end_the_run(framework, tmp_path):
     assert names(tmp_path / "checkpoints") == ["step-00000006"]
 
 
-def test_failed_write_surfaces_at_the_next_save_and_at_close(tmp_path):
-    with OutputDirectory(tmp_path, warn=refuse_warning) as output:
+def test_a_failed_write_is_told_at_once_and_ends_the_run_at_the_next_save_or_at_close(tmp_path):
+    warnings = queue.Queue()
+    with OutputDirectory(tmp_path, warn=warnings.put) as output:
         checkpoints = Checkpoints(output)
         shutil.rmtree(tmp_path / "checkpoints")
         checkpoints.save(state_of(1))
-        with pytest.raises(UserError, match="could not be saved") as error:
+        assert "step-00000001 (0.0 MB) could not be saved: " in (warning := warnings.get(timeout=60))
+        assert warning.endswith(": fix that; it is tried again until the next save")
+        with pytest.raises(UserError, match="could not be saved.*; fix that, then start again") as error:
             checkpoints.save(state_of(2))
         one_line(error)
+        (tmp_path / "checkpoints").mkdir()
         checkpoints.save(state_of(3))
-        with pytest.raises(UserError, match="step-00000003"):
+        checkpoints.wait()
+        (tmp_path / "checkpoints" / ".tmp-step-00000004").touch()
+        checkpoints.save(state_of(4))
+        with pytest.raises(
+            UserError, match="step-00000004.*; the checkpoints before it are unharmed: fix that, then --r"
+        ):
             checkpoints.close()
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_failed_write_is_tried_again(awaited, tmp_path):
+    """Nothing is lost if there is room again, at once or when the run saves next."""
+    warnings = queue.Queue()
+    with OutputDirectory(tmp_path, warn=warnings.put) as output:
+        checkpoints = Checkpoints(output)
+        (tmp_path / "checkpoints").rename(tmp_path / "away")
+        checkpoints.save(state_of(1))
+        warnings.get(timeout=60)
+        (tmp_path / "away").rename(tmp_path / "checkpoints")
+        if not awaited:
+            assert warnings.get(timeout=60) == "the checkpoint of step 1 is saved now"
+        checkpoints.save(state_of(2))
+        checkpoints.close()
+    assert names(tmp_path / "checkpoints") == ["step-00000001", "step-00000002"]
+
+
+def test_a_run_whose_folder_another_run_has_taken_leaves_its_checkpoints_alone(tmp_path):
+    with OutputDirectory(tmp_path / "run", warn=refuse_warning) as old:
+        replaced = Checkpoints(old, keep=1)
+        replaced.save(state_of(8))
+        replaced.wait()
+        shutil.rmtree(tmp_path / "run")
+        directory = save(tmp_path / "run", 1, 2)
+        replaced.save(state_of(9))
+        with pytest.raises(
+            UserError, match="output directory .*run was removed while .* belongs to another run"
+        ) as error:
+            replaced.close()
+        one_line(error)
+    assert names(directory) == ["step-00000001", "step-00000002"]
+    assert_same(load("latest", directory, warn=refuse_warning), state_of(2))
 
 
 # A checkpoint of another model

@@ -146,7 +146,8 @@ def test_all_damaged(tmp_path):
     flip(directory / "step-00000001" / "model.safetensors", -1)
     flip(directory / "step-00000002" / "manifest.json", 100)
     warnings = []
-    with pytest.raises(UserError, match="undamaged") as error:
+    expected = "undamaged .* only damaged ones .*step-00000002/manifest.json is damaged: .*; start without --resume"
+    with pytest.raises(UserError, match=expected) as error:
         load("latest", directory, warn=warnings.append)
     one_line(error)
     assert len(warnings) == 2

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from allstep.common.base.errors import UserError
+from allstep.common.checkpoint import OutputDirectory
+from allstep.common.checkpoint.lock import LOCK
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.sharding import Position
 from allstep.common.recipe.progress import Progress
@@ -99,6 +102,39 @@ def test_a_resumed_run_tells_everything_once(killed_at, saved, tmp_path):
     assert not list(tmp_path.glob(".*.partial"))
 
 
+@pytest.mark.parametrize("change", ["unlink", "rename", "replace"])
+def test_lines_after_metrics_were_removed_are_not_lost(change, tmp_path, capfd):
+    path, aside = tmp_path / "metrics.jsonl", tmp_path / "old.jsonl"
+    (tmp_path / LOCK).touch()
+    reporter = JsonLines(path)
+    reporter.event("step", step=1)
+    if change == "replace":  # as editors do
+        aside.write_text(path.read_text())
+        aside.rename(path)
+    else:
+        path.unlink() if change == "unlink" else path.rename(aside)
+    for step in (2, 3):
+        reporter.event("step", step=step)
+    reporter.close()
+    assert printed(tmp_path, "step") == ([1, 2, 3] if change == "replace" else [2, 3])
+    assert not aside.exists() or len(aside.read_text().splitlines()) == 1
+    assert capfd.readouterr().err.count(f"warning: {path} was removed or renamed; later events go to a new file") == 1
+
+
+def test_metrics_of_another_run_in_the_same_folder_are_left_alone(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.parent.mkdir()
+    with OutputDirectory(path.parent, warn=print):
+        reporter = JsonLines(path)
+        shutil.rmtree(path.parent)
+        with OutputDirectory(path.parent, warn=print):
+            path.write_text("")
+            with pytest.raises(UserError, match="belongs to another run now"):
+                reporter.event("step", step=1)
+            assert path.read_text() == ""
+        reporter.close()
+
+
 def test_rewinding_to_a_finished_epoch_keeps_its_line(tmp_path):
     tell(tmp_path, until=6)
     rewind(tmp_path / "metrics.jsonl", step=4, epoch=1)
@@ -163,7 +199,6 @@ TELL_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from allstep.common.base.errors import UserError
-from allstep.common.base.errors import UserError
 from allstep.common.recipe.progress import Progress
 from allstep.common.reporting.jsonl import JsonLines, rewind
 from allstep.common.reporting.tensorboard import TensorBoard
@@ -202,8 +237,11 @@ def test_a_full_disk_is_one_line(name, reporter, reopen, tmp_path):
     """A limit on file size stands in for a full disk during an event, while closing, and when opening again."""
     program = TELL_ON_A_FULL_DISK.replace("REPORTER", reporter).replace("REOPEN", reopen)
     path = tmp_path / name
+    has_checkpoints = path.suffix == ".jsonl"
+    if has_checkpoints:
+        (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
     result = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=300)
-    advice = "the checkpoints are unharmed: make room, then --resume latest"
+    advice = "the checkpoints are unharmed: make room, then --resume latest" if has_checkpoints else "make room"
     assert (result.stdout, result.stderr) == (
         f"expected to write {path}, received the error: File too large; {advice}\n" * 3,
         "",

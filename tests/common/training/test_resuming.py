@@ -58,6 +58,8 @@ def changed(run: TrainConfig, part: str, **values: object) -> TrainConfig:
         (RUN, changed(RUN, "data", synthetic_classes=3), "expected --synthetic-classes 10, .*received 3"),
         (FOLDER, changed(FOLDER, "data", image_size=64), "expected --image-size 224, .*received 64"),
         (RUN, changed(RUN, "optimizer", optimizer="nesterov"), "expected --optimizer sgd, .*received nesterov"),
+        (RUN, changed(RUN, "optimizer", momentum=0.0), "expected --momentum above 0, .* received 0"),
+        (changed(RUN, "optimizer", momentum=0.0), RUN, "expected --momentum 0, .* received 0.9"),
         (
             ADAM,
             changed(ADAM, "optimizer", optimizer="adamw"),
