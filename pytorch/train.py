@@ -11,6 +11,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+if __name__ == "__main__" and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
+    sys.path.pop(0)  # models.py and others here would be found in place of a user's
+
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 

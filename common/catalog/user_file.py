@@ -6,7 +6,9 @@ line when it is imported.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import functools
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from typing import Any
 
 from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.base.terminal import print_line
+from allstep.common.catalog.user_modules import run_file, running
 from allstep.common.launch.placement import apparent_rank
 
 PROGRAM = "program"
@@ -43,7 +46,8 @@ def import_for(framework: str, path: Path, name: str, flag: str) -> Callable[...
     Raises:
         UserError: see `import_function`.
     """
-    return find(path, f"{name}_{framework}", flag) or import_function(path, name, flag)
+    function = find(path, f"{name}_{framework}", flag)
+    return import_function(path, name, flag) if function is None else function
 
 
 def find(path: Path, name: str, flag: str) -> Any:
@@ -57,45 +61,66 @@ def find(path: Path, name: str, flag: str) -> Any:
     path = path.resolve()
     if path not in _modules:
         _modules[path] = _imported(path, flag)
-    return getattr(_modules[path], name, None)
+    found = getattr(_modules[path], name, None)
+    _files[id(found)] = found, path
+    return found
 
 
-def call(function: Callable[..., Any], *arguments: object, flag: str) -> Any:
+def call(function: Callable[..., Any], *arguments: object, flag: str, **options: object) -> Any:
+    """Call the user's function once, with the folder of its file first, and return its result.
+
+    Raises:
+        UserError: see `call_often`.
+    """
+    _, path = _files.get(id(function), (None, None))
+    with running(path) if path else contextlib.nullcontext():
+        return call_often(function, *arguments, flag=flag, **options)
+
+
+def call_often(function: Callable[..., Any], *arguments: object, flag: str, **options: object) -> Any:
     """Call the user's function and return its result.
 
     Raises:
         UserError: the function raises an exception; the message names the line.
     """
     try:
-        return function(*arguments)
+        return function(*arguments, **options)
     except UserError:
         raise
     except Exception as error:
-        raise _failed(error, f"{function.__name__}() to return", flag) from error
+        raise _failed(error, f"{name_of(function)}() to return", flag) from error
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, or the class of an object that is called like one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
 
 
 _modules: dict[Path, ModuleType] = {}
+_files: dict[int, tuple[Any, Path]] = {}
+"""Objects that were found in files, by identity, with their files; kept, so that no other object gets the identity."""
 
 
 def _imported(path: Path, flag: str) -> ModuleType:
     if apparent_rank() == 0:
         print_line(f"allstep: {flag} imports {path}", sys.stderr)
-    name = f"allstep_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader  # it is a file whose name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look it up there
-    sys.path.append(str(path.parent))  # for modules in its folder; last, so that they shadow nothing
     try:
-        spec.loader.exec_module(module)
+        return run_file(path)
     except Exception as error:
         raise _failed(error, f"{path} to be imported", flag) from error
-    return module
+
+
+_OTHERS = re.compile(rf"site-packages|^<frozen|^{re.escape(str(Path(__file__).parent))}")
+"""Files whose lines do not help a user."""
 
 
 def _failed(error: Exception, what: str, flag: str) -> UserError:
     frames = traceback.extract_tb(error.__traceback__)
-    *_, frame = [frame for frame in frames if "site-packages" not in frame.filename]  # in user code, not in a library
+    # In user code, not in a library or in the machinery of imports.
+    theirs = [frame for frame in frames if not _OTHERS.search(frame.filename)]
+    frame = (theirs or frames)[-1]
     if isinstance(error, SyntaxError):
         where = f"line {error.lineno} of {error.filename}"
     else:

@@ -9,9 +9,10 @@ from ranks import REPOSITORY, events, last, launch, train
 NETWORKS = {
     "pytorch": """
 from torch import nn
+from models import OUTPUTS
 def build(input_shape, num_classes):
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, num_classes)
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, OUTPUTS)
     )
 def broken(input_shape, num_classes):
     raise ValueError("no network today")
@@ -19,10 +20,11 @@ def broken(input_shape, num_classes):
     "tensorflow": """
 import keras
 from keras import layers
+from models import OUTPUTS
 def build(input_shape, num_classes):
     return keras.Sequential([
         layers.Input(input_shape), layers.Flatten(), layers.Dense(32), layers.BatchNormalization(), layers.ReLU(),
-        layers.Dropout(0.5), layers.Dense(num_classes),
+        layers.Dropout(0.5), layers.Dense(OUTPUTS),
     ])
 """,
 }
@@ -35,6 +37,7 @@ def test_goes_on_as_if_it_had_not_stopped(framework, tmp_path):
     """Dropout draws the same after a resume, even if only rank 0 has the initial weights."""
     file = tmp_path / "mine.py"
     file.write_text(NETWORKS[framework])
+    (tmp_path / "models.py").write_text("OUTPUTS = 10")  # a module of this name is beside train.py
     model = ("--model", f"{file}:build")
     undisturbed = train(framework, "horovodrun-mpi", 2, tmp_path / "a", *FLAGS, *model, "--epochs", 2)
     steps = sorted((tmp_path / "a" / "checkpoints").glob("step-*"))
@@ -103,6 +106,7 @@ def test_numbers_are_predicted_alike_in_both_frameworks(tmp_path):
 def test_a_file_that_does_not_build_ends_all_ranks(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(NETWORKS["pytorch"])
+    (tmp_path / "models.py").write_text("OUTPUTS = 10")
     result = launch("horovodrun-gloo", 2, "pytorch/train.py", "--model", f"{file}:broken")
     assert result.returncode == 2, result.output
     assert result.output.count("allstep: error: ") == 1 and "ValueError: no network today" in result.output

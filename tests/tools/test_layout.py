@@ -68,6 +68,7 @@ def test_strategies_of_both_frameworks_have_the_same_methods():
 # Files that may assign to another module, and why.
 ASSIGNED = {
     "commands/prove/observer/observer.py": "a script is observed by hooks in what it calls, in its own ranks alone",
+    "common/catalog/user_modules.py": "a user's file sees its own folder and arguments alone",
     "common/launch/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
     "pytorch/compat.py": "torch.compile is configured by the attributes of torch._dynamo.config",
     "pytorch/numerics.py": "torch is configured by the attributes of torch.backends and torch.utils",

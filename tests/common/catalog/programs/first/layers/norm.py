@@ -1,0 +1,3 @@
+"""Module in a folder without __init__.py."""
+
+NAME = "first, in a folder"

@@ -1,0 +1,3 @@
+"""Helper of the user's files in this folder."""
+
+NAME = "first"

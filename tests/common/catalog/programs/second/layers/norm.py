@@ -1,0 +1,3 @@
+"""Module in a folder without __init__.py."""
+
+NAME = "second, in a folder"

@@ -1,0 +1,3 @@
+"""Module that is imported late."""
+
+NAME = "second, late"

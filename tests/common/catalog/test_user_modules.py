@@ -1,0 +1,82 @@
+"""Imports of users' files. Oracle: what Python imports when it runs each file as a program of its own."""
+
+from __future__ import annotations
+
+import builtins
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from allstep.common.base.errors import UserError
+from allstep.common.catalog import user_file
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def function(path: Path, name: str):
+    return user_file.import_function(path, name, "--model")
+
+
+def build(path: Path):
+    return user_file.call(function(path, "build"), flag="--model")
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Fresh copies of the programs' folders, with argument lists and a module that only allstep's process has."""
+    shutil.copytree(PROGRAMS, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(builtins, "__import__", builtins.__import__)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "3"])
+    loaded = dict(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - set(loaded):
+        del sys.modules[name]
+
+
+def test_each_file_gets_its_own_helpers(folders):
+    for name in ("first", "second", "first"):
+        expected = name, f"{name}, in a folder", f"{name}, late", [], []
+        assert build(folders / name / "mine.py") == expected
+        code = "import mine; print(mine.build())"
+        alone = subprocess.run([sys.executable, "-c", code], cwd=folders / name, capture_output=True, text=True)
+        assert alone.stdout == f"{expected}\n"
+    assert sys.argv == ["train.py", "--epochs", "3"]
+
+
+def test_imports_that_run_later_are_of_the_same_folder(folders):
+    late = {name: user_file.call(function(folders / name / "mine.py", "late"), flag="--model") for name in
+            ("first", "second")}  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        for name in ("second", "first", "second"):
+            expected = f"{name}, late", f"{name}, in a folder"
+            assert late[name]() == pool.submit(late[name]).result() == expected
+
+
+def test_modules_of_others_are_hidden_and_come_back(folders, monkeypatch):
+    """As where a library, or this suite, has modules of the names of a user's."""
+    theirs = {name: ModuleType(name) for name in ("utils", "models", "layers")}
+    for name, module in theirs.items():
+        module.__file__ = f"/elsewhere/{name}.py"
+        monkeypatch.setitem(sys.modules, name, module)
+    (folders / "first" / "layers" / "__init__.py").touch()
+    assert build(folders / "first" / "mine.py")[:3] == ("first", "first, in a folder", "first, late")
+    assert all(sys.modules[name] is module for name, module in theirs.items())
+
+
+def test_packages_import_relatively(folders):
+    assert build(folders / "package" / "mine.py") == ("head of package", "package.parts")
+
+
+def test_errors_name_what_was_called_and_the_users_line(folders):
+    with pytest.raises(UserError, match=r"expected fails\(\) to return for --model, received ValueError: no network tod"
+                                        r"ay in line 32 of .*first/mine.py; fix it"):  # fmt: skip
+        user_file.call(function(folders / "first" / "mine.py", "partial"), flag="--model")
+    (folders / "first" / "broken.py").write_text("import utils\nimport absent\n")
+    with pytest.raises(UserError, match="No module named 'absent'.* in line 2 of .*broken.py"):
+        function(folders / "first" / "broken.py", "build")
