@@ -10,10 +10,13 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 from torch.nn import functional
 
+from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
 from allstep.common.catalog.losses import wrong_loss
+from allstep.common.catalog.user_file import name_of
 
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -21,7 +24,9 @@ Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
     """A loss of `common.catalog.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
     if file := user_file.parse(name):
-        return partial(_users, user_file.import_for("pytorch", *file, "--loss"))
+        function = user_file.import_for("pytorch", *file, "--loss")
+        _check_object(function)
+        return partial(_users, function)
     if name == "cross-entropy":
         return partial(_cross_entropy, label_smoothing=label_smoothing)
     return partial(_sum_over_samples, _LOSSES[name])
@@ -48,6 +53,34 @@ def _users(function: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> t
     if not isinstance(losses, torch.Tensor) or losses.shape[:1] not in ((), targets.shape[:1]):
         raise wrong_loss(function, getattr(losses, "shape", losses))
     return losses.mean() * len(targets)
+
+
+def _check_object(function: Callable) -> None:
+    """Move a loss that is a module to the default device, and refuse one that is no mean over samples.
+
+    Raises:
+        UserError: it sums up, weights classes in its mean, or has parameters of its own, which nothing would train.
+    """
+    options, called, name = {}, function, f"{name_of(function)} of --loss"
+    while isinstance(called, partial):
+        options, called = {**called.keywords, **options}, called.func
+    if isinstance(called, nn.Module):
+        called.to(torch.empty(0).device)
+        options = {"reduction": getattr(called, "reduction", None), "weight": getattr(called, "weight", None)}
+        if any(parameter.requires_grad for parameter in called.parameters()):
+            raise UserError(f"{name} has parameters, which the optimizer does not get; move them to the network")
+    is_of_torch = isinstance(called, nn.Module) or getattr(called, "__module__", "").startswith("torch.")
+    if is_of_torch and options.get("reduction") == "sum":
+        raise UserError(f'{name} adds losses up; give it reduction="mean" or reduction="none"')
+    is_weighted = options.get("weight") is not None and options.get("reduction", "mean") == "mean"
+    if is_weighted and (called in _WEIGHTED or isinstance(called, _WEIGHTED_MODULES)):
+        raise UserError(
+            f"{name} divides by the weights of the classes in a batch, so means over the parts of a batch do not add up "
+            'to that of the whole; give it reduction="none", which divides by the number of samples'
+        )
+
+
+_WEIGHTED, _WEIGHTED_MODULES = (functional.cross_entropy, functional.nll_loss), (nn.CrossEntropyLoss, nn.NLLLoss)
 
 
 def _sum_over_samples(measure: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from allstep.common.catalog.model_args import parsed
 from allstep.common.catalog.networks import (
     MODELS,
     WIDE_RESNET_DEPTH,
@@ -35,7 +36,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
 
-        return build_other(config.model, dataset, config.data.seed, own)
+        return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args))
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)
@@ -45,9 +46,9 @@ def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
     """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
     if config.model in MODELS:
         return ()
-    from allstep.pytorch.other_networks import Reseed
+    from allstep.pytorch.other_networks import NormCheck, Reseed
 
-    return (Reseed(network),)
+    return Reseed(network), NormCheck(network)
 
 
 def build_model(

@@ -7,60 +7,87 @@ suite's canonical weights, so that their curves can be compared.
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import print_line
 from allstep.common.catalog import user_file
+from allstep.common.catalog.model_args import check_is_function
 from allstep.common.catalog.networks import cannot_build, check_outputs, unknown_name
 from allstep.common.data.datasets import Dataset
+from allstep.common.launch.placement import apparent_rank
 from allstep.common.recipe.weights import step_seed
 from allstep.common.training.hooks import Hook
+from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
 from allstep.pytorch.compat import BatchNorm
 
 
-def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> nn.Module:
+def build_other(
+    model: str, dataset: Dataset, seed: int, own: Any = None, options: Mapping[str, Any] | None = None
+) -> nn.Module:
     """Build the network that `model` names and try it on two samples of zeros.
 
     Args:
         model: FILE.py:FUNCTION, timm:NAME or torchvision:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
+        options: more arguments of the function that builds it.
 
     Raises:
         UserError: no network has that name, it cannot be built, or its outputs do not fit the data set.
     """
     torch.manual_seed(seed)
     if own is not None or user_file.parse(model):
-        network = _of_user(model, dataset, own)
+        network = _of_user(model, dataset, own, options or {})
         if not isinstance(network, nn.Module):
             raise UserError(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"
             )
         outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}")
     else:
-        library, _, name = model.partition(":")
-        try:
-            network = {"timm": _timm, "torchvision": _torchvision}[library](name, dataset)
-            outputs = _outputs(network, dataset)
-        except UserError:
-            raise
-        except Exception as error:
-            raise cannot_build(model, dataset, error) from error
+        network, outputs = _of_library(model, dataset, options or {}, seed)
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else None, dataset)
     _check_weights(network, model)
     return network
 
 
-def _of_user(model: str, dataset: Dataset, own: Any) -> object:
-    """Return the network that a program passes or a file builds."""
-    if isinstance(own, nn.Module):
-        return own
+def _of_user(model: str, dataset: Dataset, own: Any, options: Mapping[str, Any]) -> object:
+    """Return the network that a program passes, or that a file has or builds."""
     file = user_file.parse(model)
     build = user_file.import_for("pytorch", *file, "--model") if file else own
-    return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model")
+    if not isinstance(build, nn.Module):
+        return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model", **options)
+    check_is_function(model, options)
+    return build
+
+
+def _of_library(model: str, dataset: Dataset, options: Mapping[str, Any], seed: int) -> tuple[nn.Module, object]:
+    """Return a library's network and its outputs; one that needs to know the size of images is told."""
+    library, _, name = model.partition(":")
+    build = {"timm": _timm, "torchvision": _torchvision}[library]
+    try:
+        network = build(name, dataset, options)
+        return network, _outputs(network, dataset)
+    except UserError:
+        raise
+    except Exception as error:
+        height, width, *_ = (*dataset.input_shape, 0)
+        size = {"img_size": (height, width)} if library == "timm" else {"image_size": height}
+        try:
+            torch.manual_seed(seed)
+            network = build(name, dataset, {**size, **options})
+            outputs = _outputs(network, dataset)
+        except Exception:
+            raise cannot_build(model, dataset, error) from error
+        if apparent_rank() == 0:
+            print_line(f"allstep: --model {model} is built for images of {height} x {width} pixels", sys.stderr)
+        return network, outputs
 
 
 def _outputs(network: nn.Module, dataset: Dataset) -> object:
@@ -68,27 +95,27 @@ def _outputs(network: nn.Module, dataset: Dataset) -> object:
     shape = (2, *dataset.input_shape)
     inputs = torch.zeros(shape, dtype=torch.int64 if dataset.input_type == "int64" else torch.float32)
     network.to(inputs.device).eval()
-    with torch.no_grad():
+    with torch.no_grad(), _noting_values(network):
         outputs = network(inputs.permute(0, 3, 1, 2) if len(shape) == 4 else inputs)
     network.train()
     return outputs
 
 
-def _timm(name: str, dataset: Dataset) -> nn.Module:
+def _timm(name: str, dataset: Dataset, options: Mapping[str, Any]) -> nn.Module:
     import timm
 
     if not timm.is_model(name):
         raise unknown_name(f"timm:{name}", timm.list_models())
-    return timm.create_model(name, num_classes=dataset.num_classes, in_chans=_channels(dataset))
+    return timm.create_model(name, num_classes=dataset.num_classes, in_chans=_channels(dataset), **options)
 
 
-def _torchvision(name: str, dataset: Dataset) -> nn.Module:
+def _torchvision(name: str, dataset: Dataset, options: Mapping[str, Any]) -> nn.Module:
     from torchvision import models
 
     names = models.list_models(module=models)
     if name not in names:
         raise unknown_name(f"torchvision:{name}", names)
-    network = models.get_model(name, weights=None, num_classes=dataset.num_classes)
+    network = models.get_model(name, weights=None, num_classes=dataset.num_classes, **options)
     if _channels(dataset) != 3:
         _take_channels(network, _channels(dataset))
     return network
@@ -139,3 +166,52 @@ class Reseed(Hook):
         torch.manual_seed(step_seed(session.config.data.seed, session.progress.step, session.placement.rank))
 
     on_step = on_start
+
+
+class NormCheck(Hook):
+    """Refuses passes of one sample, for a batch norm that sees one value a channel and sample: PyTorch fails in them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        """Take a network that `build_other` has tried."""
+        self._network = network
+
+    def on_start(self, session: TrainingRun) -> None:
+        """Check the smallest pass.
+
+        Raises:
+            UserError: it has one sample, which is too few for a batch norm.
+        """
+        config = session.config
+        if config.output.resume and config.schedule.batch_size is config.schedule.global_batch_size is None:
+            return  # the batch size is that of the run before
+        if config.parallel.sync_batch_norm:
+            return
+        num_samples, world_size = len(session.dataset.train), session.placement.world_size
+        if smallest_pass(config, num_samples, world_size) > 1:
+            return
+        for name, module in self._network.named_modules():
+            if isinstance(module, BatchNorm) and module.training and getattr(module, _ONE_VALUE, False):
+                raise UserError(
+                    f"{name} of --model {config.model} needs two samples at least in each pass of a rank, and one of "
+                    f"the batches that {num_samples} samples make has fewer; give --drop-last, or another --batch-size"
+                )
+
+
+_ONE_VALUE = "allstep_one_value"
+
+
+@contextlib.contextmanager
+def _noting_values(network: nn.Module) -> Iterator[None]:
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    handles = [module.register_forward_pre_hook(_note_values) for module in norms]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _note_values(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Note whether a batch norm sees one value a channel and sample."""
+    samples, channels = inputs[0].shape[:2]
+    setattr(module, _ONE_VALUE, inputs[0].numel() == samples * channels)

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+import keras
 import tensorflow as tf
 
+from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
 from allstep.common.catalog.losses import wrong_loss
+from allstep.common.catalog.user_file import name_of
 
 Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -20,7 +23,7 @@ Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
     """A loss of `common.catalog.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
     if file := user_file.parse(name):
-        return partial(_users, user_file.import_for("tensorflow", *file, "--loss"))
+        return partial(_users, _targets_last(user_file.import_for("tensorflow", *file, "--loss")))
     losses = partial(_cross_entropy, label_smoothing=label_smoothing) if name == "cross-entropy" else _LOSSES[name]
     return partial(_sum_over_samples, losses)
 
@@ -49,6 +52,28 @@ def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tens
     if not isinstance(losses, tf.Tensor) or tuple(losses.shape[:1]) not in ((), tuple(targets.shape[:1])):
         raise wrong_loss(function, getattr(losses, "shape", losses))
     return tf.reduce_mean(losses) * tf.cast(tf.shape(targets)[0], tf.float32)
+
+
+def _targets_last(function: Callable) -> Callable:
+    """Return a user's function of outputs and targets; Keras' own losses take them in the other order.
+
+    Raises:
+        UserError: it adds losses up, where a mean is expected.
+    """
+    called = function
+    while isinstance(called, partial):
+        called = called.func
+    if getattr(called, "reduction", None) == "sum":
+        raise UserError(f'{name_of(function)} of --loss adds losses up; give it reduction="sum_over_batch_size"')
+    is_of_keras = isinstance(called, keras.losses.Loss) or getattr(called, "__module__", "").startswith("keras.")
+    if not is_of_keras:
+        return function
+
+    def swapped(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        return function(targets, outputs)
+
+    swapped.__name__ = name_of(function)
+    return swapped
 
 
 def _sum_over_samples(measure: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

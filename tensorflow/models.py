@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import layers
 
+from allstep.common.catalog.model_args import parsed
 from allstep.common.catalog.networks import (
     MODELS,
     WIDE_RESNET_DEPTH,
@@ -45,7 +46,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> ker
         from allstep.tensorflow.other_networks import build_other
 
         keras.config.set_dtype_policy(_POLICIES[config.precision])
-        return build_other(config.model, dataset, config.data.seed, own)
+        return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args))
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, precision=config.precision, **size)

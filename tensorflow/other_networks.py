@@ -10,6 +10,7 @@ NAMES in the file maps names of Keras layers to their names in PyTorch, if these
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from allstep.common.base.errors import UserError
 from allstep.common.catalog import user_file
+from allstep.common.catalog.model_args import check_is_function
 from allstep.common.catalog.networks import cannot_build, check_outputs, unknown_name
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import step_seed
@@ -26,12 +28,15 @@ from allstep.common.training.training_run import TrainingRun
 from allstep.tensorflow.models import canonical_weights
 
 
-def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> keras.Model:
+def build_other(
+    model: str, dataset: Dataset, seed: int, own: Any = None, options: Mapping[str, Any] | None = None
+) -> keras.Model:
     """Build the network that `model` names and try it on two samples of zeros.
 
     Args:
         model: FILE.py:FUNCTION or keras:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
+        options: more arguments of the function that builds it.
 
     Raises:
         UserError: no network has that name, it cannot be built, or its outputs do not fit the data set.
@@ -39,7 +44,7 @@ def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> ker
     keras.utils.set_random_seed(seed % 2**32)  # NumPy's seeds have 32 bits
     file = user_file.parse(model)
     if own is not None or file:
-        network = _of_user(model, dataset, own)
+        network = _of_user(model, dataset, own, options or {})
         if not isinstance(network, keras.Model):
             raise UserError(
                 f"expected a keras.Model from --model {model}, received {type(network).__name__}; return one"
@@ -47,7 +52,7 @@ def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> ker
         outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}")
     else:
         try:
-            network = _keras(model.partition(":")[2], dataset)
+            network = _keras(model.partition(":")[2], dataset, options or {})
             outputs = _outputs(network, dataset)
         except UserError:
             raise
@@ -67,16 +72,17 @@ def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> ker
     return network
 
 
-def _of_user(model: str, dataset: Dataset, own: Any) -> object:
-    """Return the network that a program passes or a file builds."""
-    if isinstance(own, keras.Model):
-        return own
+def _of_user(model: str, dataset: Dataset, own: Any, options: Mapping[str, Any]) -> object:
+    """Return the network that a program passes, or that a file has or builds."""
     file = user_file.parse(model)
     build = user_file.import_for("tensorflow", *file, "--model") if file else own
-    return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model")
+    if not isinstance(build, keras.Model):
+        return user_file.call(build, dataset.input_shape, dataset.num_classes, flag="--model", **options)
+    check_is_function(model, options)
+    return build
 
 
-def _keras(name: str, dataset: Dataset) -> keras.Model:
+def _keras(name: str, dataset: Dataset, given: Mapping[str, Any]) -> keras.Model:
     functions = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
     if name not in functions:
         raise unknown_name(f"keras:{name}", functions)
@@ -89,6 +95,7 @@ def _keras(name: str, dataset: Dataset) -> keras.Model:
         classes=dataset.num_classes,
         classifier_activation=None,
         **options,
+        **given,
     )
 
 

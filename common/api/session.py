@@ -78,6 +78,8 @@ def as_words(flags: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
+            if isinstance(value, Mapping):
+                value = [f"{key}={one}" if isinstance(one, str) else f"{key}={one!r}" for key, one in value.items()]
             values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
             words += [f"--{flag}", *map(str, values)]
     return words

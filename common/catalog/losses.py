@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from allstep.common.base.errors import UserError
 from allstep.common.base.flag_types import one_of
 from allstep.common.catalog import user_file
+from allstep.common.catalog.user_file import name_of
 
 if TYPE_CHECKING:
     from allstep.common.config.train_config import TrainConfig
@@ -63,6 +64,6 @@ def check_loss(config: TrainConfig, task: Task) -> None:
 def wrong_loss(function: Callable, received: object) -> UserError:
     """Return the error for a user's loss that returns neither the mean loss nor a loss per sample."""
     return UserError(
-        f"expected {function.__name__}() of --loss to return the mean loss, or a loss of each sample, received "
+        f"expected {name_of(function)}() of --loss to return the mean loss, or a loss of each sample, received "
         f"{received}; return one of them"
     )

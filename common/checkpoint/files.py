@@ -54,13 +54,19 @@ def check_arrays(arrays: dict[str, np.ndarray]) -> None:
     """Check that every array can be written and read back unchanged.
 
     Raises:
-        UserError: an array has a dtype that NumPy lacks, such as bfloat16, or the byte order of other machines.
+        UserError: an array has a dtype that NumPy lacks, such as bfloat16, the byte order of other machines, or a name
+            that no reader accepts.
         ValueError: a name is outside the known groups, which is a mistake of the caller.
     """
     prefixes = tuple(f"{group}/" for group in GROUPS)
     for name, array in arrays.items():
         if not name.startswith(prefixes):
             raise ValueError(f"expected an array's name to start with one of {GROUPS}, received {name!r}")
+        if not name.isprintable() or len(name) > _MAX_NAME_CHARACTERS:
+            raise UserError(
+                f"a checkpoint cannot hold a weight named {brief(name)}: names must be printable and have at most "
+                f"{_MAX_NAME_CHARACTERS} characters; rename it"
+            )
         if array.dtype not in DTYPES:
             raise UserError(
                 f"expected {name} to be bool, integers or floats that NumPy has itself, received {array.dtype}: "

@@ -11,6 +11,7 @@ from dataclasses import fields
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import strategies as registry
+from allstep.common.catalog.model_args import check_model_args
 from allstep.common.catalog.networks import MODELS, check_image_size, check_size
 from allstep.common.config.data_config import DataConfig, check_path
 from allstep.common.config.train_config import (
@@ -60,6 +61,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], placement: Placemen
     _check_slices(config.parallel, config.strategy_name)
     _check_trace(config)
     check_size(config.model, config.model_depth, config.model_width)
+    check_model_args(config.model, config.model_args)
     _check_images(config)
     if config.parallel.recompute and config.parallel.compile:
         raise UserError(

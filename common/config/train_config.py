@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from allstep.common.base.flag_types import MAX_COUNT, WEEK, local_ranks, number, ramp_step, whole
 from allstep.common.catalog.losses import loss_name
+from allstep.common.catalog.model_args import model_argument
 from allstep.common.catalog.networks import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_name
 from allstep.common.config.data_config import DataConfig, redact_url
 
@@ -282,6 +283,10 @@ class TrainConfig:
     model: Annotated[str, model_name] = "cnn"
     """Network: a built-in one (docs/models.md), one of a library (timm:NAME, torchvision:NAME or keras:NAME), or your
     FILE.py:FUNCTION, which every rank imports and calls with the shape of a sample and the number of classes."""
+
+    model_args: Annotated[tuple[str, ...], model_argument] = ()
+    """Networks of libraries and your own: more arguments of the function that builds it, as in img_size=64
+    drop_rate=0.1."""
 
     loss: Annotated[str | None, loss_name] = None
     """Training loss; by default cross-entropy for classes and tokens, and mse (mean squared error) for numbers. huber

@@ -132,8 +132,9 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
     """
     flags = config.flat()
     order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
-    for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", *order, "model", "optimizer"):
-        before = saved.config.get(name)  # older checkpoints have no curriculum
+    model = ("model", "model-args") if flags["model-args"] or saved.config.get("model-args") else ("model",)
+    for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", *order, *model, "optimizer"):
+        before = saved.config.get(name)  # older checkpoints have neither curriculum nor model-args
         is_same = flags[name] == before
         if name == "model":  # a file may have moved; the network's weights are checked in any case
             is_same |= all(user_file.parse(str(one)) for one in (flags[name], before))

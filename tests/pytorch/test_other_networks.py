@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import timm
@@ -9,13 +14,17 @@ import torch
 from torch import nn
 
 from allstep.common.base.errors import UserError
+from allstep.common.catalog.model_args import parsed
 from allstep.common.catalog.networks import is_in_both
+from allstep.common.config.train_config import ScheduleConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
+from allstep.common.launch.placement import ALONE
 from allstep.pytorch.models import export_weights
-from allstep.pytorch.other_networks import build_other
+from allstep.pytorch.other_networks import NormCheck, build_other
 
 IMAGES = Dataset(None, None, (12, 10, 1), 7)  # pyright: ignore[reportArgumentType] (nothing is read)
 FILE = """
+import functools
 import torch
 from torch import nn
 
@@ -48,10 +57,13 @@ def several(input_shape, num_classes):
     network.register_forward_hook(lambda *call: (call[-1], call[-1]))
     return network
 value = 3
+part = functools.partial(build)
+def wide(input_shape, num_classes, *, width, name="fc"):
+    return nn.Sequential(nn.Flatten(), nn.Linear(120, width), nn.Linear(width, num_classes))
 """
 MISTAKES = {
     "too_many": r"expected outputs \(n, 7\) of --model .*, received \(n, 8\)",
-    "raises": r"expected raises\(\) to return for --model, received TypeError.* line 18 of .*mine.py",
+    "raises": r"expected raises\(\) to return for --model, received TypeError.* line 19 of .*mine.py",
     "nothing": "expected a torch.nn.Module from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
     "half": "expected weights in float32 of --model .* as extra",
@@ -92,6 +104,63 @@ def test_networks_that_do_not_fit(name, file):
 def test_networks_of_libraries_take_images_of_any_channels(model):
     network = build_other(model, Dataset(None, None, (32, 32, 1), 7), 0)  # pyright: ignore[reportArgumentType]
     assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
+
+
+def test_networks_that_are_objects(file):
+    with file.open("a") as stream:
+        stream.write("network = nn.Sequential(nn.Flatten(), nn.Linear(120, 7))")
+    assert build_other(f"{file}:part", IMAGES, 0)(torch.zeros(2, 1, 12, 10)).shape == (2, 7)
+    network = build_other(f"{file}:network", IMAGES, 0)
+    assert isinstance(network, nn.Sequential) and network[1].weight.shape == (7, 120)
+
+
+def test_arguments_of_a_function(file):
+    network = build_other(f"{file}:wide", IMAGES, 0, None, parsed(("width=5", "name=a b")))
+    assert network[1].weight.shape == (5, 120)
+    with pytest.raises(UserError, match="missing 1 required keyword-only argument: 'width'"):
+        build_other(f"{file}:wide", IMAGES, 0)
+    with pytest.raises(UserError, match="--model-args needs a function that builds the network"):
+        build_other("program", IMAGES, 0, nn.Linear(120, 7), {"width": 5})
+    words = ("a=1", "b=0.5", "c=(2, 3)", "d=True", "e=None", "f=gelu", "g=", "h=a=b")
+    values = {"a": 1, "b": 0.5, "c": (2, 3), "d": True, "e": None, "f": "gelu", "g": "", "h": "a=b"}
+    assert parsed(words) == values
+
+
+@pytest.mark.parametrize("model", ["timm:vit_tiny_patch16_224", "torchvision:vit_b_32"])
+def test_networks_of_libraries_that_need_the_size_of_images(model, capfd):
+    network = build_other(model, Dataset(None, None, (32, 32, 3), 7), 0)  # pyright: ignore[reportArgumentType]
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    assert f"{model} is built for images of 32 x 32 pixels" in capfd.readouterr().err
+
+
+def test_arguments_of_a_librarys_network():
+    dataset = Dataset(None, None, (32, 32, 3), 7)  # pyright: ignore[reportArgumentType]
+    network = build_other("timm:resnet10t", dataset, 0, None, {"drop_rate": 0.25})
+    assert network.drop_rate == timm.create_model("resnet10t", drop_rate=0.25).drop_rate == 0.25
+    with pytest.raises(UserError, match="unexpected keyword argument 'no_such'"):
+        build_other("timm:resnet10t", dataset, 0, None, {"no_such": 1})
+
+
+@pytest.mark.parametrize(("layers", "needs_two"), [
+    ([nn.Flatten(), nn.BatchNorm1d(120), nn.Linear(120, 7)], True),
+    ([nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(1, 7)], True),
+    ([nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(120, 7)], False),
+    ([nn.Flatten(), nn.Linear(120, 7)], False),
+])  # fmt: skip
+@pytest.mark.parametrize(("num_samples", "flags", "smallest"), [
+    (65, {"batch_size": 32}, 1), (64, {"batch_size": 32}, 32), (66, {"batch_size": 32}, 2),
+    (65, {"batch_size": 32, "drop_last": True}, 32), (64, {"batch_size": 1}, 1),
+])  # fmt: skip
+def test_a_last_batch_of_one_sample_is_known_at_the_start(layers, needs_two, num_samples, flags, smallest):
+    """Oracle: PyTorch's own error in a step on the smallest batch."""
+    network = build_other("program", IMAGES, 0, nn.Sequential(*copy.deepcopy(layers)))
+    dataset = dataclasses.replace(IMAGES, train=range(num_samples))
+    session = SimpleNamespace(config=TrainConfig(schedule=ScheduleConfig(**flags)), dataset=dataset, placement=ALONE)
+    fails = smallest == 1 and needs_two
+    with pytest.raises(UserError, match="of --model cnn needs two samples") if fails else nullcontext():
+        NormCheck(network).on_start(session)
+    with pytest.raises(ValueError, match="more than 1 value per channel") if fails else nullcontext():
+        network(torch.zeros(smallest, 1, 12, 10))
 
 
 def test_weights_of_a_library_have_its_names():

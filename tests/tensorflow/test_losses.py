@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -104,6 +106,56 @@ def test_a_loss_of_the_users_own(returned, tmp_path):
         return
     expected = outputs[:, 0].sum() if "0" in returned else outputs.mean(1).sum()
     np.testing.assert_allclose(measured("build_loss", (name,), outputs, targets), expected, rtol=1e-5, atol=1e-6)
+
+
+FILE = Path(__file__).parent / "programs" / "losses.py"
+
+
+@pytest.mark.parametrize(("name", "formula"), [
+    ("partial", lambda apart: 2 * apart**2),
+    ("module", lambda apart: apart**2),
+    ("each", lambda apart: apart**2),
+    ("function", FORMULAS["huber"]),
+])  # fmt: skip
+def test_losses_that_are_objects_of_the_frameworks(name, formula):
+    outputs, targets = samples("mse", "regression")
+    of_elements = formula(outputs.astype(np.float64), targets) if name == "function" else formula(outputs - targets)
+    expected = of_elements.mean(1).sum()
+    np.testing.assert_allclose(measured("build_loss", (f"{FILE}:{name}",), outputs, targets), expected, rtol=1e-5)
+
+
+def test_keras_losses_get_the_targets_first():
+    outputs, targets = (RANDOM.dirichlet(np.ones(3), 5).astype(np.float32) for _ in range(2))
+    loss = tensorflow_losses.build_loss(f"{FILE}:asymmetric")
+    expected = (targets * np.log(targets / outputs)).sum()
+    assert float(loss(tf.constant(outputs), tf.constant(targets))) == pytest.approx(expected, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sum", "MSELoss of --loss adds losses up"),
+        ("sum_partial", "mse_loss of --loss adds losses up"),
+        ("weights", 'CrossEntropyLoss of --loss divides by .*; give it reduction="none"'),
+        ("weights_partial", "cross_entropy of --loss divides by"),
+        ("learned", "Sequential of --loss has parameters"),
+    ],
+)
+def test_losses_that_are_no_mean_over_samples(name, expected):
+    with pytest.raises(UserError, match=expected):
+        pytorch_losses.build_loss(f"{FILE}:{name}")
+    if name == "sum":
+        with pytest.raises(UserError, match="MeanSquaredError of --loss adds losses up"):
+            tensorflow_losses.build_loss(f"{FILE}:{name}")
+
+
+def test_weights_of_classes_count_for_each_sample():
+    outputs, targets = samples("cross-entropy", "classification")
+    loss = pytorch_losses.build_loss(f"{FILE}:weights_each")
+    log = log_softmax(outputs.astype(np.float64))[np.arange(5), targets]
+    assert float(loss(torch.tensor(outputs), torch.tensor(targets))) == pytest.approx(
+        -((targets + 1) * log).sum(), 1e-5
+    )
 
 
 def test_each_task_has_a_loss_of_its_own():

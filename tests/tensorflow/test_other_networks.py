@@ -25,6 +25,9 @@ def build(input_shape, num_classes):
     ])
 NAMES = {"last": "fc"}
 
+def wide(input_shape, num_classes, *, width):
+    return keras.Sequential([layers.Input(input_shape), layers.Flatten(), layers.Dense(width), layers.Dense(num_classes)])
+
 class Own(keras.Model):
     def __init__(self, num_classes):
         super().__init__()
@@ -48,7 +51,7 @@ def twins(input_shape, num_classes):
 """
 MISTAKES = {
     "too_many": r"expected outputs \(n, 7\) of --model .*, received \(n, 8\)",
-    "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 24 of .*mine.py",
+    "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 27 of .*mine.py",
     "nothing": "expected a keras.Model from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
     "half": "expected weights in float32 of --model .* as .*dense",
@@ -62,6 +65,16 @@ def file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(FILE)
     return path
+
+
+def test_a_model_that_is_built_and_arguments_of_a_function(file):
+    with file.open("a") as stream:
+        stream.write("network = keras.Sequential([layers.Input((4, 3, 2)), layers.Flatten(), layers.Dense(7)])")
+    assert build_other(f"{file}:network", IMAGES, 0).count_params() == 24 * 7 + 7
+    model = build_other(f"{file}:wide", IMAGES, 0, None, {"width": 5})
+    assert model.count_params() == 24 * 5 + 5 + 5 * 7 + 7
+    with pytest.raises(UserError, match="--model-args needs a function that builds the network"):
+        build_other(f"{file}:network", IMAGES, 0, None, {"width": 5})
 
 
 def test_a_network_of_the_users_own(file):
@@ -90,7 +103,7 @@ def test_a_network_of_the_users_own(file):
 def test_a_model_of_the_users_own_class(file):
     weights = export_weights(build_other(f"{file}:own", IMAGES, 0))
     assert {name: array.shape for name, array in weights.items()} == {"dense.weight": (7, 24), "dense.bias": (7,)}
-    assert is_in_both(f"{file}:own") and not is_in_both(f"{file}:build")
+    assert is_in_both(f"{file}:user") and not is_in_both(f"{file}:build")
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -325,6 +325,16 @@ def test_a_run_whose_folder_another_run_has_taken_leaves_its_checkpoints_alone(t
     assert_same(load("latest", directory, warn=refuse_warning), state_of(2))
 
 
+@pytest.mark.parametrize("name", ["a\nb", "x" * 1001, "\x1b[2J"])
+def test_names_that_no_reader_accepts_are_refused_before_the_first_step(name, tmp_path):
+    with OutputDirectory(tmp_path, warn=refuse_warning) as output:
+        checkpoints = Checkpoints(output)
+        with pytest.raises(UserError, match="a checkpoint cannot hold a weight named 'model/") as error:
+            checkpoints.reserve({f"model/{name}": np.zeros(3, np.float32)})
+        one_line(error)
+        checkpoints.close()
+
+
 # A checkpoint of another model
 
 

@@ -1,0 +1,27 @@
+"""Losses of a user as objects of both frameworks."""
+
+from functools import partial
+
+import keras
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+def scaled(outputs, targets, *, factor):
+    return (outputs - targets) ** 2 * factor
+
+
+weighted = torch.tensor([1.0, 2.0, 3.0])
+partial_pytorch = partial_tensorflow = partial(scaled, factor=2.0)
+module_pytorch, module_tensorflow = nn.MSELoss(), keras.losses.MeanSquaredError()
+each_pytorch, each_tensorflow = nn.MSELoss(reduction="none"), keras.losses.MeanSquaredError(reduction=None)
+function_pytorch, function_tensorflow = functional.huber_loss, keras.losses.huber
+sum_pytorch, sum_tensorflow = nn.MSELoss(reduction="sum"), keras.losses.MeanSquaredError(reduction="sum")
+sum_partial = partial(functional.mse_loss, reduction="sum")
+weights = nn.CrossEntropyLoss(weight=weighted)
+weights_partial = partial(functional.cross_entropy, weight=weighted)
+weights_each = nn.CrossEntropyLoss(weight=weighted, reduction="none")
+learned = nn.Sequential(nn.Linear(2, 1))
+asymmetric_pytorch = functional.kl_div
+asymmetric_tensorflow = keras.losses.KLDivergence()
