@@ -55,8 +55,9 @@ class Session:
 
         Args:
             model: the network, or a function of the shape of a sample and the number of classes that builds it.
-            train: inputs and targets as a pair of arrays; a map-style data set of torch; an object with `__len__` and
-                `read(indices, epoch)`; or a `Dataset`, which has both parts.
+            train: inputs and targets as a pair of arrays (images with channels last) or tensors (channels first); a
+                map-style data set of torch; an object with `__len__` and `read(indices, epoch)`; or a `Dataset`, which
+                has both parts.
             validation: the same, or None to hold out a share of `train`.
             optimizer: a name of `--optimizer`, or any optimizer of torch's kind of the model's parameters. The first
                 learning rate of its groups that is not 0 is the flag base_lr; the others stay in proportion to it.
@@ -94,42 +95,7 @@ class Session:
         first, second = self._samples
         if isinstance(first, Dataset):
             return first
-        train, validation = (Samples(part) if _is_torch(part) else part for part in (first, second))
-        return as_dataset(
-            train, validation, where="the samples", share=config.data.validation_share, seed=config.data.seed
-        )
-
-
-class Samples:
-    """A map-style data set of torch as an object that reads samples by their indices."""
-
-    def __init__(self, samples: Any) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    @property
-    def targets(self) -> Any:
-        """All labels, where the data set has them at hand, as torchvision's do."""
-        return getattr(self.samples, "targets", None)
-
-    @property
-    def num_classes(self) -> int | None:
-        """Return the number of classes that the data set declares or names."""
-        classes = getattr(self.samples, "classes", None)
-        return getattr(self.samples, "num_classes", None) or (len(classes) if classes else None)
-
-    def read(self, indices: Any, epoch: int) -> tuple[Any, Any]:
-        """Inputs and targets; images, which torch has channels first, channels last."""
-        inputs, targets = zip(*(self.samples[int(index)] for index in indices), strict=True)
-        inputs = torch.stack([torch.as_tensor(value) for value in inputs])
-        inputs = inputs.permute(0, 2, 3, 1) if inputs.ndim == 4 else inputs
-        return inputs.numpy(), torch.stack([torch.as_tensor(value) for value in targets]).numpy()
-
-
-def _is_torch(samples: Any) -> bool:
-    return isinstance(samples, torch.utils.data.Dataset)
+        return as_dataset(first, second, config.data, where="the samples")
 
 
 def _flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class Session:
 
         Args:
             model: the network, or a function of the shape of a sample and the number of classes that builds it.
-            train: inputs and targets as a pair of arrays; an object with `__len__` and
-                `read(indices, epoch)`; or a `Dataset`, which has both parts.
+            train: inputs and targets as a pair of arrays, images with channels last; a map-style data set of torch; an
+                object with `__len__` and `read(indices, epoch)`; or a `Dataset`, which has both parts.
             validation: the same, or None to hold out a share of `train`.
             optimizer: a name of `--optimizer`, or any optimizer of Keras' kind. Its learning rate is the flag base_lr.
             hooks: called at the moments of the run.
@@ -91,7 +91,7 @@ class Session:
         first, second = self._samples
         if isinstance(first, Dataset):
             return first
-        return as_dataset(first, second, where="the samples", share=config.data.validation_share, seed=config.data.seed)
+        return as_dataset(first, second, config.data, where="the samples")
 
 
 def _flags_of(optimizer: keras.Optimizer) -> dict[str, Any]:

@@ -94,9 +94,7 @@ def _set_aside(folder: Path, later: list[Path]) -> None:
         aside.mkdir()
         for path in later:
             path.rename(aside / path.name)
-        warn(
-            f"{folder} has later steps of an earlier run, kept in {aside}; load() would have gone on with them"
-        )
+        warn(f"{folder} has later steps of an earlier run, kept in {aside}; load() would have gone on with them")
 
 
 def _converted(value: Any, as_array: Callable[[np.ndarray], Any]) -> Any:

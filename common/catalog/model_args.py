@@ -31,9 +31,7 @@ def check_model_args(model: str, words: Sequence[str]) -> None:
         UserError: the network takes no arguments, or one of them has two values.
     """
     if words and model in MODELS:
-        raise UserError(
-            f"--model-args is for networks of libraries or your own, not for --model {model}; leave it out"
-        )
+        raise UserError(f"--model-args is for networks of libraries or your own, not for --model {model}; leave it out")
     if len(parsed(words)) < len(words):
         raise UserError(f"--model-args has a key twice in {' '.join(words)}; give each key once")
 
@@ -45,9 +43,7 @@ def check_is_function(model: str, options: Mapping[str, Any]) -> None:
         UserError: there are arguments.
     """
     if options:
-        raise UserError(
-            f"--model-args needs a function that builds the network, {model} is one already; leave it out"
-        )
+        raise UserError(f"--model-args needs a function that builds the network, {model} is one already; leave it out")
 
 
 def _value(text: str) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Dataset, InputType, Split, Task
+from allstep.common.data.formats.layout import check_channels_last
 
 MAX_CLASSES = 2**20
 """Maximum number of classes, as for --synthetic-classes; a larger integer target is taken for a mistake."""
@@ -40,6 +41,8 @@ def describe(train: Split, validation: Split, *, where: str, scale: Scale | None
                 f"expected {name} of one shape and type in both parts of {where}, received {one.dtype} {one.shape[1:]} "
                 f"to train and {other.dtype} {other.shape[1:]} to validate; make them alike"
             )
+    if inputs.dtype != np.int64 and inputs.dtype != object:
+        check_channels_last(inputs.shape[1:], f"the inputs of {where}")
     task = _task(inputs, targets, where)
     num_classes = targets.shape[1] if task == "regression" else _num_classes((train, validation), task, where)
     if task == "next-token":

@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 
 from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import array_split, inputs_of, targets_of
+from allstep.common.data.formats.layout import channels_last, is_tensor, plain
+from allstep.common.data.formats.map_style import MapStyle, is_map_style, torch_wrapper
 from allstep.common.data.formats.task_inference import describe
 
 
-def as_dataset(train: Any, validation: Any, *, where: str, share: float, seed: int) -> Dataset:
-    """Build a data set from two splits, each a pair of inputs and targets or an object that reads them.
+def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -> Dataset:
+    """Build a data set from two splits, each in one of the forms of `as_split`.
 
     Args:
         validation: None to hold out a share of `train`.
@@ -23,25 +26,35 @@ def as_dataset(train: Any, validation: Any, *, where: str, share: float, seed: i
     Raises:
         UserError: a split is something else, or see `describe`.
     """
-    split = as_split(train, where)
+    split = as_split(train, where, config)
     if validation is None:
-        return describe(*hold_out(split, split, share=share, seed=seed, where=where), where=where)
-    return describe(split, as_split(validation, where), where=where)
+        parts = hold_out(split, split, share=config.validation_share, seed=config.seed, where=where)
+        return describe(*parts, where=where)
+    return describe(split, as_split(validation, where, config), where=where)
 
 
-def as_split(samples: Any, where: str) -> Split:
-    """Return a pair of arrays, or an object with `__len__` and `read(indices, epoch)`, as a split.
+def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Split:
+    """Return a pair of arrays or tensors, a map-style data set, or an object with `read(indices, epoch)`, as a split.
 
     Raises:
-        UserError: `samples` is neither, or see `array_split`.
+        UserError: `samples` is none of them, or see `array_split` and `MapStyle`.
     """
     if hasattr(samples, "read") and hasattr(samples, "__len__"):
         return CheckedSplit(samples, where)
+    if torch_wrapper(samples) == "TensorDataset" and len(samples.tensors) == 2:
+        samples = samples.tensors
     if isinstance(samples, (tuple, list)) and len(samples) == 2:
-        return array_split(samples[0], samples[1], where)
+        inputs, targets = samples
+        array = np.asarray(plain(inputs)) if is_tensor(inputs) else inputs
+        if is_tensor(inputs) and array.ndim == 4:
+            array = channels_last(array, f"the inputs of {where}")
+        return array_split(array, plain(targets), where)
+    if is_map_style(samples):
+        return CheckedSplit(MapStyle(samples, config or DataConfig(), where), where)
     raise UserError(
-        f"expected {where} to be inputs and targets, or an object with __len__ and read(indices, epoch), received "
-        f"{type(samples).__name__}; give one of them"
+        f"expected {where} to be inputs and targets, a map-style data set, or an object with __len__ and "
+        f"read(indices, epoch), received {type(samples).__name__}, whose samples cannot be read by their number; give "
+        "one of them"
     )
 
 
@@ -55,6 +68,8 @@ class CheckedSplit:
         self.samples, self.where = samples, where
         self.num_classes = getattr(samples, "num_classes", None)
         self.num_tokens = getattr(samples, "num_tokens", None)
+        self.class_names = getattr(samples, "class_names", None)
+        self.may_augment = getattr(samples, "may_augment", False)
         targets = getattr(samples, "targets", None)
         self.targets = None if targets is None else targets_of(targets, f"the targets of {where}")
 

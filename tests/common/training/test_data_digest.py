@@ -83,7 +83,7 @@ def test_other_data_of_the_same_size_is_named(make, changed, what, tmp_path):
 
 def test_parts_that_are_held_out_have_their_own_labels():
     def digests(seed: int, y: np.ndarray) -> dict[str, str]:
-        return digests_of(as_dataset((X, y), None, where="x", share=0.1, seed=seed))
+        return digests_of(as_dataset((X, y), None, DataConfig(seed=seed), where="x"))
 
     assert digests(0, Y) == digests(0, Y) != digests(1, Y)
     swapped = Y.copy()
@@ -93,5 +93,5 @@ def test_parts_that_are_held_out_have_their_own_labels():
 
 
 def test_a_checkpoint_of_an_older_version_has_none():
-    dataset = as_dataset((X, Y), None, where="x", share=0.1, seed=0)
+    dataset = as_dataset((X, Y), None, DataConfig(), where="x")
     check_data({}, digests_of(dataclasses.replace(dataset, class_names=("a",))))

@@ -1,0 +1,155 @@
+"""Map-style data sets, as PyTorch has them: objects with `__len__` and `__getitem__`, which return a sample each.
+
+A sample is an input and a target, or a mapping with fields for them: tensors, arrays, numbers, or Pillow's images.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import print_line
+from allstep.common.catalog.user_file import call_often
+from allstep.common.config.data_config import DataConfig
+from allstep.common.data.formats.layout import channels_last, is_tensor, plain
+from allstep.common.data.formats.parts import choose_fields
+from allstep.common.launch.placement import apparent_rank
+
+_MODES = ("L", "RGB", "RGBA")
+_OTHER_BASES = {"IterableDataset", "PyDataset"}
+"""Classes of PyTorch and Keras whose objects return streams or batches."""
+
+
+def is_map_style(samples: Any) -> bool:
+    """Return whether an object is a map-style data set, and neither an array nor a collection."""
+    kind = type(samples)
+    if not (hasattr(kind, "__len__") and hasattr(kind, "__getitem__")) or hasattr(kind, "__array__"):
+        return False
+    if isinstance(samples, (tuple, list, str, Mapping)):
+        return False
+    return not {base.__name__ for base in kind.__mro__} & _OTHER_BASES
+
+
+class MapStyle:
+    """Reads samples of a map-style data set by their indices, with images in channels last.
+
+    Tensors have channels first, and so have arrays in data sets of PyTorch, whose loaders make tensors of them.
+    """
+
+    may_augment = True
+
+    def __init__(self, samples: Any, config: DataConfig, where: str) -> None:
+        """Look at the first sample, and find all labels: in the data set, or else by reading all samples once.
+
+        Raises:
+            UserError: there are no samples, or a sample is not an input and a target.
+        """
+        self.samples, self.where, self._config = samples, where, config
+        self._fields: tuple[tuple[str, ...], str] | None = None
+        self._is_of_torch = any(base.__module__.startswith("torch.utils.data") for base in type(samples).__mro__)
+        if not len(samples):
+            raise UserError(f"expected at least 1 sample in {where}, received none; add samples")
+        first = self._sample(0, tells=True)[1]
+        self.class_names = class_names_of(samples)
+        self.num_classes = getattr(samples, "num_classes", None) or len(self.class_names) or None
+        self.num_tokens = getattr(samples, "num_tokens", None)
+        is_class = np.size(first) == 1 and np.asarray(first).dtype.kind in "iub"
+        self.targets = self._labels() if is_class else None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, indices: np.ndarray, epoch: int) -> tuple[list[Any], list[Any]]:
+        """Return inputs and targets of samples."""
+        pairs = [self._sample(int(index)) for index in indices]
+        return [one for one, _ in pairs], [target for _, target in pairs]
+
+    def _labels(self) -> np.ndarray | None:
+        labels, last = labels_of(self.samples), len(self) - 1
+        looked_at = {0, last // 2, last}
+        if labels is not None and all(labels[index] == self._sample(index)[1] for index in looked_at):
+            return labels
+        if self.num_classes is not None:
+            return None
+        if apparent_rank() == 0:
+            print_line(f"allstep: all {len(self)} samples of {self.where} are read once for their labels", sys.stderr)
+        return np.array([self._sample(index)[1] for index in range(len(self))]).reshape(len(self))
+
+    def _sample(self, index: int, *, tells: bool = False) -> tuple[Any, Any]:
+        sample = call_often(self.samples.__getitem__, index, flag=self.where)
+        if isinstance(sample, Mapping):
+            if self._fields is None:
+                self._fields = self._chosen(sample, tells=tells)
+            inputs, target = self._fields
+            values = [self._input(sample[name]) for name in inputs]
+            return values[0] if len(values) == 1 else np.stack(values).reshape(-1), plain(sample[target])
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            received = f"{len(sample)} values" if isinstance(sample, (tuple, list)) else type(sample).__name__
+            raise UserError(
+                f"expected an input and a target, or a mapping of fields, in each sample of {self.where}, received "
+                f"{received}; return these two"
+            )
+        return self._input(sample[0]), plain(sample[1])
+
+    def _chosen(self, sample: Mapping[str, Any], *, tells: bool) -> tuple[tuple[str, ...], str]:
+        inputs, target = choose_fields(list(sample), self._config, self.where)
+        others = [name for name in sample if name not in (*inputs, target)]
+        if others and tells and apparent_rank() == 0:
+            print_line(
+                f"allstep: in the samples of {self.where}, {', '.join(inputs)} is the input and {target} the target; "
+                f"left out: {', '.join(map(str, others))}",
+                sys.stderr,
+            )
+        return inputs, target
+
+    def _input(self, value: Any) -> Any:
+        if hasattr(value, "getbands"):  # an image of Pillow
+            if value.mode not in _MODES:
+                raise UserError(
+                    f"expected images in the modes {', '.join(_MODES)} in {self.where}, received {value.mode}; convert "
+                    'them, as in image.convert("RGB")'
+                )
+            return np.asarray(value)
+        array = np.asarray(plain(value))
+        has_channels_first = array.ndim == 3 and (is_tensor(value) or self._is_of_torch)
+        return channels_last(array, f"images in {self.where}") if has_channels_first else array
+
+
+def labels_of(samples: Any) -> np.ndarray | None:
+    """Return the labels of all samples where a data set has them at hand, as torchvision's and torch's wrappers do."""
+    kind = torch_wrapper(samples)
+    if kind == "TensorDataset":
+        labels = plain(samples.tensors[-1])
+    elif kind == "Subset":
+        whole = labels_of(samples.dataset)
+        labels = None if whole is None else whole[np.asarray(samples.indices, np.int64)]
+    elif kind == "ConcatDataset":
+        parts = [labels_of(part) for part in samples.datasets]
+        known = [part for part in parts if part is not None]
+        labels = np.concatenate(known) if len(known) == len(parts) else None
+    else:
+        labels = plain(getattr(samples, "targets", None))
+    if labels is None or getattr(samples, "target_transform", None) is not None:
+        return None
+    array = np.asarray(labels)
+    return array.reshape(-1).astype(np.int64) if array.size == len(samples) and array.dtype.kind in "iub" else None
+
+
+def class_names_of(samples: Any) -> tuple[str, ...]:
+    """Return the names of the classes where a data set has them, or the one that it is a part of."""
+    kind = torch_wrapper(samples)
+    if kind == "Subset":
+        return class_names_of(samples.dataset)
+    if kind == "ConcatDataset":
+        names = {class_names_of(part) for part in samples.datasets}
+        return names.pop() if len(names) == 1 else ()
+    return tuple(map(str, getattr(samples, "classes", None) or ()))
+
+
+def torch_wrapper(samples: Any) -> str | None:
+    """Return the name of a class of PyTorch's own; None for a subclass, which may return other samples."""
+    return type(samples).__name__ if type(samples).__module__.startswith("torch.utils.data") else None
