@@ -75,8 +75,8 @@ def _check_object(function: Callable) -> None:
     is_weighted = options.get("weight") is not None and options.get("reduction", "mean") == "mean"
     if is_weighted and (called in _WEIGHTED or isinstance(called, _WEIGHTED_MODULES)):
         raise UserError(
-            f"{name} divides by the weights of the classes in a batch, so means over the parts of a batch do not add up "
-            'to that of the whole; give it reduction="none", which divides by the number of samples'
+            f"{name} divides by the weights of the classes in a batch, so means over the parts of a batch do not make "
+            'that of the whole; give it reduction="none", which divides by the number of samples'
         )
 
 

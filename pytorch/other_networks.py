@@ -169,7 +169,7 @@ class Reseed(Hook):
 
 
 class NormCheck(Hook):
-    """Refuses passes of one sample, for a batch norm that sees one value a channel and sample: PyTorch fails in them."""
+    """Refuses passes of one sample for a batch norm that sees one value a channel and sample, where PyTorch fails."""
 
     def __init__(self, network: nn.Module) -> None:
         """Take a network that `build_other` has tried."""
@@ -192,8 +192,8 @@ class NormCheck(Hook):
         for name, module in self._network.named_modules():
             if isinstance(module, BatchNorm) and module.training and getattr(module, _ONE_VALUE, False):
                 raise UserError(
-                    f"{name} of --model {config.model} needs two samples at least in each pass of a rank, and one of "
-                    f"the batches that {num_samples} samples make has fewer; give --drop-last, or another --batch-size"
+                    f"the batch norm {name} of --model {config.model} needs two samples at least in each pass of a "
+                    f"rank, and a batch of the {num_samples} samples has fewer; give --drop-last, or another --batch-size"
                 )
 
 

@@ -222,7 +222,10 @@ def test_a_watched_loop_ends_with_a_report(what, said, tmp_path):
         ({"train": ([[1.0], [1.0, 2.0]], [0, 1])}, "of one shape for all samples"),
         ({"train": ([[1.0], [float("nan")]], [0, 1])}, "received nan in sample 1"),
         ({"train": ([], [])}, "at least 1 sample"),
-        ({"train": 3}, "to be inputs and targets, or an object with __len__ and read"),
+        (
+            {"train": 3},
+            "to be inputs and targets, a map-style data set, or an object with __len__ and read.* received int",
+        ),
         ({"elastic": True}, "expected a job of a fixed number of ranks for a Session, received elastic=True"),
         ({"optimizer": "sdg"}, "--optimizer to be one of"),
         ({"outputs": 3}, r"expected outputs \(n, 2\) of --model program, received \(n, 3\)"),
