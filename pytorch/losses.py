@@ -23,8 +23,7 @@ Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
     """A loss of `common.catalog.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
-    if file := user_file.parse(name):
-        function = user_file.import_for("pytorch", *file, "--loss")
+    if (function := user_file.loss_for("pytorch", name)) is not None:
         _check_object(function)
         return partial(_users, function)
     if name == "cross-entropy":

@@ -193,7 +193,7 @@ class NormCheck(Hook):
             if isinstance(module, BatchNorm) and module.training and getattr(module, _ONE_VALUE, False):
                 raise UserError(
                     f"the batch norm {name} of --model {config.model} needs two samples at least in each pass of a "
-                    f"rank, and a batch of the {num_samples} samples has fewer; give --drop-last, or another --batch-size"
+                    f"rank, and a batch of {num_samples} samples has fewer; give --drop-last or another --batch-size"
                 )
 
 

@@ -22,8 +22,8 @@ Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
     """A loss of `common.catalog.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
-    if file := user_file.parse(name):
-        return partial(_users, _targets_last(user_file.import_for("tensorflow", *file, "--loss")))
+    if (function := user_file.loss_for("tensorflow", name)) is not None:
+        return partial(_users, _targets_last(function))
     losses = partial(_cross_entropy, label_smoothing=label_smoothing) if name == "cross-entropy" else _LOSSES[name]
     return partial(_sum_over_samples, losses)
 

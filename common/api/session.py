@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from allstep.common.base.errors import UserError
-from allstep.common.catalog.user_file import PROGRAM
+from allstep.common.catalog.user_file import PROGRAM, pass_loss
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.exit import run_rank
 from allstep.common.reporting.base import Listeners, Reporter
@@ -75,6 +75,8 @@ def as_words(flags: Mapping[str, Any]) -> list[str]:
     words = ["--model", PROGRAM, "--dataset", PROGRAM]
     for name, value in flags.items():
         flag = name.replace("_", "-")
+        if name == "loss" and callable(value):
+            value = pass_loss(value)
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:

@@ -26,7 +26,7 @@ LOSSES: dict[str, tuple[Task, ...]] = {
 
 def loss_name(word: str) -> str:
     """Parse `--loss`: one of LOSSES or FILE.py:FUNCTION."""
-    return word if user_file.parse(word) else one_of(*LOSSES, "FILE.py:FUNCTION")(word)
+    return word if user_file.parse(word) or word == user_file.PROGRAM else one_of(*LOSSES, "FILE.py:FUNCTION")(word)
 
 
 def default_loss(task: Task) -> str:

@@ -22,7 +22,9 @@ from allstep.common.catalog.user_modules import run_file, running
 from allstep.common.launch.placement import apparent_rank
 
 PROGRAM = "program"
-"""Name of a model or a data set that a program passes as an object (see `common.api.session`), which no flag can."""
+"""Name of a model, data set or loss that a program passes as an object (see `common.api.session`)."""
+_losses: list[Callable[..., Any]] = []
+"""The loss that a program has passed last."""
 
 
 def import_function(path: Path, name: str, flag: str) -> Callable[..., Any]:
@@ -48,6 +50,26 @@ def import_for(framework: str, path: Path, name: str, flag: str) -> Callable[...
     """
     function = find(path, f"{name}_{framework}", flag)
     return import_function(path, name, flag) if function is None else function
+
+
+def pass_loss(function: Callable[..., Any]) -> str:
+    """Keep a loss of a program for `loss_for`, and return its name."""
+    _losses[:] = [function]
+    return PROGRAM
+
+
+def loss_for(framework: str, word: str) -> Callable[..., Any] | None:
+    """Return the loss of a file or a program that --loss names; None if it is a name of the suite.
+
+    Raises:
+        UserError: there is none, or see `import_for`.
+    """
+    if word == PROGRAM:
+        if not _losses:
+            raise UserError(f"--loss {PROGRAM} is for programs that pass a loss to a Session; name another")
+        return _losses[0]
+    file = parse(word)
+    return import_for(framework, *file, "--loss") if file else None
 
 
 def find(path: Path, name: str, flag: str) -> Any:

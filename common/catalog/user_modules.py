@@ -74,7 +74,7 @@ class Folder:
         if self.root != path:
             self.names.add(path.relative_to(self.root).parts[0])
         self.modules: dict[str, ModuleType] = {}
-        """Those imported so far, by name; hidden while code of another folder runs that has modules of these names."""
+        """Modules imported so far, by name; hidden while code of a folder with modules of these names runs."""
 
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:

@@ -85,8 +85,8 @@ class OutputDirectory:
 def replaced(path: Path) -> UserError:
     """Return the error of a run whose output directory another run has replaced."""
     return UserError(
-        f"output directory {path} was removed while this run wrote to it, and belongs to another run now; this run "
-        "ends to leave the other's files alone: start it again with another --output-dir"
+        f"output directory {path} was removed or renamed while this run wrote to it, and belongs to another run now; "
+        "this run ends to leave the other's files alone: start it again with another --output-dir"
     )
 
 

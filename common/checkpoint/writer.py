@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 from collections import deque
@@ -21,6 +20,7 @@ from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.lock import OutputDirectory
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.state import TrainState
+from allstep.common.files.disk import NO_ROOM
 
 # For larger states, one thread does not use the full memory bandwidth; for smaller ones, a second thread does not pay.
 SHARED_BYTES = 16 * 2**20
@@ -188,12 +188,9 @@ class Checkpoints:
                 files.remove(path)
         except (OSError, SafetensorError) as error:
             megabytes = sum(array.nbytes for array in arrays.values()) / 1e6
-            fix = "make room" if any(os.strerror(number) in str(error) for number in _NO_ROOM) else "fix that"
+            fix = "make room" if any(os.strerror(number) in str(error) for number in NO_ROOM) else "fix that"
             what = f"checkpoint {directory} ({megabytes:.1f} MB) could not be saved: {error}"
             raise _NotSaved(what, fix, is_first=not select.scan(self.directory)[0]) from None
-
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _NotSaved(UserError):

@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 from allstep.common.files.regular_file import regular
 
+# Errors of full disks, quotas and limits on files.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Errors of flock on file systems without locks: NFS without a lock daemon, Lustre without -o flock, ...
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from allstep.common.base.errors import UserError
-from allstep.common.files.disk import write_atomically
+from allstep.common.files.disk import NO_ROOM, write_atomically
 
 
 class Reporter:
@@ -50,7 +50,9 @@ def output_dir_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         has_checkpoints = any(any(folder.glob("checkpoints/step-*")) for folder in path.parents[:2])
-        advice = "the checkpoints are unharmed: make room, then --resume latest" if has_checkpoints else "make room"
+        advice = "make room" if error.errno in NO_ROOM else "fix that"
+        if has_checkpoints:
+            advice = f"the checkpoints are unharmed: {advice}, then --resume latest"
         raise UserError(f"expected to write {path}, received the error: {error.strerror}; {advice}") from None
 
 

@@ -26,7 +26,8 @@ def build(input_shape, num_classes):
 NAMES = {"last": "fc"}
 
 def wide(input_shape, num_classes, *, width):
-    return keras.Sequential([layers.Input(input_shape), layers.Flatten(), layers.Dense(width), layers.Dense(num_classes)])
+    hidden = layers.Dense(width)
+    return keras.Sequential([layers.Input(input_shape), layers.Flatten(), hidden, layers.Dense(num_classes)])
 
 class Own(keras.Model):
     def __init__(self, num_classes):
@@ -51,7 +52,7 @@ def twins(input_shape, num_classes):
 """
 MISTAKES = {
     "too_many": r"expected outputs \(n, 7\) of --model .*, received \(n, 8\)",
-    "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 27 of .*mine.py",
+    "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 28 of .*mine.py",
     "nothing": "expected a keras.Model from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
     "half": "expected weights in float32 of --model .* as .*dense",

@@ -59,7 +59,7 @@ def test_imports_that_run_later_are_of_the_same_folder(folders):
 
 
 def test_modules_of_others_are_hidden_and_come_back(folders, monkeypatch):
-    """As where a library, or this suite, has modules of the names of a user's."""
+    """A library may have modules with the names of a user's."""
     theirs = {name: ModuleType(name) for name in ("utils", "models", "layers")}
     for name, module in theirs.items():
         module.__file__ = f"/elsewhere/{name}.py"

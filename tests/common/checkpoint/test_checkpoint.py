@@ -317,7 +317,7 @@ def test_a_run_whose_folder_another_run_has_taken_leaves_its_checkpoints_alone(t
         directory = save(tmp_path / "run", 1, 2)
         replaced.save(state_of(9))
         with pytest.raises(
-            UserError, match="output directory .*run was removed while .* belongs to another run"
+            UserError, match="output directory .*run was removed or renamed while .* belongs to another run"
         ) as error:
             replaced.close()
         one_line(error)
