@@ -22,8 +22,8 @@ from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.observer import Observer, observed
 from allstep.pytorch.passes import ReducedPass
 from allstep.pytorch.precision import Precision
+from allstep.pytorch.step_trace import tensor_digest
 from allstep.pytorch.strategies.reduction import Ordered, trainable
-from allstep.pytorch.trace import tensor_digest
 
 OnePass = Callable[[Batch, int], torch.Tensor]
 """Takes a slice and its number, adds its gradients to those of the parameters, returns the sum of its losses."""

@@ -23,8 +23,8 @@ from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.losses import build_loss, build_metric
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.state import State
+from allstep.pytorch.step_trace import StepTrace
 from allstep.pytorch.strategies.strategy import Strategy
-from allstep.pytorch.trace import StepTrace
 
 
 class Worker:

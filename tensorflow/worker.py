@@ -25,9 +25,9 @@ from allstep.tensorflow.losses import build_loss, build_metric
 from allstep.tensorflow.models import export_weights
 from allstep.tensorflow.passes import losses_of_layers
 from allstep.tensorflow.state import State, trained_weights
+from allstep.tensorflow.step_trace import StepTrace
 from allstep.tensorflow.strategies.distribute import DistributedStrategy
 from allstep.tensorflow.strategies.strategy import Strategy
-from allstep.tensorflow.trace import StepTrace
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""Values of a step that --trace digests: see `common/exact/trace.py`. `tensorflow/trace.py` has the same."""
+"""Values of a step that --trace digests: see `common/exact/trace.py`. `tensorflow/step_trace.py` has the same."""
 
 from __future__ import annotations
 
