@@ -10,8 +10,8 @@ The state may consist of numbers, strings, lists, mappings, arrays and torch ten
 from __future__ import annotations
 
 import itertools
+import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 
 from allstep.common.base.terminal import warn
 from allstep.common.files import array_json
+from allstep.common.files.own_folder import discard, foreign_entries
 from allstep.common.launch.placement import find_placement
 
 _REPLACED = ".old-"
@@ -38,26 +39,31 @@ def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
 
     Raises:
         UserError: `state` holds values of other types.
-        OSError: the checkpoint cannot be written.
+        OSError: the checkpoint cannot be written, or a folder of its name holds files of the user.
     """
     if find_placement().rank:
         return
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     partial, target = folder / ".partial", folder / f"step-{step:08}"
-    shutil.rmtree(partial, ignore_errors=True)
+    if os.path.lexists(partial):
+        discard(partial, array_json.is_own_file)
     array_json.save(partial, state)
     _set_aside(folder, [path for number, path in _found(folder) if number > step])
-    if target.exists():
+    if os.path.lexists(target):
         replaced = folder / f"{_REPLACED}{target.name}"
-        shutil.rmtree(replaced, ignore_errors=True)
+        if os.path.lexists(replaced):
+            discard(replaced, array_json.is_own_file)
+        if foreign := foreign_entries(target, array_json.is_own_file):
+            raise FileExistsError(f"{target} holds {foreign[0]!a}, which allstep did not write")
         target.rename(replaced)
     partial.rename(target)
     for path in folder.glob(f"{_REPLACED}step-*"):
         if path.with_name(path.name.removeprefix(_REPLACED)).exists():
-            shutil.rmtree(path)
+            discard(path, array_json.is_own_file)
     for _, old in _found(folder)[:-keep]:
-        shutil.rmtree(old)
+        if not foreign_entries(old, array_json.is_own_file):
+            discard(old, array_json.is_own_file)
 
 
 def load(folder: str | Path, *, as_array: Callable[[np.ndarray], Any] = np.asarray) -> tuple[int, Any] | None:

@@ -10,22 +10,24 @@ File names are fixed, so nothing in a manifest can point outside its directory; 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
-import shutil
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
 from allstep.common.checkpoint.state import GROUPS, OPTIONAL_GROUPS, TrainState
 from allstep.common.files import strict_json
 from allstep.common.files.disk import sha256_of
+from allstep.common.files.own_folder import discard, foreign_entries
 from allstep.common.files.regular_file import check_memory, read_regular, regular
 from allstep.common.files.schema import Mismatch, brief, closed, list_of, one_of, record, whole
 
@@ -116,7 +118,8 @@ def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) ->
         _sync(temporary)
         _take_name(temporary, directory)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            discard(temporary, is_own_file)
         raise
 
 
@@ -230,26 +233,49 @@ _KEYS = ("dtype", "shape", "data_offsets")
 _check_entry = closed(record(dtype=one_of(*_DTYPE_NAMES), shape=_check_shape, data_offsets=_OFFSETS), *_KEYS)
 
 
+def is_own_file(name: str) -> bool:
+    """Return whether a file of that name in a checkpoint is allstep's; safetensors writes under a random name first."""
+    return name in _FILES or re.fullmatch(r"\.tmp\w{6}", name) is not None
+
+
+_FILES = frozenset({MANIFEST, *map(file_name, GROUPS)})
+_LEFT_OVER = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)})(step-\d{{8,}})")
+
+
 def remove(directory: Path) -> None:
-    """Delete a checkpoint so that a kill never leaves a partial one under its name."""
+    """Delete a checkpoint so that a kill never leaves a partial one under its name; keep one that holds other files."""
+    if foreign_entries(directory, is_own_file):
+        return
     doomed = directory.with_name(TEMPORARY + directory.name)
     directory.rename(doomed)
-    shutil.rmtree(doomed)
+    discard(doomed, is_own_file)
 
 
 def clean_up(parent: Path) -> None:
     """Clean up what killed runs have left in the checkpoints directory `parent`.
 
     Only the holder of the output directory's lock may call it; without the lock, another run may still use these files.
+
+    Raises:
+        UserError: a name that allstep needs belongs to something that it did not write.
+        OSError: a file cannot be moved or removed.
     """
-    for path in parent.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(path)
-    for path in parent.glob(f"{REPLACED}*"):
-        whole = path.with_name(path.name.removeprefix(REPLACED))
-        if whole.exists():
-            shutil.rmtree(path)
+    for path in sorted(parent.iterdir()):
+        if not (match := _LEFT_OVER.fullmatch(path.name)):
+            continue
+        whole, foreign = path.with_name(match[2]), foreign_entries(path, is_own_file)
+        if foreign and (match[1] == TEMPORARY or not _is_checkpoint(path)):
+            raise UserError(f"{path} holds {quote(foreign[0])}, which allstep did not write; move it elsewhere")
+        if match[1] == TEMPORARY:
+            discard(path, is_own_file)
+        elif whole.exists():
+            _discard_replaced(path, whole)
         else:
             path.rename(whole)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return not path.is_symlink() and (path / MANIFEST).is_file()
 
 
 def make_durable_directory(path: Path) -> None:
@@ -272,12 +298,21 @@ def _take_name(temporary: Path, directory: Path) -> None:
     # Renaming to a directory that is not empty fails. A run that resumes from an earlier checkpoint reaches the same
     # step again, so the old one is renamed first; meanwhile, readers find it by its prefix.
     replaced = directory.with_name(REPLACED + directory.name)
-    if directory.exists():
+    if os.path.lexists(directory):
+        if not _is_checkpoint(directory) and (foreign := foreign_entries(directory, is_own_file)):
+            raise FileExistsError(f"its name belongs to {quote(foreign[0])}, which allstep did not write")
         directory.rename(replaced)
     temporary.rename(directory)
     _sync(directory.parent)
     if replaced.exists():
-        shutil.rmtree(replaced)
+        _discard_replaced(replaced, directory)
+
+
+def _discard_replaced(replaced: Path, directory: Path) -> None:
+    """Remove the checkpoint whose name `directory` has taken; files that a user put into it keep their path."""
+    for name in foreign_entries(replaced, is_own_file):
+        (replaced / name).rename(directory / name)
+    discard(replaced, is_own_file)
 
 
 def _sync(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,11 @@ class OutputDirectory:
                 f"the file system of {self.path} has no locks ({error.strerror}): "
                 "make sure that no second run writes there"
             )
+        if os.fstat(self._descriptor).st_nlink > 1 or not _is_own(os.pread(self._descriptor, 1000, 0)):
+            self.close()
+            raise UserError(
+                f"{self.path / '.lock'} is a file that allstep did not write; move it, or choose another --output-dir"
+            )
         try:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
@@ -88,6 +94,11 @@ def replaced(path: Path) -> UserError:
         f"output directory {path} was removed or renamed while this run wrote to it, and belongs to another run now; "
         "this run ends to leave the other's files alone: start it again with another --output-dir"
     )
+
+
+def _is_own(content: bytes) -> bool:
+    """Return whether a lock file is empty, as after a full disk or a power cut, or names the process that held it."""
+    return not content.strip(b"\0") or re.fullmatch(rb"pid \d+ on host \S+\n", content) is not None
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

@@ -41,6 +41,12 @@ class Checkpoints:
         if keep < 1:
             raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
         self.directory = output.path / "checkpoints"
+        target = self.directory.resolve()
+        if not target.is_relative_to(output.path.resolve()):
+            raise UserError(
+                f"{self.directory} is a link to {target}, where checkpoints of another run may be deleted; "
+                "remove the link, or link the whole --output-dir"
+            )
         self._output, self._keep = output, keep
         self._buffers: dict[str, np.ndarray] = {}  # copies being written, reused by later saves
         self._layout: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # shapes and types of the buffers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ def load(folder: Path) -> Any:
         return _restored(content, folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"expected a value in {folder}, received something else: {error}; write it again") from error
+
+
+def is_own_file(name: str) -> bool:
+    """Return whether `save` writes files of that name."""
+    return name == _VALUES or re.fullmatch(r"\d+\.npy", name) is not None
 
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:

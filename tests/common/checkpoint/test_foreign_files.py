@@ -1,0 +1,107 @@
+"""Files of the user in the output directory survive every way in which allstep removes or replaces files of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from checkpoint_states import names, refuse_warning, save
+
+from allstep.common.api import checkpoint
+from allstep.common.base.errors import UserError
+from allstep.common.checkpoint import OutputDirectory, load
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def test_other_names_stay(tmp_path):
+    directory = save(tmp_path, 1)
+    for name in (".tmp-precious", ".old-precious", ".old-step-x", ".tmp-step-1.bak", "step-9", "notes"):
+        (directory / name).mkdir()
+        (directory / name / "model.safetensors").write_text("mine")
+    (directory / ".tmp-file").write_text("mine")
+    before = contents(directory)
+    save(tmp_path, 1, 2, 3, 4, 5)
+    after = contents(directory)
+    assert {path: after[path] for path in before if "step-00000001" not in str(path)}.items() <= before.items()
+
+
+@pytest.mark.parametrize("name", [".tmp-step-00000003", ".old-step-00000001", ".old-step-00000003"])
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+def test_a_needed_name_that_is_taken_is_refused(name, kind, tmp_path):
+    directory, elsewhere = save(tmp_path / "run", 1), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "notes.txt").write_text("mine")
+    if kind == "link":
+        (directory / name).symlink_to(elsewhere)
+    elif kind == "file":
+        (directory / name).write_text("mine")
+    else:
+        elsewhere.rename(directory / name)
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=rf"{name} holds \S+, which allstep did not write; move it elsewhere"):
+        save(tmp_path / "run", 2)
+    assert contents(tmp_path) == before
+
+
+def test_files_in_a_checkpoint_keep_their_path(tmp_path):
+    """The folder is replaced (step 2 again), expires (steps 3 to 6), or was replaced when the run was killed."""
+    directory = save(tmp_path, 2)
+    (directory / "step-00000002" / "notes.txt").write_text("mine")
+    save(tmp_path, 2)
+    shutil.copytree(directory / "step-00000002", directory / ".old-step-00000002")
+    (directory / "step-00000002" / "notes.txt").unlink()
+    save(tmp_path, 3, 4, 5, 6)
+    assert (directory / "step-00000002" / "notes.txt").read_text() == "mine"
+    assert names(directory) == [f"step-{step:08}" for step in (2, 4, 5, 6)]
+    load(directory / "step-00000002", directory, warn=refuse_warning)
+
+
+def test_no_link_is_followed(tmp_path):
+    other = save(tmp_path / "other", 1, 2, 3)
+    before = contents(other)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(other)
+    with pytest.raises(UserError, match="checkpoints is a link to .*; remove the link, or link the whole --output-dir"):
+        save(tmp_path / "run", 4, keep=1)
+    assert contents(other) == before
+    directory = save(tmp_path / "second", 9)
+    (directory / "step-00000001").symlink_to(other / "step-00000001")
+    save(tmp_path / "second", 10, 11, 12)
+    with pytest.raises(UserError, match="could not be saved: its name belongs to step-00000001, which allstep did not"):
+        save(tmp_path / "second", 1)
+    assert contents(other) == before and (directory / "step-00000001").is_symlink()
+    (tmp_path / "linked").symlink_to(tmp_path / "second")
+    save(tmp_path / "linked", 13)
+
+
+def test_a_lock_file_of_the_user_stays(tmp_path):
+    (tmp_path / "precious").write_text("pid 1 on host a\n")
+    (tmp_path / "run").mkdir()
+    lock = tmp_path / "run" / ".lock"
+    for put in (lambda: os.link(tmp_path / "precious", lock), lambda: lock.write_text("mine")):
+        put()
+        before = contents(tmp_path)
+        with pytest.raises(UserError, match=r"\.lock is a file that allstep did not write; move it"):
+            OutputDirectory(tmp_path / "run", warn=refuse_warning)
+        assert contents(tmp_path) == before
+        lock.unlink()
+    for content in ("", "\0" * 20, "pid 17 on host a-b.c\n"):
+        lock.write_text(content)
+        OutputDirectory(tmp_path / "run", warn=refuse_warning).close()
+    assert lock.read_text().startswith(f"pid {os.getpid()} on host ")
+
+
+def test_a_loop_leaves_files_of_the_user(tmp_path):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, {"a": 1})
+    (tmp_path / "step-00000001" / "notes.txt").write_text("mine")
+    checkpoint.save(tmp_path, 3, {"a": 3}, keep=1)
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
+    before = contents(tmp_path)
+    with pytest.raises(OSError, match="holds 'notes.txt', which allstep did not write"):
+        checkpoint.save(tmp_path, 1, {"a": 4})
+    assert {**contents(tmp_path)}.items() >= before.items()
