@@ -7,6 +7,9 @@ Both arguments are output directories of runs with --trace. The step at which th
 runs, from the nearest checkpoint before it. A run whose replay reproduces its own digests computes as configured; one
 whose replay does not has a hardware fault, a race, or sums in no fixed order. The exit status is 0 if the runs are
 equal, 1 if they diverge, 2 if they cannot be compared.
+
+A run directory is data: FILE.py:FUNCTION in the flags of a run is imported for its replay only if you name it here too,
+by the same flag.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from allstep.commands.bisect.comparison import check_comparable, common_steps, f
 from allstep.commands.bisect.replay import NotReplayed, replay
 from allstep.common.base.errors import printable
 from allstep.common.base.flag_types import Parser, nonempty_path
+from allstep.common.catalog import user_file
 from allstep.common.exact.trace import Trace, read
 from allstep.common.process.exit import run_rank
 
@@ -29,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("first", type=nonempty_path, metavar="RUN", help="the output directory of a run")
     parser.add_argument("second", type=nonempty_path, metavar="RUN", help="the output directory of the other run")
     parser.add_argument("--no-replay", action="store_true", help="only compare what was recorded")
+    for name in user_file.FLAGS:
+        meta = "FILE.py:FUNCTION"
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=meta, help=f"code of a run's --{name}")
     flags = parser.parse_args(argv)
+    code = [word for name in user_file.FLAGS for word in getattr(flags, name)]
     first, second = read(flags.first), read(flags.second)
     check_comparable(first.first, second.first)
     steps, difference = common_steps(first, second), first_difference(first, second)
@@ -43,19 +51,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(printable(f"  {name}: {one}, {other}"))
     if not flags.no_replay:
         for path, trace in ((flags.first, first), (flags.second, second)):
-            print(printable(f"{path}: {_verdict(path, trace, difference.step)}"), flush=True)
+            print(printable(f"{path}: {_verdict(path, trace, difference.step, code)}"), flush=True)
     sys.exit(1)
 
 
-def _verdict(path: Path, recorded: Trace, step: int) -> str:
+def _verdict(path: Path, recorded: Trace, step: int, code: Sequence[str]) -> str:
     """Replay a run and return in words whether it reproduces its own digests."""
     try:
-        difference = first_difference(recorded, replay(path, recorded.first, step))
+        difference = first_difference(recorded, replay(path, recorded.first, step, code))
     except NotReplayed as error:
         return f"not replayed: {error}"
     if difference is None:
         return f"step {step} gives its own digests again: what makes it differ is its configuration, code or versions"
-    fixed = recorded.first.config["deterministic"] or recorded.first.slices
+    fixed = recorded.first.config.get("deterministic") or recorded.first.slices
     unless = "" if fixed else ", or sums in no fixed order: it had neither --slices nor --deterministic"
     return f"does not give its own digests again, first at {difference}: a fault of hardware or a race there{unless}"
 

@@ -1,7 +1,7 @@
 """Functions in a file of the user, such as `--dataset FILE.py:load`, which every rank imports once.
 
-Such a file is arbitrary code. So only a flag can name one, never a checkpoint or a folder of data, and rank 0 prints a
-line when it is imported.
+Such a file is arbitrary code. So only a flag can name one, never a checkpoint, a folder of data or another run's output
+directory (see `trusted`), and rank 0 prints a line when it is imported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,8 @@ from allstep.common.base.terminal import print_line
 from allstep.common.catalog.user_modules import run_file, running
 from allstep.common.launch.placement import apparent_rank
 
+FLAGS = ("model", "dataset", "loss")
+"""Flags that can name a function in a file."""
 PROGRAM = "program"
 """Name of a model, data set or loss that a program passes as an object (see `common.api.session`)."""
 _losses: list[Callable[..., Any]] = []
@@ -158,6 +160,22 @@ def check(word: str, flag: str) -> None:
     """
     if (file := parse(word)) and not file[0].is_file():
         raise UserError(f"expected a Python file in {flag}, received {quote(word)}, which is not there; name another")
+
+
+def trusted(word: object, named: Sequence[str]) -> str | None:
+    """Return `word`, found in what a run left behind, if it names no code; else the user's own word for that code.
+
+    Args:
+        named: what the user has named on the command line; a file that lies elsewhere now has the same name.
+
+    Returns: None for code that the user has not named, which must not be imported.
+    """
+    if not (code := parse(str(word))):
+        return str(word)
+    for other in named:
+        if (same := parse(other)) and (same[0].name, same[1]) == (code[0].name, code[1]):
+            return str(word) if same[0].resolve() == code[0].resolve() else other
+    return None
 
 
 def parse(word: str) -> tuple[Path, str] | None:

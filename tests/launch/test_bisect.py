@@ -73,7 +73,7 @@ def test_a_flipped_bit_is_named_and_does_not_come_again(num_slices, sound, tmp_p
     num_passes = num_slices // 2 if num_slices else 1
     faulty = train(tmp_path / "faulty", *flags, PLANTED=f"{num_passes * (step - 1) + 1} {rank} {layer}")
     right = sound("pytorch", num_slices)
-    result = bisect(right, faulty)
+    result = bisect(right, faulty, *FLAGS["pytorch"])
     assert result.returncode == 1, result.output
     first, *verdicts = result.stdout.splitlines()
     part = f" in slice {rank * num_passes}" if num_slices else ""
