@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         try_file(flags.study)
     except OSError as error:
         raise UserError(f"expected to write {quote(flags.study)}: {error.strerror}; name another --study") from None
-    study = open_study(flags.study, metric=flags.metric, seed=flags.seed)
+    study = open_study(flags.study, metric=flags.metric)
     typed = command("tune", argv)
     while _run_next(study, flags, trainer_flags, space):
         keep_trials(study, flags.study, metric=flags.metric, command=typed)
@@ -85,8 +85,8 @@ def _check(framework: str, trainer_flags: Sequence[str], space: Space) -> None:
 
 
 def _run_next(study: Study, flags: argparse.Namespace, trainer_flags: Sequence[str], space: Space) -> bool:
-    """Run one more trial, if the study lacks any; return whether it did."""
-    with next_trial(study, flags.study, space, flags.trials) as (trial, num_killed):
+    """Run one more trial, if the study lacks any; returns whether it did."""
+    with next_trial(study, flags.study, space, flags.trials, seed=flags.seed) as (trial, num_killed):
         if num_killed:
             print_line(f"allstep: {num_killed} trial(s) of a killed search will be tried again", sys.stderr)
         if trial is None:

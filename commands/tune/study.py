@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from allstep.commands.shared.records import files
 from allstep.commands.tune.records import SearchResult, TrialResult
 from allstep.commands.tune.space import Space, as_written
@@ -30,8 +32,8 @@ _NAME = "allstep"
 _METRIC = "metric"
 
 
-def open_study(path: Path, *, metric: str, seed: int) -> Study:
-    """Open the study in the file, or create it.
+def open_study(path: Path, *, metric: str) -> Study:
+    """The study in the file, which is made if it is not there.
 
     Raises:
         UserError: the file is no study, or the study has another metric.
@@ -40,14 +42,11 @@ def open_study(path: Path, *, metric: str, seed: int) -> Study:
 
     optuna.logging.set_verbosity(logging.ERROR)  # replace its line per trial by ours, which has the flags as typed
     try:
-        study = optuna.create_study(
-            storage=_storage(path),
-            study_name=_NAME,
-            load_if_exists=True,
-            direction=DIRECTIONS[metric],
-            sampler=optuna.samplers.TPESampler(seed=seed),
-        )
-    except Exception as error:  # Optuna, SQLAlchemy and SQLite raise different errors for other files
+        with _locked(_asking(path)):  # a new database has its tables made once
+            study = optuna.create_study(
+                storage=_storage(path), study_name=_NAME, load_if_exists=True, direction=DIRECTIONS[metric]
+            )
+    except Exception as error:  # Optuna, SQLAlchemy and SQLite each have their own for a file that is something else
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"expected a study of allstep tune in {quote(path)}: {reason}; name another file") from None
     about = study.user_attrs.get(_METRIC, metric)
@@ -72,18 +71,24 @@ def trial_of(path: Path, number: int) -> Trial:
 
 
 @contextmanager
-def next_trial(study: Study, path: Path, space: Space, num_trials: int) -> Iterator[tuple[Trial | None, int]]:
-    """Yield a trial to work on during the block; None if the study has enough, or other searches work on the rest.
+def next_trial(
+    study: Study, path: Path, space: Space, num_trials: int, *, seed: int
+) -> Iterator[tuple[Trial | None, int]]:
+    """Yield a trial to work on while the block runs; None if the study has `num_trials`, or others work on the rest.
 
-    The second value is the number of trials of killed searches that will be tried again.
+    Also yields how many trials of killed searches will be tried again. Each trial draws from a random stream that
+    depends on the seed and its number, so that searches at the same time, and resumed ones, draw different trials.
     """
+    from optuna.samplers import TPESampler
     from optuna.trial import TrialState
 
     with contextlib.ExitStack() as locks:
-        with _locked(path.with_name(f"{path.name}.asking")):
+        with _locked(_asking(path)):
             num_killed = _recover(study, path)
             trials = study.get_trials(deepcopy=False)
             taken = [trial for trial in trials if trial.state not in (TrialState.FAIL, TrialState.WAITING)]
+            stream = np.random.SeedSequence((seed, len(trials)))
+            study.sampler = TPESampler(seed=int(stream.generate_state(1)[0]))
             trial = study.ask(dict(space)) if len(taken) < num_trials else None
             if trial:
                 locks.enter_context(_locked(_lock_of(path, trial.number)))
@@ -96,7 +101,7 @@ def keep_trials(study: Study, path: Path, *, metric: Literal["accuracy", "loss"]
     """Write all completed and pruned trials next to the study, for the figures of `allstep report`."""
     from optuna.trial import TrialState
 
-    with _locked(path.with_name(f"{path.name}.asking")):
+    with _locked(_asking(path)):
         found = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         space = {name: as_written(one) for trial in found for name, one in trial.distributions.items()}
         trials = tuple(
@@ -118,11 +123,17 @@ def _recover(study: Study, path: Path) -> int:
     num_killed = 0
     for trial in study.get_trials(states=(TrialState.RUNNING,)):
         with contextlib.suppress(BlockingIOError), _locked(_lock_of(path, trial.number), wait=False):
-            study.tell(trial.number, state=TrialState.FAIL)
-            study.enqueue_trial(trial.params)
             _lock_of(path, trial.number).unlink()
-            num_killed += 1
+            # Its search may have ended it just before it let go of the lock.
+            if study.get_trials(deepcopy=False)[trial.number].state == TrialState.RUNNING:
+                study.tell(trial.number, state=TrialState.FAIL)
+                study.enqueue_trial(trial.params)
+                num_killed += 1
     return num_killed
+
+
+def _asking(path: Path) -> Path:
+    return path.with_name(f"{path.name}.asking")
 
 
 def _lock_of(path: Path, number: int) -> Path:

@@ -37,7 +37,7 @@ def space(folder: Path, content: object = SPACE) -> Path:
 def finished(study: Path) -> int:
     if not study.exists():
         return 0
-    return sum(trial.state.is_finished() for trial in open_study(study, metric="accuracy", seed=0).trials)
+    return sum(trial.state.is_finished() for trial in open_study(study, metric="accuracy").trials)
 
 
 @pytest.mark.parametrize("name", ["study.journal", full("study.db")])
@@ -56,7 +56,7 @@ def test_a_search_that_is_killed_twice_finds_the_best(name, tmp_path):
     assert result.returncode == 0, result.output
     assert "of a killed search will be tried again" in result.stderr
     assert load(tmp_path / "study.best.yaml", maximum=1000)["base-lr"] == BEST
-    trials = open_study(study, metric="accuracy", seed=0).trials
+    trials = open_study(study, metric="accuracy").trials
     ended_well = [trial for trial in trials if trial.state != optuna.trial.TrialState.FAIL]
     assert len(ended_well) == 6 and all(trial.state.is_finished() for trial in trials)
     assert not list(tmp_path.glob("*.trial-*.lock"))
@@ -66,7 +66,7 @@ def test_a_search_that_is_killed_twice_finds_the_best(name, tmp_path):
 
 
 def test_all_ranks_stop_where_a_trial_is_pruned(tmp_path):
-    study = open_study(tmp_path / "study.journal", metric="accuracy", seed=0)
+    study = open_study(tmp_path / "study.journal", metric="accuracy")
     low = optuna.distributions.FloatDistribution(1e-9, 1e-6)
     for _ in range(5):  # the pruner uses the median after five trials
         better = optuna.trial.create_trial(
