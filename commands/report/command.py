@@ -21,6 +21,7 @@ from allstep.commands.shared.page.render import render
 from allstep.commands.study import section
 from allstep.common.base.errors import UserError, printable
 from allstep.common.base.flag_types import Parser, nonempty_path
+from allstep.common.files.disk import write_atomically
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,10 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             # Text from JSON may contain lone surrogates, which UTF-8 cannot encode.
             note = "The figures are in report.html next to this file." if name == "report.md" else ""
             written = render(name, flags.title, sections, sources.problems, note=note)
-            path.write_text(written, encoding="utf-8", errors="backslashreplace")
+            with write_atomically(path) as stream:
+                stream.write(written.encode(errors="backslashreplace"))
         except OSError as error:
             raise UserError(
-                f"expected to write {path}, received: {error}; name a directory that may be written first"
+                f"expected to write {path}, received: {error.strerror}; name a directory that may be written first"
             ) from None
         print(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
-from allstep.common.checkpoint.lock import LOCK, replaced
 from allstep.common.files import strict_json
 from allstep.common.files.regular_file import read_regular, regular
 from allstep.common.files.schema import Mismatch, number, record, text, whole
@@ -60,7 +60,8 @@ def _status(path: Path) -> os.stat_result | None:
 def rewind(path: Path, *, step: int, epoch: int) -> None:
     """Cut metrics.jsonl back to a checkpoint, so that a resumed run reports nothing twice.
 
-    Events that a killed run reported after saving the checkpoint are removed; at step 0 all events are removed.
+    What a killed run reported after the checkpoint was saved goes; at step 0 everything goes. A file with lines that no
+    run wrote is kept beside.
 
     Raises:
         UserError: the file is not from a run, or cannot be read or written.
@@ -68,22 +69,41 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
     if not path.exists():
         return
     with output_dir_errors(path):
-        lines = read_regular(path, maximum=_LARGEST_FILE).decode(errors="replace").splitlines()
-    kept = []
+        *lines, last = read_regular(path, maximum=_LARGEST_FILE).split(b"\n")
+    if not _is_cut(last):
+        lines.append(last)
+    kept, num_broken = [], 0
     for line in lines:
         try:
-            event = strict_json.loads(line.encode())
+            event = strict_json.loads(line)
         except strict_json.NotJson:
-            continue  # a partial line of a killed run
+            num_broken += 1
+            continue
         try:
             _EVENT(event, "a line")
         except Mismatch as error:
             raise UserError(f"{path} is no run's: {error}; move it out of the output directory") from None
         reported_after = event["event"] == "end" or event.get("step", 0) > step or event.get("epoch", 0) > epoch + 1
         if step and not reported_after and not (event["event"] == "epoch" and event.get("epoch", 0) > epoch):
-            kept.append(line + "\n")
-    write_whole(path, "".join(kept))
+            kept.append(line + b"\n")
+    if num_broken:
+        _keep_beside(path, num_broken)
+    write_whole(path, b"".join(kept).decode())
 
 
+def _is_cut(line: bytes) -> bool:
+    """Return whether a last line without a line break is one at which a run was killed."""
+    return line.startswith(_FIRST) or _FIRST.startswith(line)
+
+
+def _keep_beside(path: Path, num_broken: int) -> None:
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
+    with output_dir_errors(path):
+        path.rename(aside)
+    warn(f"{num_broken} line(s) of {path} are damaged and left out; the file as it was is kept in {aside}")
+
+
+_FIRST = b'{"event": "'
 _EVENT = record({"step": whole(), "epoch": number(0)}, event=text)
 _LARGEST_FILE = 2**30  # bytes: a line for each of several million steps

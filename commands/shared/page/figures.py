@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from allstep.common.files.disk import write_atomically
+
 # Okabe and Ito 2008, distinguished by people with any colour vision; report.html has a lighter set for dark pages.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _INK, _FAINT = "#1c1f24", "#8a929d"  # colours of nothing else in a figure
@@ -58,8 +60,10 @@ class Drawing:
         Raises:
             OSError: the files cannot be written.
         """
-        path.with_suffix(".svg").write_text(_svg(self.canvas, facecolor="white"))
-        self.canvas.savefig(path.with_suffix(".png"), dpi=200, facecolor="white")
+        with write_atomically(path.with_suffix(".svg")) as stream:
+            stream.write(_svg(self.canvas, facecolor="white").encode())
+        with write_atomically(path.with_suffix(".png")) as stream:
+            self.canvas.savefig(stream, format="png", dpi=200, facecolor="white")
         return replace(self, file=f"{path.name}.svg")
 
 

@@ -9,7 +9,7 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
-from ranks import REPOSITORY, environment
+from ranks import REPOSITORY, environment, run
 from reported import HOSTILE, cell, compare_result, statistics
 from requirements import need
 
@@ -199,3 +199,17 @@ def test_bars_have_their_values_without_exponents():
     svg = bars("Peak memory", ["small", "large"], [12.345, 1234.5], x_label="MiB").svg
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
     assert {"12.3", "1,234", "small", "large", "MiB"} <= set(texts)
+
+
+def test_a_report_that_cannot_be_written_leaves_the_earlier_one(results):
+    """The limit on file sizes ends the write in the middle."""
+    report.main([str(results)])
+    before = {name: (results / name).read_bytes() for name in ("report.html", "report.md")}
+    limited = ("prlimit", f"--fsize={len(before['report.html']) // 2}")
+    result = run(*limited, "allstep", "report", results, "--title", "another")
+    assert (result.returncode, result.stdout) == (2, ""), result.output
+    assert result.stderr.endswith(
+        f"expected to write {results}/report.html, received: File too large; name a directory that may be written first\n"
+    )
+    assert {name: (results / name).read_bytes() for name in before} == before
+    assert not list(results.glob(".*"))

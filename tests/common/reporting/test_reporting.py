@@ -149,6 +149,30 @@ def test_rewinding_what_is_no_runs(tmp_path, line):
     assert (tmp_path / "metrics.jsonl").read_text() == line + "\n"
 
 
+@pytest.mark.parametrize(
+    "garbage", [b"garbage\n", b"\xff\x00\n", b"garbage", b"[1\n" * 3, b'{"event": "step", "x": "\xff"}\n']
+)
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_damaged_file_is_kept_beside(garbage, before, tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    tell(tmp_path, until=3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(whole := b"".join(lines[:before]) + garbage + (b"" if garbage == b"garbage" else lines[before]))
+    rewind(path, step=8, epoch=2)
+    assert path.with_name("metrics.jsonl.damaged-1").read_bytes() == whole
+    assert path.read_bytes() == whole.replace(garbage, b"")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"the file as it was is kept in {path}.damaged-1") and "line(s)" in line
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "loop"])
+def test_what_is_no_file_is_not_full(kind, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    {"FIFO": os.mkfifo, "folder": os.mkdir, "loop": lambda path: path.symlink_to(path)}[kind](path)
+    with pytest.raises(UserError, match="move it elsewhere, or name another --output-dir"):
+        JsonLines(path)
+
+
 def test_a_fifo_is_neither_rewound_nor_written_to(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     for open_it in (lambda path: rewind(path, step=4, epoch=1), JsonLines):
