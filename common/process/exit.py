@@ -21,6 +21,7 @@ from collections.abc import Callable
 from allstep.common.base.errors import Fault, UserError, summary
 from allstep.common.base.terminal import print_line
 from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
+from allstep.common.process.output import ending_output
 from allstep.common.process.parent_watchdog import wait_until_orphaned
 
 EXIT_FAULT = 1
@@ -49,7 +50,8 @@ def run_rank(main: Callable[[], None]) -> None:
     if placement.launcher not in (None, BY_HAND):  # a shell may exit while its processes go on
         threading.Thread(target=_leave_with_launcher, name=WATCH, args=(placement, os.getppid()), daemon=True).start()
     try:
-        main()
+        with ending_output():
+            main()
     except KeyboardInterrupt:
         leave(EXIT_INTERRUPTED, "allstep: interrupted" if placement.rank == 0 else "")
     except UserError as error:
@@ -112,10 +114,9 @@ def before_leaving(send_farewell: Callable[[int], None] | None) -> None:
 def speak(message: str) -> None:
     """Print why this rank stops; only the first call, from any thread, has an effect."""
     if _speaking.acquire(blocking=False):  # never released
-        with contextlib.suppress(OSError):  # the launcher, which reads the output, may be gone
-            sys.stdout.flush()
-            if message:
-                print_line(message, sys.stderr)
+        for stream, text in ((sys.stdout, ""), (sys.stderr, message)):
+            with contextlib.suppress(OSError, UserError, SystemExit, AttributeError):  # its reader may be gone
+                print_line(text, stream) if text else stream.flush()
 
 
 def note_failure(_kind: object, error: BaseException | None, _stack: object) -> None:

@@ -26,6 +26,7 @@ from allstep.common.exact import environment_fingerprint, trace
 from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.launch.placement import Placement
 from allstep.common.process.exit import EXIT_FAULT, note_failure, rank_name
+from allstep.common.process.output import lasting_output
 from allstep.common.recipe.progress import Progress
 from allstep.common.recipe.schedule import Schedule, make_schedule
 from allstep.common.reporting import Reporter
@@ -114,7 +115,7 @@ class TrainingRun:
         with watching(
             collectives, placement, progress_state, limits, self.worker.pending_tensors, sever=CONNECTIONS.end
         ) as ask_to_stop:
-            with HOSTS.passing_on(ask_to_stop):
+            with HOSTS.passing_on(ask_to_stop), lasting_output():
                 is_done = self._train(progress_state)
             if is_done:
                 return True

@@ -1,0 +1,56 @@
+"""Standard output that is lost: its reader is gone, its device is full, its descriptor is closed. Oracle: the shell."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+from ranks import REPOSITORY, environment, full
+
+FULL = "allstep: error: standard output cannot be written: No space left on device; make room, or send it elsewhere\n"
+LOSSES = {
+    "| true": (141, ""),
+    "> /dev/full": (2, FULL),
+    ">&-": (0, ""),
+    ">&- 2>&- <&-": (0, ""),
+    "> /dev/full 2> /dev/full": (2, ""),
+}
+"""How standard output is lost, with the exit status and what is told."""
+COMMANDS = (
+    *((("allstep", "--help"), rest) for rest in LOSSES),
+    (("allstep", "hosts", "-H", "localhost:4"), "| true"),
+    ((sys.executable, "pytorch/train.py", "--help"), "| true"),
+    ((sys.executable, "pytorch/train.py", "--help"), "> /dev/full"),
+)
+TRAINING = (sys.executable, "pytorch/train.py", "--model", "mlp", "--epochs", "3", "--output-dir")
+
+
+def shell(command: tuple, rest: str) -> subprocess.CompletedProcess:
+    """Run a command by bash, and return the command's own status."""
+    line = f"{shlex.join(map(str, command))} {rest}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(
+        ["bash", "-c", line], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize(("command", "rest"), COMMANDS, ids=str)
+def test_commands_end_without_a_traceback(command, rest):
+    result = shell(command, rest)
+    status, told = LOSSES[rest]
+    assert (result.returncode, result.stdout, result.stderr) == (status, "", told)
+
+
+@pytest.mark.parametrize(
+    ("rest", "lost"),
+    [("| head -1", "nobody reads it any more"), full("> /dev/full", "No space left on device"), (">&-", "")],
+)
+def test_training_goes_on(rest, lost, tmp_path):
+    result = shell((*TRAINING, tmp_path), rest)
+    assert result.returncode == 0
+    told = [f"allstep: warning: standard output is lost ({lost}); training goes on"] if lost else []
+    assert result.stderr.splitlines() == told
+    events = [json.loads(line)["event"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert events.count("epoch") == 3 and events[-1] == "end"
