@@ -38,7 +38,9 @@ def unsafe(source: str) -> Iterator[str]:
             yield from (one.arg for one in node.keywords if one.arg in KEYWORDS and ast.unparse(one.value) != "False")
 
 
-@pytest.mark.parametrize("folder", ["common", "pytorch", "tensorflow", "commands", "interface", "benchmarks", "examples", "tools"])
+@pytest.mark.parametrize(
+    "folder", ["common", "pytorch", "tensorflow", "commands", "interface", "benchmarks", "examples", "tools"]
+)
 def test_nothing_is_unpickled(folder):
     paths = sorted({*(REPOSITORY / folder).rglob("*.py")} - UNPICKLES)
     assert paths
