@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,7 +92,10 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that the command line names."""
+    """Run the command that the command line names; as Ctrl-C does, a notice to end it ends its jobs before it."""
+    for notice in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(notice) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(notice, signal.default_int_handler)
     run_rank(lambda: call(sys.argv[1:]))
 
 

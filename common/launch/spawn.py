@@ -19,7 +19,7 @@ from allstep.common.launch.placement import spawned_environment
 
 # Time for a rank to end before it is killed. After one of _NOTICES, ranks may take as long as they need to save.
 _GRACE_SECONDS = 8.0
-_NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+_NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -34,7 +34,8 @@ def spawn(num_ranks: int) -> int:
     """
     ranks: list[subprocess.Popen] = []
     received: list[int] = []
-    previous = {number: signal.signal(number, lambda number, _: received.append(number)) for number in _FORWARDED}
+    forwarded = [number for number in (signal.SIGINT, *_NOTICES) if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, lambda number, _: received.append(number)) for number in forwarded}
     try:
         # The rendezvous socket of the ranks stays open from here on, so no other process can take its port.
         with socket.create_server(("127.0.0.1", 0), backlog=num_ranks) as listener:
@@ -45,9 +46,6 @@ def spawn(num_ranks: int) -> int:
         _end(ranks)
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def _start(rank: int, num_ranks: int, listener: socket.socket) -> subprocess.Popen:

@@ -94,8 +94,8 @@ class TrainingRun:
     def train(self) -> bool:
         """Train as configured, from the start or from a checkpoint; only rank 0 reads and writes files.
 
-        The ranks watch each other meanwhile. SIGTERM or SIGUSR1 to any rank stops all of them at the same point, with a
-        checkpoint.
+        The ranks watch each other meanwhile. SIGTERM, SIGUSR1 or SIGHUP to any rank stops all of them at the same
+        point, with a checkpoint.
 
         Returns: whether training is done; if not, an elastic job's hosts have changed, and it must be formed again.
 

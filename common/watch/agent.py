@@ -36,8 +36,8 @@ from allstep.common.watch.monitor import Limits
 from allstep.common.watch.progress_state import ProgressState
 from allstep.common.watch.relay import BEAT_SECONDS
 
-NOTICES = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals by which a scheduler announces that it will end the job."""
+NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that announce the end of the job: by a scheduler, or by a terminal that closes, unless nohup ignores it."""
 _CAUGHT = (*NOTICES, signal.SIGINT)
 # A notice may come from the scheduler and again from the launcher, which received it as well.
 _SAME_NOTICE_SECONDS = 2.0
@@ -86,7 +86,8 @@ class Agent:
         """
         # Python writes a signal's number to this descriptor at once. Handlers run later, and have nothing to do.
         before = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
-        handlers = {number: signal.signal(number, lambda *_: None) for number in _CAUGHT}
+        caught = [number for number in _CAUGHT if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, lambda *_: None) for number in caught}
 
         def restore() -> None:
             signal.set_wakeup_fd(before)
