@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if difference is None:
         print(f"equal for steps {steps[0]} to {steps[-1]}")
         return
-    print(f"the runs part at {difference}")
+    print(printable(f"the runs part at {difference}"))
     if difference.step == steps[0] and difference.step > 1:
         print("  it is the first step of which both have a record: they may have parted before")
     for name, one, other in settings_apart(first.first, second.first):

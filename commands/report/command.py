@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"expected to write {path}, received: {error.strerror}; name a directory that may be written first"
             ) from None
-        print(path)
+        print(printable(str(path)))
 
 
 def build(sources: Sources) -> list[Section]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +24,8 @@ Kind = Callable[[str], Value]
 
 _SMALLEST = 1e-30
 """Smallest positive number: a smaller one is a mistake, and dividing by it soon gives infinity."""
+_NUMBER = re.compile(r"[+-]?(([0-9]{1,1000}\.?[0-9]{0,1000}|\.[0-9]{1,1000})([eE][+-]?[0-9]{1,9})?|inf(inity)?)", re.ASCII)
+"""Numbers as the shell, JSON and C write them: whole and other ones have no `_`, no blanks and no digits but 0 to 9."""
 MAX_COUNT = 10**9
 """Limit of plain counts, large enough to mean "never" or "all"."""
 MAX_ROUNDS = 1000
@@ -59,12 +60,9 @@ def number(
     """
 
     def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if math.isnan(value):
+        if not _NUMBER.fullmatch(text):
             raise wrong("to be a number", text, "write it as in 0.01 or 1e-2")
+        value = float(text)
         if 0 < abs(value) < smallest:
             raise wrong(f"to be 0 or at least {smallest:g}", text, "raise it")
         _expect_within(value, text, minimum, maximum, above=above, below=below)

@@ -8,7 +8,6 @@ difficulties, never on the number of ranks.
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.sharding import sample_order
+from allstep.common.files.npy import load_npy
 from allstep.common.files.regular_file import read_regular
 
 _LARGEST_FILE = 2**33  # a billion float64
@@ -69,7 +69,7 @@ def curriculum_of(flags: DataConfig, num_samples: int | None) -> Curriculum | No
     try:
         content = read_regular(path, maximum=_LARGEST_FILE)
         if path.suffix == ".npy":
-            difficulties = np.load(io.BytesIO(content), allow_pickle=False).astype(np.float64)
+            difficulties = load_npy(content).astype(np.float64)
         else:
             difficulties = np.array(content.split(), np.float64)
     except (OSError, ValueError, EOFError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import re
@@ -13,6 +12,7 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.files import strict_json
+from allstep.common.files.npy import load_npy
 from allstep.common.files.regular_file import read_regular
 
 MAX_BYTES = 2**32
@@ -90,8 +90,7 @@ def _restored(value: Any, folder: Path) -> Any:
         return [_restored(item, folder) for item in value]
     if isinstance(value, dict) and value.keys() == {_ARRAY}:
         data = read_regular(folder / f"{int(value[_ARRAY])}.npy", maximum=MAX_BYTES)
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-        return array
+        return load_npy(data)
     if isinstance(value, dict) and value.keys() == {_PAIRS}:
         return {int(key): _restored(item, folder) for key, item in value[_PAIRS]}
     if isinstance(value, dict) and value.keys() == {_NUMBER}:

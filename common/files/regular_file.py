@@ -58,7 +58,10 @@ def read_regular(path: Path, *, maximum: int) -> bytes:
         size = os.fstat(stream.fileno()).st_size
         if size <= maximum:
             check_memory(path, size)
-            data = stream.read(maximum + 1)  # it may have grown since, and files of /proc have no size
+            data = stream.read(size + 1)
+            if len(data) > size:  # it has grown since, or is a file of /proc, which has no size
+                while len(data) <= maximum and (more := stream.read(min(2**16, maximum + 1 - len(data)))):
+                    data += more
             size = len(data)
     if size > maximum:
         raise OSError(errno.EFBIG, f"expected at most {maximum} bytes, received {size}", str(path))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from allstep.common.base.collectives import Collectives
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.base.memory import available_memory
 from allstep.common.catalog.losses import check_loss
 from allstep.common.cli.decode import check_decoding_device
@@ -37,10 +39,12 @@ def open_dataset(
     if own is None:
         check_decoding_device(config.data.decode, gpu)
         if placement.local_rank == 0:
-            datasets.prepare(config.data)
+            with _memory_errors(config):
+                datasets.prepare(config.data)
         collectives.barrier()
         decode_threads = config.data.decode_threads or cores_per_rank(placement)
-        own = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
+        with _memory_errors(config):
+            own = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
     validate_for_data(config, len(own.train), collectives.world_size)
     check_loss(config, own.task)
     return dataclasses.replace(
@@ -50,17 +54,16 @@ def open_dataset(
     )
 
 
-def smallest_pass(config: TrainConfig, num_samples: int, world_size: int) -> int:
-    """Return the smallest number of samples with which a rank runs the network in training.
-
-    A rank whose part of a batch is empty runs it on one sample that does not count.
-    """
-    size, parallel = config.global_batch_size(world_size), config.parallel
-    sizes = {min(size, num_samples)}
-    if not config.schedule.drop_last:
-        sizes.add(num_samples % size or size)
-    parts = parallel.num_slices or world_size * parallel.accumulate_steps
-    return max(1, min(sizes) // parts)
+@contextlib.contextmanager
+def _memory_errors(config: TrainConfig) -> Iterator[None]:
+    """Name the data set that does not fit into memory."""
+    try:
+        yield
+    except MemoryError as error:
+        raise UserError(
+            f"{quote(config.data.dataset)} does not fit into the memory of this host, of which {available_memory()} "
+            "bytes are left; train on less of it, or on a host with more"
+        ) from error
 
 
 def check_batch_memory(schedule: Schedule, dataset: Dataset, placement: Placement) -> None:

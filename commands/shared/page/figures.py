@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ class Drawing:
         """
         with write_atomically(path.with_suffix(".svg")) as stream:
             stream.write(_svg(self.canvas, facecolor="white").encode())
-        with write_atomically(path.with_suffix(".png")) as stream:
+        with write_atomically(path.with_suffix(".png")) as stream, _without_glyph_warnings():
             self.canvas.savefig(stream, format="png", dpi=200, facecolor="white")
         return replace(self, file=f"{path.name}.svg")
 
@@ -207,9 +209,18 @@ def _frame(num_legend_rows: int, height: float = _HEIGHT):
     return figure, figure.add_subplot()
 
 
+@contextmanager
+def _without_glyph_warnings() -> Iterator[None]:
+    """Draw characters for which Matplotlib has no font, in a browser that has one, without a warning for each."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
+
+
 def _svg(figure, **options: Any) -> str:
     written = io.StringIO()
-    figure.savefig(written, format="svg", metadata={"Date": None}, **options)
+    with _without_glyph_warnings():
+        figure.savefig(written, format="svg", metadata={"Date": None}, **options)
     return written.getvalue()
 
 

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from allstep.commands.shared.page.document import Section
+from allstep.common.base.errors import printable
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -23,11 +24,16 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"plain": plain, "code": lambda text: str(text).replace("`", "'")}
+    environment.filters |= {"plain": plain, "code": _code}
     written = f"Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by allstep. {note}".strip()
     return environment.get_template(template).render(title=title, written=written, sections=sections, problems=problems)
 
 
 def plain(text: object) -> str:
-    """Escape text for Markdown, including its tables."""
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(str(text).split()))
+    """Return text that stands for itself in Markdown, in a table as elsewhere."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", printable(" ".join(str(text).split())))
+
+
+def _code(text: object) -> str:
+    """Return a line of a code block, which it cannot end."""
+    return printable(str(text)).replace("`", "'")

@@ -6,6 +6,7 @@ train_images, train_labels, val_images, ...; or x and y, of which a share is hel
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 import zlib
@@ -13,15 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.common.base.errors import UserError, summary
+from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import array_split
 from allstep.common.data.formats.parts import VALIDATION_NAMES, choose_fields
 from allstep.common.data.formats.task_inference import describe
+from allstep.common.files.npy import check_header
 from allstep.common.files.regular_file import check_memory, regular
 
+_MAX_PACKING = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
+"""Largest factor by which the methods of numpy.savez pack; for deflate, see zlib.net/zlib_tech.html."""
 _PART = "|".join(("train", *VALIDATION_NAMES))
 _NAME = re.compile(rf"(?:(?P<before>{_PART})_)?(?P<field>.+?)(?:_(?P<after>{_PART}))?")
 
@@ -40,7 +44,7 @@ def load(config: DataConfig) -> Dataset:
     assert path is not None  # npz:FILE has a path
     try:
         with open(path, "rb", opener=regular) as stream, zipfile.ZipFile(stream) as archive:
-            check_memory(path, 2 * sum(member.file_size for member in archive.infolist()))
+            check_memory(path, 2 * _declared_bytes(archive, os.fstat(stream.fileno()).st_size))
         with np.load(path, allow_pickle=False) as arrays:
             train, validation = _splits(arrays, config, path)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
@@ -51,6 +55,23 @@ def load(config: DataConfig) -> Dataset:
     if validation is None:
         train, validation = hold_out(train, train, share=config.validation_share, seed=config.seed, where=str(path))
     return describe(train, validation, where=str(path))
+
+
+def _declared_bytes(archive: zipfile.ZipFile, size: int) -> int:
+    """Return the bytes of all members, none of which declares more than can be packed into its part of the file.
+
+    Raises:
+        BadZipFile, ValueError: one does.
+    """
+    for member in archive.infolist():
+        packing = _MAX_PACKING.get(member.compress_type)
+        if packing is None or member.compress_size > size or member.file_size > packing * (member.compress_size + 1):
+            raise zipfile.BadZipFile(
+                f"{quote(member.filename)} declares {member.file_size} bytes, packed into {member.compress_size} of {size}"
+            )
+        with archive.open(member) as stream:
+            check_header(stream, member.file_size)
+    return sum(member.file_size for member in archive.infolist())
 
 
 def _splits(arrays: np.lib.npyio.NpzFile, config: DataConfig, path: Path) -> tuple[ArraySplit, ArraySplit | None]:

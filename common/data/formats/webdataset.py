@@ -8,6 +8,7 @@ An input is a JPEG or PNG file, or an array (x.npy); a target is a number as tex
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,13 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.formats.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.sample_index import Located
 from allstep.common.data.images.decoding import MAX_FILE_BYTES
+from allstep.common.files.npy import load_npy
 from allstep.common.files.regular_file import regular
 
 _NPY = b"\x93NUMPY"
@@ -39,20 +41,35 @@ def load(config: DataConfig) -> Dataset:
 
 
 def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
-    with open(path, "rb", opener=regular) as stream:
+    with open(path, "rb", opener=regular, buffering=0) as stream:
         try:
-            with tarfile.open(fileobj=stream, mode="r:") as archive:
-                for key, members in groupby(_files(archive), key=_key):
+            with tarfile.open(fileobj=_Finite(stream), mode="r:") as archive:
+                for key, members in groupby(_files(archive, os.fstat(stream.fileno()).st_size), key=_key):
                     yield _sample(archive, {_ending(member): member for member in members}, f"{path}, {key}", config)
-        except tarfile.TarError as error:
+        except (tarfile.TarError, OverflowError, OSError) as error:
             raise UserError(
                 f"expected a whole tar archive, not compressed, in {path}, received something else: {error}; write it "
                 "again"
             ) from error
 
 
-def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+class _Finite(io.BufferedReader):
+    """A stream that allocates no more for a read than its file has left, whatever a header declares."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, os.fstat(self.fileno()).st_size - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
+def _files(archive: tarfile.TarFile, size: int) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of an archive of `size` bytes.
+
+    Raises:
+        TarError: one declares more than the archive has.
+    """
     while (member := archive.next()) is not None:
+        if member.issparse() or member.offset_data + member.size > size:
+            raise tarfile.ReadError(f"{quote(member.name)} declares {member.size} bytes, which are not there")
         if member.isfile():
             yield member
 
@@ -116,7 +133,7 @@ def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
 def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            members = {_ending(member): member for member in _files(archive)}
+            members = {_ending(member): member for member in _files(archive, len(data))}
             (name,), target = choose_fields(members, config, "a sample")
             return np.stack([_array(_content(archive, members[field])) for field in (name, target)])
     except (tarfile.TarError, ValueError) as error:
@@ -125,7 +142,7 @@ def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
 
 def _array(data: bytes) -> np.ndarray:
     try:
-        array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        array = load_npy(data)
     except (ValueError, EOFError) as error:
         raise Damaged(f"no .npy file of numbers ({error})") from error
     if array.dtype.kind not in "biuf":

@@ -1,0 +1,115 @@
+"""Headers that declare more than a file has are refused by name, before memory is allocated for them."""
+
+from __future__ import annotations
+
+import io
+import resource
+import tarfile
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
+from allstep.common.data import datasets
+from allstep.common.data.curriculum import curriculum_of
+from allstep.common.files import array_json
+from allstep.common.files.npy import load_npy
+
+SIZES = (2**30, 2**47, 2**62)
+
+
+@contextmanager
+def little_memory():
+    """Limit the address space, so that what a header declares cannot be allocated."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def npy(shape: tuple[int, ...], dtype: str = "|u1", content: bytes = bytes(64)) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"shape": shape, "fortran_order": False, "descr": dtype})
+    return stream.getvalue() + content
+
+
+def open_data(kind: str, path: Path) -> None:
+    config = DataConfig(dataset=f"{kind}:{path}", data_dir=path.parent / "kept")
+    datasets.prepare(config)
+    datasets.load(config)
+
+
+@pytest.mark.parametrize("shape", [*((size,) for size in SIZES), (2**40, 2**40), (-1,), (2, -(2**40))])
+def test_npy(shape, tmp_path):
+    (tmp_path / "values.json").write_text('{"__array__": 0}')
+    for path in (tmp_path / "0.npy", tmp_path / "easy.npy"):
+        path.write_bytes(npy(shape))
+    with little_memory():
+        with pytest.raises(ValueError, match="its header declares"):
+            load_npy(npy(shape))
+        with pytest.raises(UserError, match=f"received something else: its header declares .*"):
+            array_json.load(tmp_path)
+        with pytest.raises(UserError, match=r"received \S+easy.npy: its header declares .*; name another"):
+            curriculum_of(DataConfig(curriculum=tmp_path / "easy.npy"), 3)
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(6.0).reshape(2, 3), np.array(3), np.zeros((0, 5), bool), np.asfortranarray(np.eye(3))]
+)
+def test_whole_npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    np.testing.assert_array_equal(load_npy(stream.getvalue()), array, strict=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_npz(size, packing, tmp_path):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("x.npy", npy((size, 2)))
+        archive.writestr("y.npy", npy((size,)))
+    with (
+        little_memory(),
+        pytest.raises(UserError, match=rf"in {path}, received .*its header declares .*; write it anew"),
+    ):
+        open_data("npz", path)
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("x.npy", npy((64,)))
+        archive.filelist[0].file_size = min(size, 2**32 - 2)  # in the directory at the end, which is read first
+    with little_memory(), pytest.raises(UserError, match=rf"in {path}, received .*declares .* bytes, packed into"):
+        open_data("npz", path)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["a.npy", "a.cls"])
+def test_npy_in_tar(name, size, tmp_path):
+    contents = {"a.npy": npy((8, 8)), "a.cls": b"1"} | {name: npy((size,))}
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for member, content in contents.items():
+            info = tarfile.TarInfo(member)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    with little_memory(), pytest.raises(UserError, match=rf"in {tmp_path}/a.tar, a, {name}, .*its header declares"):
+        open_data("webdataset", tmp_path)
+
+
+@pytest.mark.parametrize("size", [*SIZES, 2**80])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_SPARSE])
+def test_tar_members(kind, size, tmp_path):
+    info = tarfile.TarInfo("a.npy")
+    info.size, info.type = size, kind
+    (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
+    with (
+        little_memory(),
+        pytest.raises(UserError, match=rf"tar archive, .*, in {tmp_path}/a.tar, received .*; write it"),
+    ):
+        open_data("webdataset", tmp_path)
