@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allstep.commands.shared.jobs import running
 from allstep.commands.shared.launchers import LAUNCHERS, start
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import quote
 from allstep.common.base.flag_types import max_local_ranks
 from allstep.common.catalog import user_file
@@ -67,7 +67,7 @@ def replay(output_dir: Path, header: Header, step: int, code: Sequence[str] = ()
     elif init_from := header.config.get("init-from"):
         config["init-from"] = init_from
     config["device"] = header.device
-    with tempfile.TemporaryDirectory(prefix="allstep-bisect-") as folder:
+    with scratch_folder("bisect") as folder:
         flags = _write_flags(Path(folder) / "flags.yaml", config)
         program = (
             "-m",

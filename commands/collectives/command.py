@@ -26,7 +26,6 @@ import shutil
 import signal
 import statistics
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -39,6 +38,7 @@ from allstep.commands.shared.launchers import start
 from allstep.commands.shared.machine import variables
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import Fault, quote
 from allstep.common.base.flag_types import MAX_COUNT, MAX_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
 from allstep.common.base.terminal import print_line
@@ -157,7 +157,7 @@ def launch(
     if shutil.which(launcher[0], path=environment()["PATH"]) is None:
         raise Fault(f"expected {launcher[0]} on the path, received none; run make setup")
     wanted = ["copy"] if name == "memcpy" else collectives
-    with tempfile.TemporaryDirectory(prefix="allstep-collectives-") as directory:
+    with scratch_folder("collectives") as directory:
         worker = "allstep.commands.collectives.backends.worker"
         texts = (",".join(wanted), ",".join(map(str, sizes)))
         command = [*_SAME_PAGES, *launcher, "-m", worker, name, *texts, directory]

@@ -24,7 +24,6 @@ they differed by 0.3 %: 2 % is allowed. The same bounds hold for fp16 and tf32, 
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from allstep.commands.parity import command as parity
 from allstep.commands.parity import curves
 from allstep.commands.shared.jobs import Outcome
 from allstep.commands.shared.launchers import train_command
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.catalog.networks import entry_of
 
 _NUM_SAMPLES, _SIDE = 1437, 8  # of the digits data set
@@ -164,7 +164,7 @@ class Gate:
         return self._trained[placement, seed]
 
     def _train(self, places: Sequence[GateRun], seed: int) -> None:
-        with tempfile.TemporaryDirectory(prefix="allstep-gate-") as folder:
+        with scratch_folder("compare") as folder:
             folders = [Path(folder, str(number)) for number in range(len(places))]
             commands = [self._command(*pair, seed) for pair in zip(places, folders, strict=True)]
             for placement, own, outcome in zip(places, folders, self._launch(commands), strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shlex
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from operator import attrgetter
@@ -23,6 +22,7 @@ from allstep.commands.shared import machine, nvml
 from allstep.commands.shared.jobs import Outcome
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.measured import Measured
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.shared.turns import Launch, run_in_turn
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
@@ -188,7 +188,7 @@ class Comparison:
 
     def _measure(self, cells: Sequence[Cell], number: int) -> list[Sample]:
         target, launches, measured = self._settings.target_accuracy, [], []
-        with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
+        with scratch_folder("compare") as folder:
             for index, cell in enumerate(cells):
                 own = Path(folder, str(index))
                 own.mkdir()
@@ -217,7 +217,7 @@ class Comparison:
 
     def _launch(self, commands: Sequence[list[str]]) -> list[Outcome]:
         """Run commands to their ends; without --no-turns, each one starts while the one before still runs."""
-        with tempfile.TemporaryDirectory(prefix="allstep-compare-") as folder:
+        with scratch_folder("compare") as folder:
             launches = [Launch([one], Path(folder, str(number)), polls=False) for number, one in enumerate(commands)]
             return self._run(launches, starting=2 if self._settings.turns else 1)
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from allstep.commands.shared.launchers import LAUNCHERS, start
 from allstep.commands.shared.measure import BenchmarkFailed, run
 from allstep.commands.shared.records.runs import FILE
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import Fault
 from allstep.common.catalog.strategies import STRATEGIES
 
@@ -112,7 +112,7 @@ def train(placement: Place, flags: Sequence[object]) -> Digests:
     own = (entry.num_ranks_flag, placement.num_ranks) if placement.launcher is None and entry.num_ranks_flag else ()
     if "bucket_size" in entry.flags:
         own += ("--bucket-size", _BUCKET_SIZE)
-    with tempfile.TemporaryDirectory() as output_dir:
+    with scratch_folder("parity") as output_dir:
         words = (*start(placement.launcher, placement.num_ranks), "-m", f"allstep.{placement.framework}.train")
         given = ("--strategy", placement.strategy, *own, *_FLAGS, "--output-dir", output_dir, *flags)
         try:

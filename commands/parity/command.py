@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import math
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +44,7 @@ from allstep.commands.parity import bits
 from allstep.commands.parity.curves import Curve, Difference, apart, largest, largest_of, read_curve
 from allstep.commands.shared.launchers import train_command
 from allstep.commands.shared.measure import BenchmarkFailed, run
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import Fault
 from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, one_of, whole
 from allstep.common.catalog.networks import check_frameworks, model_name
@@ -192,7 +192,7 @@ def train(
     """
     strategy, num_ranks = placement
     print(f"{optimizer}: {framework}, {strategy}, {num_ranks} ranks", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as output_dir:
+    with scratch_folder("parity") as output_dir:
         flags = (
             *(*DATA_FLAGS, "--model", model, "--dataset", DATASETS.get(model, "digits")),
             *(*SETTINGS[optimizer].flags, "--seed", seed),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from allstep.commands.prove.runs import Run
 from allstep.commands.shared import process_tree
 from allstep.commands.shared.jobs import running
 from allstep.commands.shared.launchers import start
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError, quote
 from allstep.common.launch.rendezvous import free_ports
 
@@ -47,7 +47,7 @@ class Script:
         Raises:
             UserError: the script fails earlier, exceeds the time limit, or never steps.
         """
-        with tempfile.TemporaryDirectory(prefix="allstep-prove-") as name:
+        with scratch_folder("prove") as name:
             folder = Path(name).resolve()
             num_devices = num_ranks if self.launcher == MIRRORED else None
             settings = Settings(str(folder), str(self.path), self.num_steps, num_devices, keeps_files=num_ranks == 1)

@@ -32,13 +32,13 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from allstep.commands.parity import command as parity
 from allstep.commands.parity.curves import Curve
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.soak import elastic_soak
 from allstep.commands.soak.elastic_job import BED, BED_DIRECTORY, LOCAL
 from allstep.commands.soak.faults import KINDS, InjectedFault, Violation, check_ended
@@ -236,7 +236,7 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
     Raises:
         Violation: a check failed.
     """
-    with tempfile.TemporaryDirectory() as directory:
+    with scratch_folder("soak") as directory:
         output_dir = Path(directory)
         flags = ("--checkpoint-every", chance.choice([1, 2, 7]), *case.flags)
         saved_step = 0

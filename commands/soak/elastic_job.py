@@ -99,6 +99,7 @@ class ElasticJob(abc.ABC):
     def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower) -> None:
         self._job, self._program, self._hosts, self._follower = job, program, hosts, follower
         self._can_leave: Sequence[str] = hosts.names
+        self.mark = job.mark
 
     @abc.abstractmethod
     def leave(self, host: str) -> Callable[[], None]:

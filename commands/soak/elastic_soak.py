@@ -17,12 +17,13 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from allstep.commands.shared import process_tree
 from allstep.commands.shared.records.runs import FILE
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.soak.elastic_job import Hosts, disturb, elastic_job
 from allstep.commands.soak.elastic_torchrun import torchrun_job
 from allstep.commands.soak.faults import Violation
@@ -43,14 +44,14 @@ def soak(framework: str, strategy: str, minutes: float, chance: random.Random, h
     """
     program = f"allstep.{framework}.train"
     flags = (*FLAGS, "--elastic", "--strategy", strategy, "--epochs", 100_000, "--fault-timeout", FAULT_SECONDS)
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
+    with scratch_folder("soak") as directory:
         started = time.monotonic()
         if strategy == "horovod":
             disturbed = elastic_job(program, hosts, directory, *flags, "--commit-every", 10)
         else:
             disturbed = torchrun_job(program, directory, *flags, "--checkpoint-every", 10)
-        with disturbed as job:
+        with process_tree.guardian() as guard, disturbed as job:
+            guard(job.mark)
             seconds = disturb(job, hosts.mishaps, started + 60 * minutes, chance)
             job.stop()
             total = time.monotonic() - started

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from allstep.commands.parity import curves
 from allstep.commands.parity.curves import Curve, weights_apart
 from allstep.commands.shared.launchers import start
 from allstep.commands.shared.records.runs import FILE, read_events
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.commands.soak import training as trainings
 from allstep.commands.soak.faults import STALL_SECONDS, Violation
 from allstep.commands.soak.training import Training
@@ -123,7 +123,7 @@ def train_undisturbed(framework: str, num_ranks: int, launcher: str, given_flags
         Violation: the run failed.
     """
     print(f"{framework}, {num_ranks} ranks, {launcher}: undisturbed", flush=True)
-    with tempfile.TemporaryDirectory() as directory:
+    with scratch_folder("soak") as directory:
         flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS, *given_flags)
         with training(framework, num_ranks, Path(directory), *flags, launcher=launcher) as run:
             wait_for_good_end(run)

@@ -7,7 +7,6 @@ out of the fusion buffer. The fastest candidate wins, unless it is hardly faster
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from allstep.commands.forecast.networks import known_networks
 from allstep.commands.forecast.simulation import MIB, Fusion, simulate
 from allstep.commands.shared.measure import epoch_rates, interleaved, job, median_ratio, run
 from allstep.commands.shared.records.collectives import Recommendation, Row, Tuning
+from allstep.commands.shared.scratch import scratch_folder
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
 
@@ -140,7 +140,7 @@ def try_out(recommendation: Recommendation, num_ranks: int, num_rounds: int) -> 
 
 def _rate(settings: dict[str, str], network: str, num_ranks: int) -> float:
     """Return the images per second of the PyTorch trainer under Horovod with these settings."""
-    with tempfile.TemporaryDirectory(prefix="allstep-tune-") as directory:
+    with scratch_folder("collectives") as directory:
         output = Path(directory, "run")
         flags = ["--dataset", "synthetic", "--synthetic-samples", 64 * 20 * num_ranks, "--model", network]
         flags += ["--batch-size", 64, "--epochs", 4, "--output-dir", output]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from allstep.common.base.errors import printable
 from allstep.common.files.disk import write_atomically
 
 # Okabe and Ito 2008, distinguished by people with any colour vision; report.html has a lighter set for dark pages.
@@ -39,6 +40,9 @@ class Line:
     high: Sequence[float] = ()
     reference: bool = False
     """Whether it is drawn faint and without markers, as an ideal or a limit."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", printable(self.label))
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def bars(
     places = range(len(labels))
     look = {"color": PALETTE[0], "height": 0.62, "ecolor": _INK}
     axes.barh(places, values, xerr=whiskers or None, **look)
-    axes.set_yticks(places, labels)
+    axes.set_yticks(places, [printable(label) for label in labels])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     for placement, value, whisker in zip(places, values, whiskers or [0.0] * len(labels), strict=True):

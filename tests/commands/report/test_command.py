@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 import subprocess
 from html.parser import HTMLParser
 
@@ -213,3 +214,17 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one(results):
     )
     assert {name: (results / name).read_bytes() for name in before} == before
     assert not list(results.glob(".*"))
+
+
+def test_names_of_folders_control_neither_terminal_nor_markdown(results, capsys):
+    """Escape sequences, line breaks, Markdown, and bytes that are not UTF-8."""
+    folder = results / "runs" / "a\x1b[31m\n```\n# x\udcff\u202e"
+    shutil.copytree(results / "runs" / "one", folder)
+    (folder / "broken.json").write_text("{")
+    report.main([str(results), "--title", "\x1b]0;owned\x07"])
+    printed = capsys.readouterr()
+    for name, text in (("md", (results / "report.md").read_text()), ("out", printed.out), ("err", printed.err)):
+        assert all(line.isprintable() for line in text.split("\n")), name
+    text = (results / "report.md").read_text()
+    assert "\n# x" not in text and text.count("```") % 2 == 0
+    assert "Glyph" not in printed.err
