@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import resource
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
 from allstep.commands.doctor.reading import content
+from allstep.common.base.cores import cpu_quota
 from allstep.common.base.memory import available_memory
+from allstep.common.launch.loopback import resolves
 
 # Measured for PyTorch or TensorFlow with Horovod and a small network; a large network needs more.
 RANK_BYTES = 1_000_000_000
@@ -42,7 +45,9 @@ class Machine:
     huge_pages: str | None
     """Policy of the kernel: always, madvise or never."""
     governors: tuple[str, ...]
-    """CPU frequency governors in use."""
+    """Those of the cores' clock frequencies."""
+    unknown_name: str | None = None
+    """Name of this host, if it cannot be resolved here."""
 
 
 def read() -> Machine:
@@ -52,7 +57,7 @@ def read() -> Machine:
     governors = (content(path) for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor"))
     return Machine(
         num_cores=len(os.sched_getaffinity(0)),
-        cpu_quota=cpu_quota(content("/sys/fs/cgroup/cpu.max") or "max"),
+        cpu_quota=cpu_quota(),
         num_threads=os.environ.get("OMP_NUM_THREADS"),
         memory=available_memory(),
         shm_free=shm.f_bavail * shm.f_frsize,
@@ -62,18 +67,13 @@ def read() -> Machine:
         infiniband=any(Path("/sys/class").glob("infiniband/*")),
         huge_pages=pages[1] if pages else None,
         governors=tuple(sorted({one for one in governors if one})),
+        unknown_name=None if resolves(name := socket.gethostname()) else name,
     )
 
 
 def _limit(kind: int) -> int | None:
     maximum, _ = resource.getrlimit(kind)
     return None if maximum == resource.RLIM_INFINITY else maximum
-
-
-def cpu_quota(text: str) -> float | None:
-    """Return the number of cores that cpu.max of a control group allows: microseconds per period, or max."""
-    quota, _, period = text.partition(" ")
-    return None if quota == "max" else int(quota) / int(period or 100_000)
 
 
 def check(facts: Machine, num_ranks: int, num_gpus: int) -> list[Finding]:
@@ -86,6 +86,7 @@ def check(facts: Machine, num_ranks: int, num_gpus: int) -> list[Finding]:
         _check_cores(facts, num_ranks, num_gpus),
         _check_memory(facts, num_ranks),
         _check_shm(facts, num_ranks),
+        *_check_name(facts),
         *_check_limits(facts, num_ranks),
         *_check_speed(facts, num_gpus),
     ]
@@ -120,6 +121,13 @@ def _check_shm(facts: Machine, num_ranks: int) -> Finding:
         fix = "remove what is left there, or start the container with --shm-size=1g (--ipc=host)"
         return warning("shared memory", found, fix)
     return ok("shared memory", found)
+
+
+def _check_name(facts: Machine) -> list[Finding]:
+    if facts.unknown_name is None:
+        return []
+    fix = f"add a line 127.0.1.1 {facts.unknown_name} to /etc/hosts there, or correct its DNS"
+    return [warning("host name", f"{facts.unknown_name} cannot be resolved on the host itself", fix)]
 
 
 def _check_limits(facts: Machine, num_ranks: int) -> list[Finding]:

@@ -111,6 +111,7 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
     trains = command[0].endswith(_TRAINERS)
     if not trains and command[0] != "allstep":
         raise UserError(f"expected {known} after --, received {quote(command[0])}; give one of these")
+    command = [*_program(command[0]), *command[1:]] if trains else command
     names = [word.partition("=")[0] for word in command]
     if "--resume" in names:
         raise UserError(
@@ -135,6 +136,19 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
         options={name: value for name, value in given.items() if value},
         each=flags.each,
     )
+
+
+def _program(trainer: str) -> Sequence[str]:
+    """Return what Python runs: the trainer's file, or outside a checkout the installed module.
+
+    Raises:
+        UserError: it is a file that does not exist.
+    """
+    if Path(trainer).is_file():
+        return (trainer,)
+    if trainer not in _TRAINERS:
+        raise UserError(f"no such file: {quote(trainer)}; give the path of a trainer as seen from {Path.cwd()}")
+    return "-m", f"allstep.{trainer.removesuffix('.py').replace('/', '.')}"
 
 
 def _runs_horovod(words: Sequence[str]) -> bool:

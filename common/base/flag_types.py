@@ -24,7 +24,9 @@ Kind = Callable[[str], Value]
 
 _SMALLEST = 1e-30
 """Smallest positive number: a smaller one is a mistake, and dividing by it soon gives infinity."""
-_NUMBER = re.compile(r"[+-]?(([0-9]{1,1000}\.?[0-9]{0,1000}|\.[0-9]{1,1000})([eE][+-]?[0-9]{1,9})?|inf(inity)?)", re.ASCII)
+_NUMBER = re.compile(
+    r"[+-]?(([0-9]{1,1000}\.?[0-9]{0,1000}|\.[0-9]{1,1000})([eE][+-]?[0-9]{1,9})?|inf(inity)?)", re.ASCII
+)
 """Numbers as the shell, JSON and C write them: whole and other ones have no `_`, no blanks and no digits but 0 to 9."""
 MAX_COUNT = 10**9
 """Limit of plain counts, large enough to mean "never" or "all"."""

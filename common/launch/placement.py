@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from allstep.common.base.cores import cpu_quota, usable_cores
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import quoted
 from allstep.common.launch.slurm import expand_nodelist, tasks_per_node
@@ -279,6 +280,9 @@ def cores_per_rank(placement: Placement, environ: Mapping[str, str] = os.environ
 
     A launcher that binds ranks to cores has already divided them; otherwise they are divided by the ranks on the host.
     """
-    cores = len(os.sched_getaffinity(0))
-    bound = environ.get("OMPI_MCA_orte_bound_at_launch") == "1"
-    return cores if bound else max(1, cores // placement.local_size)
+    share = usable_cores() // placement.local_size
+    if environ.get("OMPI_MCA_orte_bound_at_launch") == "1":
+        quota = cpu_quota()
+        cores = len(os.sched_getaffinity(0))
+        share = cores if quota is None else min(cores, int(quota) // placement.local_size)
+    return max(1, share)

@@ -92,16 +92,14 @@ def _tell(error: OSError) -> None:
 @contextmanager
 def _guarding(lost: Callable[[OSError], None]) -> Iterator[None]:
     _open_closed_descriptors()
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Guarded(_stream(1), lost), _Guarded(_stream(2), lambda _: None)
-    try:
-        yield
-        sys.stdout.flush()
-    except SystemExit:
-        sys.stdout.flush()
-        raise
-    finally:
-        sys.stdout, sys.stderr = before
+    output, errors = _Guarded(_stream(1), lost), _Guarded(_stream(2), lambda _: None)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):  # pyright: ignore[reportArgumentType]
+        try:
+            yield
+        except SystemExit:
+            output.flush()
+            raise
+        output.flush()
 
 
 def _open_closed_descriptors() -> None:

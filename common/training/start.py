@@ -10,7 +10,7 @@ from allstep.common.cli.command_line import parse
 from allstep.common.cli.strategy_flags import print_strategies
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.env_launcher import locate
-from allstep.common.launch.loopback import stay_on_host
+from allstep.common.launch.loopback import check_shared_memory, stay_on_host
 from allstep.common.launch.placement import Placement, find_placement
 from allstep.common.launch.spawn import spawn
 from allstep.common.training import elastic
@@ -55,6 +55,8 @@ def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[Tr
         sys.exit(spawn(num_ranks))
     config, placement = elastic.with_newest_checkpoint(config), locate(placement)
     stay_on_host(placement)
+    if config.strategy_name == "horovod":
+        check_shared_memory(placement)
     if placement.rank == 0:
         from allstep.common.training import resuming
 

@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.collectives import OneRank
+from allstep.common.base.cores import usable_cores
 from allstep.common.config.train_config import FaultConfig, StrategyConfig
 from allstep.common.data.loader import Batch
 from allstep.common.launch import rendezvous, tf_config
@@ -167,7 +168,7 @@ class ParameterServer(DistributedStrategy):
         options = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads_per_rank(self.placement))
         # By default as many as this process has cores: on one core, servers would wait for each other for ever.
         num_workers = len(config.cluster["worker"])
-        options.inter_op_parallelism_threads = max(len(os.sched_getaffinity(0)), num_workers + 1)
+        options.inter_op_parallelism_threads = max(usable_cores(), num_workers + 1)
         if role == "ps" or self.gpu is None:
             options.device_count["GPU"] = 0
         self._servers.append(

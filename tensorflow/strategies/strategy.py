@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.collectives import Collectives
+from allstep.common.base.cores import usable_cores
 from allstep.common.base.errors import UserError
 from allstep.common.base.memory import keep_freed_memory
 from allstep.common.config.train_config import StrategyConfig
@@ -66,7 +66,7 @@ def share_cores(placement: Placement, *, slices: int | None = None, num_devices:
     with before_tensorflow_starts():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
-        num_threads = min(threads * num_devices, len(os.sched_getaffinity(0)))
+        num_threads = min(threads * num_devices, usable_cores())
         tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
 

@@ -176,6 +176,7 @@ def test_what_is_well_needs_no_fix():
         (machine.check(MACHINE, 4, 2), "warning", "cores", "4 ranks for 2 GPUs"),
         (machine.check(MACHINE, 9, 0), "warning", "cores", "8 cores for 9 ranks"),
         (machine.check(replace(MACHINE, cpu_quota=1.5), 2, 0), "warning", "cores", "1.5 cores for 2 ranks"),
+        (machine.check(replace(MACHINE, unknown_name="x"), 2, 0), "warning", "host name", "x cannot be resolved"),
         (machine.check(replace(MACHINE, num_threads="8"), 2, 0), "warning", "cores", "8 threads each"),
         (machine.check(replace(MACHINE, memory=10**9), 2, 0), "fault", "memory", "1 GB left for 2 ranks"),
         (machine.check(replace(MACHINE, shm_free=2**26), 2, 0), "warning", "shared memory", "67.1 MB free"),
@@ -293,11 +294,6 @@ Legend:
 def test_links_of_gpus():
     """The input is the output of nvidia-smi topo -m."""
     assert gpus.links(TOPOLOGY) == {"0-1": "NV18", "0-2": "SYS", "1-2": "PHB"}
-
-
-@pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("max", None)])
-def test_quota_of_a_control_group(text, cores):
-    assert machine.cpu_quota(text) == cores
 
 
 def test_facts_pass_from_host_to_host():

@@ -171,3 +171,11 @@ def test_mistakes(words, message, monkeypatch):
 def test_it_is_for_slurm():
     with pytest.raises(UserError, match="expected --slurm"):
         batch.main([*TRAIN])
+
+
+def test_a_trainer_is_found_from_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command.main(["--slurm", "--", "tensorflow/train.py", "--output-dir", "runs/a"])
+    assert " python -m allstep.tensorflow.train --output-dir runs/a " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no such file: \S+/pytorch/train.py; give the path of a trainer as seen from"):
+        command.main(["--slurm", "--", f"{tmp_path}/pytorch/train.py", "--output-dir", "runs/a"])

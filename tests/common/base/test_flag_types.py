@@ -12,7 +12,9 @@ KINDS = whole(-(10**9), 10**9), number(-1e9, 1e9)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["whole", "number"])
-@pytest.mark.parametrize("word", ["1_000", "٣", "１２", " 7", "7 ", "7\n", "", "+", "0x10", "1,5", "nan", "1e", "²", "--1"])
+@pytest.mark.parametrize(
+    "word", ["1_000", "٣", "１２", " 7", "7 ", "7\n", "", "+", "0x10", "1,5", "nan", "1e", "²", "--1"]
+)
 def test_neither_takes(word, kind):
     with pytest.raises(argparse.ArgumentTypeError, match="to be a (whole )?number, received"):
         kind(word)
