@@ -126,7 +126,7 @@ def _check_shm(facts: Machine, num_ranks: int) -> Finding:
 def _check_name(facts: Machine) -> list[Finding]:
     if facts.unknown_name is None:
         return []
-    fix = f"add a line 127.0.1.1 {facts.unknown_name} to /etc/hosts there, or correct its DNS"
+    fix = f"add 127.0.1.1 {facts.unknown_name} to /etc/hosts there: torchrun waits for minutes without --local-addr"
     return [warning("host name", f"{facts.unknown_name} cannot be resolved on the host itself", fix)]
 
 

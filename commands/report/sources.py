@@ -67,7 +67,8 @@ def read(directories: Iterable[Path]) -> Sources:
     found = Sources()
     for directory in directories:
         if not directory.is_dir():
-            found.problems.append(f"{directory}: no such directory")
+            what = "a file, not a directory" if directory.exists() else "no such directory"
+            found.problems.append(f"{directory}: {what}")
             continue
         before = len(found) + len(found.problems)
         for path in sorted(directory.rglob("*.json")):

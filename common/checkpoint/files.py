@@ -132,7 +132,10 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        return manifests.decode(read_regular(path, maximum=manifests.MAX_BYTES))
+        manifest = manifests.decode(read_regular(path, maximum=manifests.MAX_BYTES))
+        if name := re.fullmatch(rf"(?:{re.escape(REPLACED)})?step-(\d{{8,}})", directory.name):
+            one_of(int(name[1]))(manifest.progress.step, "progress.step, as the folder's name has it,")
+        return manifest
     except NewerFormat as error:
         raise NewerFormat(f"checkpoint {directory} {error}") from None
     except OSError as error:

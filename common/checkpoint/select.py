@@ -117,9 +117,8 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
         try:
             return read(path)
         except files.CorruptCheckpoint as error:
-            damaged.append(error)
+            errors.append(error)
             warn(f"{error}; falling back to the {'next best' if best else 'one before'}")
     raise UserError(
-        f"expected an undamaged checkpoint in {parent}, received only damaged ones ({damaged[0]}); "
-        "start without --resume"
+        f"no checkpoint in {parent} is undamaged, of {len(errors)}; {errors[0]}; start without --resume to train anew"
     )

@@ -153,8 +153,9 @@ def check_path(config: DataConfig) -> None:
     is_file = config.kind in (PYTHON, "npz", "text")
     if path.is_file() if is_file else path.is_dir():
         return
-    wanted, other = ("file", "a folder") if is_file else ("folder", "a file")
-    received = other if path.exists() else "nothing"
+    wanted = "file" if is_file else "folder"
+    received = "a folder" if path.is_dir() else "a file" if path.is_file() else "neither a file nor a folder"
+    received = received if path.exists() else "nothing"
     raise UserError(
         f"expected a {wanted} at {quote(path)} for --dataset {quote(config.dataset)}, received {received}; name the "
         f"{wanted} that holds the samples"

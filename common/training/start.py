@@ -13,6 +13,7 @@ from allstep.common.launch.env_launcher import locate
 from allstep.common.launch.loopback import check_shared_memory, stay_on_host
 from allstep.common.launch.placement import Placement, find_placement
 from allstep.common.launch.spawn import spawn
+from allstep.common.process.user_name import name_user
 from allstep.common.training import elastic
 
 
@@ -55,6 +56,7 @@ def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[Tr
         sys.exit(spawn(num_ranks))
     config, placement = elastic.with_newest_checkpoint(config), locate(placement)
     stay_on_host(placement)
+    name_user()
     if config.strategy_name == "horovod":
         check_shared_memory(placement)
     if placement.rank == 0:

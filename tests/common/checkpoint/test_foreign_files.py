@@ -105,3 +105,12 @@ def test_a_loop_leaves_files_of_the_user(tmp_path):
     with pytest.raises(OSError, match="holds 'notes.txt', which allstep did not write"):
         checkpoint.save(tmp_path, 1, {"a": 4})
     assert {**contents(tmp_path)}.items() >= before.items()
+
+
+def test_a_step_that_its_folder_contradicts_is_damage(tmp_path):
+    directory = save(tmp_path, 3)
+    (directory / "step-00000003").rename(directory / "step-00000045")
+    cause = r"manifest.json is damaged: expected progress.step, as the folder's name has it, to be 45, received 3"
+    for which in ("latest", directory / "step-00000045"):
+        with pytest.raises(UserError, match=cause):
+            load(which, directory, warn=lambda _: None)
