@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from allstep.common.base.errors import UserError, quote
+from allstep.common.base.terminal import warn
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.formats.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
@@ -41,16 +42,19 @@ def load(config: DataConfig) -> Dataset:
 
 
 def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
+    passed_over: list[str] = []
     with open(path, "rb", opener=regular, buffering=0) as stream:
         try:
             with tarfile.open(fileobj=_Finite(stream), mode="r:") as archive:
-                for key, members in groupby(_files(archive, os.fstat(stream.fileno()).st_size), key=_key):
+                for key, members in groupby(_files(archive, os.fstat(stream.fileno()).st_size, passed_over), key=_key):
                     yield _sample(archive, {_ending(member): member for member in members}, f"{path}, {key}", config)
         except (tarfile.TarError, OverflowError, OSError) as error:
             raise UserError(
                 f"expected a whole tar archive, not compressed, in {path}, received something else: {error}; write it "
                 "again"
             ) from error
+    if passed_over:
+        warn(f"{path} has {len(passed_over)} links or devices, which are passed over, such as {quote(passed_over[0])}")
 
 
 class _Finite(io.BufferedReader):
@@ -61,8 +65,8 @@ class _Finite(io.BufferedReader):
         return super().read(left if size is None or size < 0 else min(size, left))
 
 
-def _files(archive: tarfile.TarFile, size: int) -> Iterator[tarfile.TarInfo]:
-    """Yield the files of an archive of `size` bytes.
+def _files(archive: tarfile.TarFile, size: int, passed_over: list[str]) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of an archive of `size` bytes, and add the names of links and devices to `passed_over`.
 
     Raises:
         TarError: one declares more than the archive has.
@@ -72,6 +76,8 @@ def _files(archive: tarfile.TarFile, size: int) -> Iterator[tarfile.TarInfo]:
             raise tarfile.ReadError(f"{quote(member.name)} declares {member.size} bytes, which are not there")
         if member.isfile():
             yield member
+        elif not member.isdir():
+            passed_over.append(member.name)
 
 
 def _key(member: tarfile.TarInfo) -> str:
@@ -133,7 +139,7 @@ def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
 def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            members = {_ending(member): member for member in _files(archive, len(data))}
+            members = {_ending(member): member for member in _files(archive, len(data), [])}
             (name,), target = choose_fields(members, config, "a sample")
             return np.stack([_array(_content(archive, members[field])) for field in (name, target)])
     except (tarfile.TarError, ValueError) as error:

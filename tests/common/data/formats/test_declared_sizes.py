@@ -113,3 +113,19 @@ def test_tar_members(kind, size, tmp_path):
         pytest.raises(UserError, match=rf"tar archive, .*, in {tmp_path}/a.tar, received .*; write it"),
     ):
         open_data("webdataset", tmp_path)
+
+
+def test_links_and_devices_are_counted(tmp_path, capsys):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(10):
+            for name, content in ((f"{number}.npy", npy((8, 8))), (f"{number}.cls", b"%d" % (number % 2))):
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        for name, kind in (("link", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE), ("null", tarfile.CHRTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+    open_data("webdataset", tmp_path)
+    warning = f"allstep: warning: {tmp_path}/a.tar has 3 links or devices, which are passed over, such as link\n"
+    assert capsys.readouterr().err == warning
