@@ -1,4 +1,4 @@
-"""Folders that allstep wrote and may remove: recognised by the names in them, removed file by file, never through a link.
+"""Folders that allstep wrote and may remove, recognised by the names in them; nothing is removed through a link.
 
 A folder that holds anything else belongs to the user, whatever its own name is, and stays.
 """

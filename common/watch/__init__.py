@@ -1,7 +1,7 @@
 """Watchdog of a run: a fault of any rank ends the job on all ranks, and is reported once.
 
 Every rank has a thread (`agent`) that is connected to one in rank 0 (`monitor`) and says where the rank is, once a
-second. From that rank 0 knows who is lost and who is stuck. A notice to end (SIGTERM, SIGUSR1, SIGHUP) travels the same way.
+second. From that rank 0 knows who is lost and who is stuck. A notice to end (SIGTERM, SIGUSR1, SIGHUP) travels alike.
 """
 
 from __future__ import annotations

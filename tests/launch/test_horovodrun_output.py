@@ -1,4 +1,4 @@
-"""What ranks print under horovodrun --gloo arrives, or is lost with a line on standard error while the job goes on."""
+"""Output of ranks under horovodrun --gloo arrives, or is lost with a line on standard error while the job goes on."""
 
 from __future__ import annotations
 

@@ -65,9 +65,11 @@ def _declared_bytes(archive: zipfile.ZipFile, size: int) -> int:
     """
     for member in archive.infolist():
         packing = _MAX_PACKING.get(member.compress_type)
-        if packing is None or member.compress_size > size or member.file_size > packing * (member.compress_size + 1):
+        packed = min(member.compress_size, size)
+        if packing is None or packed < member.compress_size or member.file_size > packing * (packed + 1):
             raise zipfile.BadZipFile(
-                f"{quote(member.filename)} declares {member.file_size} bytes, packed into {member.compress_size} of {size}"
+                f"{quote(member.filename)} declares {member.file_size} bytes, packed into {member.compress_size} "
+                f"of {size}"
             )
         with archive.open(member) as stream:
             check_header(stream, member.file_size)

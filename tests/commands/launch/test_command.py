@@ -83,6 +83,9 @@ def host(tmp_path, monkeypatch):
         program.write_text(RANK)
         program.chmod(0o755)
     (tmp_path / "ddp.yaml").write_text("strategy: ddp\n")
+    for framework in ("pytorch", "tensorflow"):
+        (tmp_path / framework).mkdir()
+        (tmp_path / framework / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -175,7 +178,7 @@ def test_it_is_for_slurm():
 
 def test_a_trainer_is_found_from_any_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command.main(["--slurm", "--", "tensorflow/train.py", "--output-dir", "runs/a"])
+    batch.main(["--slurm", "--", "tensorflow/train.py", "--output-dir", "runs/a"])
     assert " python -m allstep.tensorflow.train --output-dir runs/a " in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no such file: \S+/pytorch/train.py; give the path of a trainer as seen from"):
-        command.main(["--slurm", "--", f"{tmp_path}/pytorch/train.py", "--output-dir", "runs/a"])
+        batch.main(["--slurm", "--", f"{tmp_path}/pytorch/train.py", "--output-dir", "runs/a"])

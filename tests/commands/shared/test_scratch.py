@@ -9,7 +9,12 @@ import pytest
 
 from allstep.commands.shared import scratch
 
-HOLD = "import sys; from allstep.commands.shared.scratch import scratch_folder as f\nwith f('try') as p: print(p, flush=True); input()"
+HOLD = """
+from allstep.commands.shared.scratch import scratch_folder
+with scratch_folder("try") as folder:
+    print(folder, flush=True)
+    input()
+"""
 
 
 @pytest.fixture
