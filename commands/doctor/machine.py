@@ -45,7 +45,7 @@ class Machine:
     huge_pages: str | None
     """Policy of the kernel: always, madvise or never."""
     governors: tuple[str, ...]
-    """Those of the cores' clock frequencies."""
+    """CPU frequency governors in use."""
     unknown_name: str | None = None
     """Name of this host, if it cannot be resolved here."""
 

@@ -33,7 +33,7 @@ _METRIC = "metric"
 
 
 def open_study(path: Path, *, metric: str) -> Study:
-    """The study in the file, which is made if it is not there.
+    """Open the study in the file, or create it.
 
     Raises:
         UserError: the file is no study, or the study has another metric.
@@ -46,7 +46,7 @@ def open_study(path: Path, *, metric: str) -> Study:
             study = optuna.create_study(
                 storage=_storage(path), study_name=_NAME, load_if_exists=True, direction=DIRECTIONS[metric]
             )
-    except Exception as error:  # Optuna, SQLAlchemy and SQLite each have their own for a file that is something else
+    except Exception as error:  # Optuna, SQLAlchemy and SQLite raise different errors for other files
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"expected a study of allstep tune in {quote(path)}: {reason}; name another file") from None
     about = study.user_attrs.get(_METRIC, metric)

@@ -107,7 +107,6 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
         warn(f"{error}; it is skipped")
     if not readable and not errors:
         raise UserError(f"expected a checkpoint in {parent}, received none; start without --resume")
-    damaged = list(errors)
     candidates = best_of(readable) if best else readable[::-1]
     if best and readable and not candidates:
         raise UserError(
@@ -119,6 +118,4 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
         except files.CorruptCheckpoint as error:
             errors.append(error)
             warn(f"{error}; falling back to the {'next best' if best else 'one before'}")
-    raise UserError(
-        f"no checkpoint in {parent} is undamaged, of {len(errors)}; {errors[0]}; start without --resume to train anew"
-    )
+    raise UserError(f"no checkpoint in {parent} is undamaged, of {len(errors)}; {errors[0]}; start without --resume")

@@ -10,17 +10,17 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.launch.placement import Placement
 
 _MPI_SEGMENT_BYTES = 4 * 2**20  # btl_vader_segment_size
-# What horovodrun says on its command line where the user says nothing.
+# Default that horovodrun passes to mpirun.
 _BTL_OF_HOROVODRUN = "^openib"
 
 
 def stay_on_host(placement: Placement, environ: MutableMapping[str, str] = os.environ) -> None:
     """Configure the communication libraries, before they start, for a job on a single host.
 
-    Does nothing where there are others. What the user has chosen stays. README.md lists what listens nevertheless.
+    In a job of several hosts it does nothing. Settings of the user are kept. docs/security.md lists what still listens.
 
     Raises:
-        UserError: there are others, and rank 0's host is not known here.
+        UserError: the job has several hosts, and rank 0's host cannot be resolved here.
     """
     if placement.local_size < placement.world_size:
         if not resolves(name := environ.get("MASTER_ADDR") or "127.0.0.1"):

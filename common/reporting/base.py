@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,13 +45,13 @@ class Listeners(Reporter):
 
 @contextmanager
 def output_dir_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into a line that names `path` and how to go on."""
+    """Turn an error of the file system into a UserError that names `path` and how to go on."""
     try:
         yield
     except OSError as error:
-        advice = "move it elsewhere, or name another --output-dir"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            advice = "the checkpoints are unharmed: make room, then --resume latest"
+        advice = "make room" if error.errno in NO_ROOM else "move it elsewhere, or name another --output-dir"
+        if any(any(folder.glob("checkpoints/step-*")) for folder in path.parents[:2]):
+            advice = f"the checkpoints are unharmed: {advice}, then --resume latest"
         raise UserError(f"expected to write {path}, received the error: {error.strerror}; {advice}") from None
 
 

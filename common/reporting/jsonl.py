@@ -10,6 +10,7 @@ from typing import Any
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import warn
+from allstep.common.checkpoint.lock import LOCK, replaced
 from allstep.common.files import strict_json
 from allstep.common.files.regular_file import read_regular, regular
 from allstep.common.files.schema import Mismatch, number, record, text, whole
@@ -60,8 +61,8 @@ def _status(path: Path) -> os.stat_result | None:
 def rewind(path: Path, *, step: int, epoch: int) -> None:
     """Cut metrics.jsonl back to a checkpoint, so that a resumed run reports nothing twice.
 
-    What a killed run reported after the checkpoint was saved goes; at step 0 everything goes. A file with lines that no
-    run wrote is kept beside.
+    Events that a killed run reported after saving the checkpoint are removed, at step 0 all events. A file with lines that no
+    run wrote is kept next to it.
 
     Raises:
         UserError: the file is not from a run, or cannot be read or written.

@@ -54,6 +54,19 @@ def open_dataset(
     )
 
 
+def smallest_pass(config: TrainConfig, num_samples: int, world_size: int) -> int:
+    """Return the smallest number of samples with which a rank runs the network in training.
+
+    A rank whose part of a batch is empty runs it on one sample that does not count.
+    """
+    size, parallel = config.global_batch_size(world_size), config.parallel
+    sizes = {min(size, num_samples)}
+    if not config.schedule.drop_last:
+        sizes.add(num_samples % size or size)
+    parts = parallel.num_slices or world_size * parallel.accumulate_steps
+    return max(1, min(sizes) // parts)
+
+
 @contextlib.contextmanager
 def _memory_errors(config: TrainConfig) -> Iterator[None]:
     """Name the data set that does not fit into memory."""

@@ -1,7 +1,7 @@
 """Watchdog of a run: a fault of any rank ends the job on all ranks, and is reported once.
 
-Every rank has a thread (`agent`) that is connected to one in rank 0 (`monitor`) and says where the rank is, once a
-second. From that rank 0 knows who is lost and who is stuck. A notice to end (SIGTERM, SIGUSR1, SIGHUP) travels alike.
+Every rank has a thread (`agent`) that sends a heartbeat with the rank's progress to a thread in rank 0 (`monitor`) once
+a second. So rank 0 detects lost and stuck ranks. Notices to stop (SIGTERM, SIGUSR1, SIGHUP) use the same connections.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _check_values(parser, args):
 
 
 def _check_files(args):
-    """What horovodrun and its ranks read and write."""
+    """Files that horovodrun and its ranks read and write."""
     if args.ssh_identity_file is not None and not os.path.isfile(args.ssh_identity_file):
         raise hosts.UsageError(
             f"expected a file for --ssh-identity-file, received {_quoted(args.ssh_identity_file)}; name another"
