@@ -49,13 +49,13 @@ def save(folder: str | Path, step: int, state: Any, *, keep: int = 3) -> None:
     if os.path.lexists(partial):
         discard(partial, array_json.is_own_file)
     array_json.save(partial, state)
+    if os.path.lexists(target) and (foreign := foreign_entries(target, array_json.is_own_file)):
+        raise FileExistsError(f"{target} holds {foreign[0]!a}, which allstep did not write")
     _set_aside(folder, [path for number, path in _found(folder) if number > step])
     if os.path.lexists(target):
         replaced = folder / f"{_REPLACED}{target.name}"
         if os.path.lexists(replaced):
             discard(replaced, array_json.is_own_file)
-        if foreign := foreign_entries(target, array_json.is_own_file):
-            raise FileExistsError(f"{target} holds {foreign[0]!a}, which allstep did not write")
         target.rename(replaced)
     partial.rename(target)
     for path in folder.glob(f"{_REPLACED}step-*"):

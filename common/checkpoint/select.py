@@ -118,4 +118,7 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
         except files.CorruptCheckpoint as error:
             errors.append(error)
             warn(f"{error}; falling back to the {'next best' if best else 'one before'}")
-    raise UserError(f"no checkpoint in {parent} is undamaged, of {len(errors)}; {errors[0]}; start without --resume")
+    raise UserError(
+        f"expected an undamaged checkpoint in {parent}, received only damaged ones ({errors[0]}); "
+        "start without --resume"
+    )
