@@ -31,7 +31,7 @@ def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.o
     return type(kind.__name__, (kind,), methods)
 
 
-def set_most_programs(number: int) -> None:
+def set_max_programs(number: int) -> None:
     """How many programs torch.compile makes of one piece of code, as for sizes of its input; then it runs it as it is.
 
     It is 8 by default. torch 2.14 takes it as an argument as well; torch 2.9 by its configuration alone.

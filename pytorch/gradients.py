@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from allstep.common.config.train_config import OptimizerConfig
-from allstep.common.gradient_noise import gradient_noise
+from allstep.common.recipe.gradient_noise import gradient_noise
 from allstep.pytorch.compat import scale
 from allstep.pytorch.optimizers.layers import local_gradients, norms
 from allstep.pytorch.strategies.strategy import Strategy
@@ -37,13 +37,13 @@ class GradientChanges:
         if self.flags.gradient_noise:
             self._add_noise(parameters, step)
 
-    def _clip(self, parameters: list[torch.nn.Parameter], most: float) -> None:
+    def _clip(self, parameters: list[torch.nn.Parameter], maximum: float) -> None:
         gradients = local_gradients(parameters)
         [tensor_norms] = norms(parameters, gradients, sliced=self.strategy.flags.slices is not None)
         square = tensor_norms.square().sum()
         if self.strategy.cuts_network:
             dist.all_reduce(square)
-        scale(gradients, (most / (square.sqrt() + _TINY)).clamp(max=1.0))
+        scale(gradients, (maximum / (square.sqrt() + _TINY)).clamp(max=1.0))
 
     def _add_noise(self, parameters: Mapping[str, torch.nn.Parameter], step: int) -> None:
         for name, parameter in parameters.items():

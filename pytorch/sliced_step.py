@@ -18,11 +18,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from allstep.common.audit import audit
+from allstep.common.base.digest import digest
+from allstep.common.base.errors import UserError
 from allstep.common.data.loader import Batch, Slice
-from allstep.common.digest import digest
-from allstep.common.process.errors import UserError
-from allstep.common.slices import Node, TreeSum
+from allstep.common.data.slices import Node, TreeSum
+from allstep.common.exact.audit import audit
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.optimizers.layers import local
 from allstep.pytorch.step_trace import StepTrace, tensor_digest
@@ -68,7 +68,7 @@ class SlicedStep:
         self._statistics = [buffer for norm in norms for buffer in norm.buffers() if buffer.is_floating_point()]
         self._sum, self._collectives = strategy.ordered_sum(), strategy.collectives
         megabytes, given = [_FIRST_BUCKET, _BUCKET], strategy.flags.bucket_size
-        if strategy.place.world_size == 1:
+        if strategy.placement.world_size == 1:
             megabytes = [math.inf]
         elif given is not None:
             megabytes = [given]
@@ -80,8 +80,8 @@ class SlicedStep:
         first = [1, *(tensor.numel() for tensor in self._statistics)] if parameters.start == 0 else []
         # The first ranks have as many rows of a weight, the last ones fewer or none.
         shapes = [tuple(parameter.shape) or (1,) for parameter in own]
-        most = [-(-rows // num_parts) * math.prod(row) for rows, *row in shapes]
-        part_size = sum(map(_aligned, (*first, *most)))
+        maximum = [-(-rows // num_parts) * math.prod(row) for rows, *row in shapes]
+        part_size = sum(map(_aligned, (*first, *maximum)))
         sizes = [*first, *(tensor.numel() for tensor in local(own))]
         return _Bucket(parameters, part_size + self._sum.padding(part_size), sizes)
 

@@ -12,15 +12,15 @@ from typing import SupportsFloat
 import numpy as np
 import torch
 
+from allstep.common.catalog.losses import default_loss, metric_of
 from allstep.common.config.train_config import LAYER_SLOTS, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import rank_slice
-from allstep.common.losses import default_loss, metric_of
-from allstep.common.noise_scale import is_measured, parts_of
-from allstep.common.trace import OpenRecorder
-from allstep.common.weights import step_seed
-from allstep.common.worker import StepResult
+from allstep.common.exact.trace import OpenRecorder
+from allstep.common.recipe.noise_scale import is_measured, parts_of
+from allstep.common.recipe.weights import step_seed
+from allstep.common.training.worker import StepResult
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import GradientChanges
 from allstep.pytorch.jpeg_decoding import JpegDecoder
@@ -38,7 +38,7 @@ _SLOT_NAMES = {"momentum": "momentum_buffer", "sum_of_squares": "sum"}
 
 
 class Worker:
-    """Drives a network on one device; `allstep.common.worker.Worker` says what each method does."""
+    """Drives a network on one device; `allstep.common.training.worker.Worker` says what each method does."""
 
     framework = "pytorch"
 
@@ -76,7 +76,7 @@ class Worker:
         self._gradient_changes = GradientChanges(flags, seed, strategy) if changes_gradients else None
         self._num_steps, self._seed = 0, seed
         self._trace: StepTrace | None = None
-        self._average = None if flags.ema is None else WeightAverage(dict(self._own_parameters()), flags.ema)
+        self._average = None if flags.ema is None else WeightAverage(dict(self._local_parameters()), flags.ema)
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._decode = None
         if dataset.encoded:
@@ -101,7 +101,7 @@ class Worker:
         return self._trace
 
     def compile(self, batch: Batch) -> None:
-        weights = [(tensor, tensor.clone()) for _, tensor in self._own_weights()]
+        weights = [(tensor, tensor.clone()) for _, tensor in self._local_weights()]
         slots = {parameter: copy.deepcopy(own) for parameter, own in self._optimizer.state.items()}
         num_steps = self._num_steps
         averages = copy.deepcopy(self._average.averages) if self._average else {}
@@ -175,7 +175,7 @@ class Worker:
         if self._squares:
             self._squares.see_average()
         if self._gradient_changes:
-            self._gradient_changes.apply(dict(self._own_parameters()), self._num_steps)
+            self._gradient_changes.apply(dict(self._local_parameters()), self._num_steps)
         self._optimizer.step()
         self._num_steps += 1
         if self._average:
@@ -206,11 +206,13 @@ class Worker:
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
         return (
-            (name, array) for name, parameter in self._own_parameters() for array in self._strategy.replicas(parameter)
+            (name, array)
+            for name, parameter in self._local_parameters()
+            for array in self._strategy.replicas(parameter)
         )
 
     def export_weights(self) -> dict[str, np.ndarray]:
-        return self._strategy.gather(dict(self._own_weights()))
+        return self._strategy.gather(dict(self._local_weights()))
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = {f"model/{name}": tuple(tensor.shape) for name, tensor in named_weights(self._network)}
@@ -222,8 +224,8 @@ class Worker:
         return shapes
 
     def export_state(self) -> dict[str, np.ndarray]:
-        state = {f"model/{name}": tensor for name, tensor in self._own_weights()}
-        for name, parameter in self._own_parameters():
+        state = {f"model/{name}": tensor for name, tensor in self._local_weights()}
+        for name, parameter in self._local_parameters():
             slots = self._optimizer.state[parameter]
             for slot in self._slots:
                 # PyTorch makes them in the first step, which fp16 may skip.
@@ -236,12 +238,12 @@ class Worker:
     def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
         self._num_steps = step
         with torch.no_grad():
-            for name, tensor in self._own_weights():
+            for name, tensor in self._local_weights():
                 tensor.copy_(self._strategy.shard(arrays[f"model/{name}"], tensor))
         # PyTorch's other optimizers read it on the host, and would wait for the GPU in each step.
         group = self._optimizer.param_groups[0]
         step_device = self.device if group.get("fused") or group.get("capturable") else None
-        for name, parameter in self._own_parameters():
+        for name, parameter in self._local_parameters():
             # A slot of one number is whole on every rank that has a part of its weight.
             scalar = torch.empty((), device=parameter.device)
             slots = {
@@ -256,10 +258,10 @@ class Worker:
             if self._average and f"ema/{name}" in arrays:
                 self._average.averages[name] = self._strategy.shard(arrays[f"ema/{name}"], parameter.detach())
 
-    def _own_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _local_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, tensor) for name, tensor in named_weights(self._network) if not tensor.is_meta)
 
-    def _own_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def _local_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         return ((name, tensor) for name, tensor in self._network.named_parameters() if not tensor.is_meta)
 
     def pending_tensors(self) -> Sequence[str]:

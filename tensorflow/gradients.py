@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.config.train_config import OptimizerConfig
-from allstep.common.gradient_noise import gradient_noise
+from allstep.common.recipe.gradient_noise import gradient_noise
 from allstep.tensorflow.models import CanonicalWeight
 
 _TINY = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm

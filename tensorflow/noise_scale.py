@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from allstep.common.noise_scale import MEASURED_EVERY
+from allstep.common.recipe.noise_scale import MEASURED_EVERY
 from allstep.tensorflow.optimizers.base import Optimizer
 
 

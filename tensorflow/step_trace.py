@@ -1,4 +1,4 @@
-"""What --trace looks at in a step: see `common/trace.py`; `pytorch/step_trace.py` has the same."""
+"""What --trace looks at in a step: see `common/exact/trace.py`; `pytorch/step_trace.py` has the same."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.digest import digest
 from allstep.common.data.loader import Batch
-from allstep.common.digest import digest
-from allstep.common.trace import OpenRecorder
+from allstep.common.exact.trace import OpenRecorder
 from allstep.tensorflow.models import CanonicalWeight
 from allstep.tensorflow.optimizers.base import Optimizer
 from allstep.tensorflow.strategies.ordered_sum import host_array

@@ -11,14 +11,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.errors import UserError
+from allstep.common.catalog.losses import default_loss, metric_of
 from allstep.common.config.train_config import LAYER_SLOTS, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
-from allstep.common.losses import default_loss, metric_of
-from allstep.common.noise_scale import parts_of
-from allstep.common.process.errors import UserError
-from allstep.common.trace import OpenRecorder
-from allstep.common.worker import StepResult
+from allstep.common.exact.trace import OpenRecorder
+from allstep.common.recipe.noise_scale import parts_of
+from allstep.common.training.worker import StepResult
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import GradientChanges
 from allstep.tensorflow.losses import build_loss, build_metric
@@ -34,7 +34,7 @@ from allstep.tensorflow.strategies.strategy import Strategy, cut
 
 
 class Worker:
-    """Drives a network on one device; `allstep.common.worker.Worker` says what each method does."""
+    """Drives a network on one device; `allstep.common.training.worker.Worker` says what each method does."""
 
     framework = "tensorflow"
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/unmodified_horovod.py DIRECTORY
 
-The reference of `python -m allstep.benchmarks.proofs.startup --unmodified DIRECTORY/bin/python`; nothing else uses it.
+The reference of `python -m allstep.benchmarks.startup --unmodified DIRECTORY/bin/python`; nothing else uses it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.state import FRAMEWORKS, GROUPS, OPTIONAL_GROUPS, Progress
 from allstep.common.files import strict_json
 from allstep.common.files.schema import (
@@ -24,7 +25,6 @@ from allstep.common.files.schema import (
     text,
     whole,
 )
-from allstep.common.process.errors import UserError
 
 FORMAT_VERSION = 1
 MAX_BYTES = 2**20  # a real one has a few kilobytes; a damaged or hostile one must not fill the memory
@@ -146,7 +146,7 @@ _check = closed(
         metric=nullable(_check_metric),
         framework=one_of(*FRAMEWORKS),
         progress=closed(record(**_COUNTS, running=mapping_of(_check_running)), *_COUNTS, "running"),
-        # What these must hold is for the run to say that goes on: see `allstep.common.checkpoint.resuming`.
+        # What these must hold is for the run to say that goes on: see `allstep.common.training.resuming`.
         rng=mapping,
         schedule=mapping,
         config=mapping,

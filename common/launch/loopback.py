@@ -11,12 +11,12 @@ from allstep.common.launch.placement import Placement
 _BTL_OF_HOROVODRUN = "^openib"
 
 
-def stay_on_host(place: Placement, environ: MutableMapping[str, str] = os.environ) -> None:
+def stay_on_host(placement: Placement, environ: MutableMapping[str, str] = os.environ) -> None:
     """Configure the libraries that communicate, before they start, for a job on this host alone.
 
     Does nothing where there are others. What the user has chosen stays. README.md lists what listens nevertheless.
     """
-    if place.local_size < place.world_size:
+    if placement.local_size < placement.world_size:
         return
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.setdefault("HOROVOD_GLOO_IFACE", "lo")

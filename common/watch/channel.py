@@ -9,7 +9,7 @@ import socket
 import threading
 
 # A message with the stacks of all threads of a rank is the longest.
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _SEND_SECONDS = 5.0
 
 
@@ -20,8 +20,8 @@ def line(message: dict) -> bytes:
 
 def knows_token(greeting: object, token: str) -> bool:
     """Whether a first message, which anybody may have sent, shows the token of the job."""
-    shown = greeting.get("token") if isinstance(greeting, dict) else None
-    return isinstance(shown, str) and hmac.compare_digest(shown.encode(), token.encode())
+    quote = greeting.get("token") if isinstance(greeting, dict) else None
+    return isinstance(quote, str) and hmac.compare_digest(quote.encode(), token.encode())
 
 
 class Channel:
@@ -56,7 +56,7 @@ class Channel:
         except OSError:
             data = b""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data or len(self._rest) > _MOST_BYTES:
+        if not data or len(self._rest) > _MAX_BYTES:
             raise EOFError
         return [json.loads(line) for line in lines]
 

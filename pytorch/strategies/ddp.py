@@ -11,7 +11,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from allstep.common.strategies import SUM_OF_SLICES, many_gradients
+from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0, sum_over_ranks

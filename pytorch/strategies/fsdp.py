@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from allstep.common.strategies import SUM_OF_SLICES, many_gradients
+from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 from allstep.pytorch.strategies.ordered_sum import OrderedScatter
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0, sum_over_ranks
@@ -52,7 +52,7 @@ class FSDP(ProcessGroup):
         self._gradients = many_gradients([name for name, _ in network.named_parameters()])
         broadcast_from_rank_0(network)
         whole = list(network.parameters())
-        mesh = init_device_mesh(self.device.type, (self.place.world_size,))
+        mesh = init_device_mesh(self.device.type, (self.placement.world_size,))
         if self.flags.slices:
             self._shard_for_slices(network, mesh)
         else:
@@ -87,7 +87,7 @@ class FSDP(ProcessGroup):
 
     def ordered_sum(self) -> OrderedScatter:
         assert self.flags.num_slices is not None
-        return OrderedScatter(self.flags.num_slices, self.place.rank, self.place.world_size, self._exchange())
+        return OrderedScatter(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -106,7 +106,7 @@ class FSDP(ProcessGroup):
         mesh, placements = parameter.device_mesh, parameter.placements
         return DTensor.from_local(part, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
-    def _own_part(self, gradient: DTensor) -> torch.Tensor:
+    def _local_part(self, gradient: DTensor) -> torch.Tensor:
         return gradient.to_local()
 
     def _overflowed_anywhere(self, overflow: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The sum of the slices' vectors over all ranks in one fixed order; `common/slices.py` says in which.
+"""The sum of the slices' vectors over all ranks in one fixed order; `common/data/slices.py` says in which.
 
 An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
 the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from allstep.common.slices import Node, TreeSum, adds_in_order, own_nodes
+from allstep.common.data.slices import Node, TreeSum, adds_in_order, local_nodes
 
 Wait = Callable[[], torch.Tensor]
 """Waits for what was begun, and returns it."""
@@ -60,7 +60,7 @@ class OrderedSum:
     def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
         """`exchange` is for more than one rank."""
         self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
-        self._nodes = [own_nodes(other, world_size, num_slices) for other in range(world_size)]
+        self._nodes = [local_nodes(other, world_size, num_slices) for other in range(world_size)]
         self.in_order: dict[int, bool] = {}
         """Whether an all-reduce of so many elements is what adds up; known from the first sum of several ranks on."""
 
@@ -88,7 +88,7 @@ class OrderedSum:
         if own.numel() not in self.in_order:
             self.in_order[own.numel()] = self._try_order(exchange, own.numel(), number)
         if not self.in_order[own.numel()]:
-            part = self._begin_own_part(exchange, partial, number)
+            part = self._begin_local_part(exchange, partial, number)
             return lambda: exchange.all_gather(part(), number)
         wait = exchange.all_reduce(own, number)
         # Of more ranks Horovod must not find two at a time: it would add them up as one, of a size that was not tried.
@@ -108,7 +108,7 @@ class OrderedSum:
             num_slices=self.num_slices,
         )
 
-    def _begin_own_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor], number: int) -> Wait:
+    def _begin_local_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor], number: int) -> Wait:
         own = [partial[node] for node in self._nodes[self._rank]]
         part_size = own[0].numel() // self._world_size
         # To each rank its part of all of this one's sums.
@@ -129,7 +129,7 @@ class OrderedScatter(OrderedSum):
         """Begin this rank's part of the sum, whose parts are of one size and in the order of ranks."""
         if self._exchange is None:
             return super().begin(partial, number)
-        part = self._begin_own_part(self._exchange, partial, number)
+        part = self._begin_local_part(self._exchange, partial, number)
         return lambda: _waited(part)
 
 

@@ -11,19 +11,19 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from allstep.common.collectives import Collectives
+from allstep.common.base.collectives import Collectives
+from allstep.common.base.memory import keep_freed_memory
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
-from allstep.common.process.memory import keep_freed_memory
-from allstep.pytorch.compat import set_most_programs, unscale
+from allstep.pytorch.compat import set_max_programs, unscale
 from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
 from allstep.pytorch.strategies.ordered_sum import Exchange, OrderedSum
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
 # PyTorch warns, and runs it as without --compile.
-_MOST_PROGRAMS = 64
+_MAX_PROGRAMS = 64
 
 
 class Strategy(ABC):
@@ -40,9 +40,9 @@ class Strategy(ABC):
     cuts_network = False
     """Whether each rank of the default process group has other parameters than the others."""
 
-    def __init__(self, place: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
+    def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
         """`device`: auto, cpu or cuda."""
-        self.place, self.flags, self._wanted_device = place, flags, device
+        self.placement, self.flags, self._wanted_device = placement, flags, device
 
     @abstractmethod
     def init(self) -> None:
@@ -50,7 +50,7 @@ class Strategy(ABC):
 
     def pin_device(self) -> torch.device:
         """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
-        torch.set_num_threads(threads_per_rank(self.place, slices=self.flags.slices))
+        torch.set_num_threads(threads_per_rank(self.placement, slices=self.flags.slices))
         keep_freed_memory()
         self.device = torch.device("cpu")
         if self.gpu is not None:
@@ -61,8 +61,8 @@ class Strategy(ABC):
     def choose_device(self) -> None:
         """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it, before anything else."""
         num_gpus = self.count_gpus()
-        self.gpu = choose_gpu(self._wanted_device, self.place, num_gpus)
-        report_choice(self.gpu, self._wanted_device, self.place, num_gpus)
+        self.gpu = choose_gpu(self._wanted_device, self.placement, num_gpus)
+        report_choice(self.gpu, self._wanted_device, self.placement, num_gpus)
 
     def count_gpus(self) -> int:
         """GPUs that this rank sees and could train on."""
@@ -102,7 +102,7 @@ class Strategy(ABC):
         if self.flags.recompute:
             recompute_blocks(module)
         if self.flags.compile:
-            set_most_programs(_MOST_PROGRAMS)
+            set_max_programs(_MAX_PROGRAMS)
             for layer in module.modules():
                 if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
                     layer.forward = torch.compiler.disable(layer.forward)  # pyright: ignore[reportAttributeAccessIssue]
@@ -122,7 +122,7 @@ class Strategy(ABC):
     def ordered_sum(self) -> OrderedSum:
         """With --slices: what adds up their vectors over all ranks."""
         assert self.flags.num_slices is not None
-        return OrderedSum(self.flags.num_slices, self.place.rank, self.place.world_size, self._exchange())
+        return OrderedSum(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
 
     def _exchange(self) -> Exchange | None:
         """How tensors travel between ranks, where there are several."""
@@ -145,7 +145,7 @@ class Strategy(ABC):
         Returns: whether it was so, on any rank: then no rank has changed anything.
         """
         gradients = [
-            self._own_part(parameter.grad)
+            self._local_part(parameter.grad)
             for group in optimizer.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
@@ -155,7 +155,7 @@ class Strategy(ABC):
             apply()
         return overflowed
 
-    def _own_part(self, gradient: torch.Tensor) -> torch.Tensor:
+    def _local_part(self, gradient: torch.Tensor) -> torch.Tensor:
         """What this rank has of a gradient."""
         return gradient
 
@@ -185,14 +185,14 @@ class Strategy(ABC):
         arrays = {}
         for name, tensor in tensors.items():
             [array] = self.replicas(tensor)
-            if self.place.rank == 0 or self.flags.elastic:
+            if self.placement.rank == 0 or self.flags.elastic:
                 arrays[name] = array
         return arrays
 
     # What is reported.
 
     def pending_tensors(self) -> Sequence[str]:
-        """See `common.worker.Worker`."""
+        """See `common.training.worker.Worker`."""
         return ()
 
     def metrics(self) -> dict[str, float]:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from allstep.common.collectives import OneRank
-from allstep.common.process.errors import UserError
+from allstep.common.base.collectives import OneRank
+from allstep.common.base.errors import UserError
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
 from allstep.tensorflow.strategies.slice_devices import ReplicaDevices
 from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows, cut

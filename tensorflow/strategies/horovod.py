@@ -13,12 +13,12 @@ import tensorflow as tf
 from horovod.common.elastic import notification_manager
 from horovod.tensorflow import allreduce
 
-from allstep.common.elastic import form_anew
-from allstep.common.horovod_build import usable_gpus
+from allstep.common.cli.strategy_flags import SUM_OF_SLICES, check_horovod, configure_horovod
 from allstep.common.launch.devices import check_agreement
-from allstep.common.strategies import SUM_OF_SLICES, check_horovod, configure_horovod
+from allstep.common.launch.horovod_build import usable_gpus
+from allstep.common.training.elastic import form_anew
 from allstep.tensorflow import horovod_keras as hvd
-from allstep.tensorflow.horovod_xla import compiled_updates
+from allstep.tensorflow.drop_in.xla import compiled_updates
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
 from allstep.tensorflow.strategies.ordered_sum import Exchange
@@ -30,20 +30,22 @@ class Horovod(Strategy):
 
     def init(self) -> None:
         self.choose_device()
-        configure_horovod(self.place, self.flags, on_gpu=self.gpu is not None)
+        configure_horovod(self.placement, self.flags, on_gpu=self.gpu is not None)
         if self.flags.elastic:
-            self.place = form_anew(hvd, notification_manager, self.place)
+            self.placement = form_anew(hvd, notification_manager, self.placement)
         else:
             hvd.init()
-        check_horovod(self.place, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
+        check_horovod(self.placement, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
         self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
 
     def count_gpus(self) -> int:
-        return usable_gpus(super().count_gpus(), self._wanted_device, self.place)
+        return usable_gpus(super().count_gpus(), self._wanted_device, self.placement)
 
     def pin_device(self) -> str:
         device = super().pin_device()
-        check_agreement(int(self.collectives.all_gather(np.array([self.gpu is not None], np.int64)).sum()), self.place)
+        check_agreement(
+            int(self.collectives.all_gather(np.array([self.gpu is not None], np.int64)).sum()), self.placement
+        )
         return device
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:

@@ -1,4 +1,4 @@
-"""The sum of the slices' vectors over all ranks in one fixed order; `common/slices.py` says in which.
+"""The sum of the slices' vectors over all ranks in one fixed order; `common/data/slices.py` says in which.
 
 An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
 the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.slices import Node, TreeSum, adds_in_order, own_nodes
+from allstep.common.data.slices import Node, TreeSum, adds_in_order, local_nodes
 
 
 def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
@@ -71,7 +71,7 @@ class OrderedSum:
     def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
         """`exchange` is for more than one rank."""
         self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
-        self._nodes = [own_nodes(other, world_size, num_slices) for other in range(world_size)]
+        self._nodes = [local_nodes(other, world_size, num_slices) for other in range(world_size)]
         self.in_order: dict[int, bool] = {}
         """Whether an all-reduce of so many elements is what adds up; known from the first sum of several ranks on."""
 

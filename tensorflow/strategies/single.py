@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from allstep.common.collectives import OneRank
+from allstep.common.base.collectives import OneRank
 from allstep.tensorflow.strategies.strategy import Strategy
 
 

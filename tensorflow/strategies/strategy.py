@@ -14,13 +14,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.collectives import Collectives
+from allstep.common.base.collectives import Collectives
+from allstep.common.base.errors import UserError
+from allstep.common.base.memory import keep_freed_memory
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
-from allstep.common.process.errors import UserError
-from allstep.common.process.memory import keep_freed_memory
-from allstep.common.worker import StepResult
+from allstep.common.training.worker import StepResult
 from allstep.tensorflow.strategies.ordered_sum import Exchange, OrderedSum
 from allstep.tensorflow.strategies.slice_devices import OneDevice, SliceDevices
 
@@ -55,13 +55,13 @@ def before_tensorflow_starts() -> Iterator[None]:
         ) from error
 
 
-def share_cores(place: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
+def share_cores(placement: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
     """Give TensorFlow this rank's share of the host's cores.
 
     Raises:
         UserError: it has started with another one.
     """
-    threads = threads_per_rank(place, slices=slices)
+    threads = threads_per_rank(placement, slices=slices)
     with before_tensorflow_starts():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
@@ -85,9 +85,9 @@ class Strategy(ABC):
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
 
-    def __init__(self, place: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
+    def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
         """`device`: auto, cpu or cuda."""
-        self.place, self.flags, self._wanted_device = place, flags, device
+        self.placement, self.flags, self._wanted_device = placement, flags, device
 
     @abstractmethod
     def init(self) -> None:
@@ -107,8 +107,8 @@ class Strategy(ABC):
     def choose_device(self) -> None:
         """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it once it knows its place."""
         num_gpus = self.count_gpus()
-        self.gpu = choose_gpu(self._wanted_device, self.place, num_gpus)
-        report_choice(self.gpu, self._wanted_device, self.place, num_gpus)
+        self.gpu = choose_gpu(self._wanted_device, self.placement, num_gpus)
+        report_choice(self.gpu, self._wanted_device, self.placement, num_gpus)
         if self.gpu is None:
             tf.config.set_visible_devices([], "GPU")
 
@@ -122,7 +122,7 @@ class Strategy(ABC):
 
     def _share_host(self, *, num_devices: int = 1) -> None:
         keep_freed_memory()
-        share_cores(self.place, slices=self.flags.slices, num_devices=num_devices)
+        share_cores(self.placement, slices=self.flags.slices, num_devices=num_devices)
 
     def scope(self) -> contextlib.AbstractContextManager:
         """The model and the optimizer are made inside it."""
@@ -184,7 +184,7 @@ class Strategy(ABC):
     def ordered_sum(self) -> OrderedSum:
         """With --slices: what adds up their vectors over all ranks."""
         assert self.flags.num_slices is not None
-        return OrderedSum(self.flags.num_slices, self.place.rank, self.place.world_size, self._exchange())
+        return OrderedSum(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
 
     def _exchange(self) -> Exchange | None:
         """How tensors travel between ranks, where there are several."""
@@ -237,7 +237,7 @@ class Strategy(ABC):
     # What is reported.
 
     def pending_tensors(self) -> Sequence[str]:
-        """See `common.worker.Worker`."""
+        """See `common.training.worker.Worker`."""
         return ()
 
     def metrics(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Faults of every kind, under every launcher, in both frameworks: the job ends, says why once, and leaves nothing.
 
-Oracle: the contract of `benchmarks/proofs/faults.py` (within 15 s, told once, nothing left 10 s later), and for what
+Oracle: the contract of `commands/soak/faults.py` (within 15 s, told once, nothing left 10 s later), and for what
 was saved the undisturbed run (the short form of `make soak`).
 """
 
@@ -13,9 +13,9 @@ import time
 import pytest
 from ranks import events, full, run
 
-from allstep.benchmarks.proofs.faults import END_SECONDS, KINDS, REPORTED, InjectedFault, check_ended, faulty
-from allstep.benchmarks.proofs.parity import STEPS_PER_EPOCH
-from allstep.benchmarks.proofs.resume_check import training
+from allstep.commands.parity.command import STEPS_PER_EPOCH
+from allstep.commands.soak.faults import END_SECONDS, KINDS, REPORTED, InjectedFault, check_ended, faulty
+from allstep.commands.soak.resume_check import training
 from allstep.common.checkpoint import load
 
 STEP = 6

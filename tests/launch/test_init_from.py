@@ -15,7 +15,7 @@ from ranks import full, last, launch, train
 from safetensors.torch import save_file
 
 from allstep.common.checkpoint import load
-from allstep.common.weights import checksum, initial_weights
+from allstep.common.recipe.weights import checksum, initial_weights
 
 # Neither square nor of one channel: an axis that is taken for another shows.
 IMAGE_SHAPE, NUM_CLASSES = (9, 7, 3), 5

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:  # flags are read without NumPy, which would take 0.1 s of every mistake and of --help
     import numpy as np
 
-    from allstep.common.data.augmented import Augmentation
     from allstep.common.data.curriculum import Curriculum
+    from allstep.common.data.images.augmented_split import Augmentation
 
 InputType = Literal["uint8", "float32", "int64"]
 Task = Literal["classification", "regression", "next-token"]
@@ -80,7 +80,7 @@ class Dataset:
         """The training samples as training sees them; `train` has them as they are."""
         if self.augmentation is None:
             return self.train
-        from allstep.common.data.augmented import AugmentedSplit
+        from allstep.common.data.images.augmented_split import AugmentedSplit
 
         return AugmentedSplit(self.train, self.augmentation)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Split
 from allstep.common.data.sharding import sample_order
-from allstep.common.process.errors import UserError
 
 # No epoch of training has this number, so that its order has nothing to do with who validates.
 _EPOCH = -1

@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from allstep.benchmarks.comparison.rank import open_session
+from allstep.commands.shared.rank import open_session
 from allstep.common.process.exit import run_rank
 
 PLANTED = 3
@@ -23,7 +23,7 @@ def main() -> None:
     session = open_session(framework, flags)
     if session is None:
         return
-    if session.place.rank == int(rank):
+    if session.placement.rank == int(rank):
         sliced_step = session.worker._sliced_step
         if sliced_step is None:
             flip_in_graph(session.worker)

@@ -13,11 +13,11 @@ import sys
 
 import numpy as np
 
-from allstep.benchmarks.comparison.rank import open_session
-from allstep.benchmarks.proofs.fault_injection import Wrapped
-from allstep.common.hooks import Hook
-from allstep.common.loss_scale import LossScale
+from allstep.commands.shared.rank import open_session
+from allstep.commands.soak.fault_injection import Wrapped
 from allstep.common.process.exit import run_rank
+from allstep.common.recipe.loss_scale import LossScale
+from allstep.common.training.hooks import Hook
 
 PLANTED = 3
 
@@ -35,7 +35,7 @@ class Overflowing(Wrapped):
             float(result)  # so that nothing is under way where steps are asynchronous
         before = self.state()
         if planted and "model-parallel" in sys.argv:  # the stages hand the loss's scale on in their gradients
-            _, parameter = list(self._own_parameters())[-1]
+            _, parameter = list(self._local_parameters())[-1]
             handle = parameter.register_hook(lambda gradient: gradient * math.inf)
             result = self.original.train_step(batch, learning_rate, loss_scale)
             handle.remove()
@@ -61,7 +61,7 @@ class Scaled(Hook):
         session.progress.loss_scale = LossScale(1024.0)
 
     def on_end(self, session):
-        print(f"all right on rank {session.place.rank}")
+        print(f"all right on rank {session.placement.rank}")
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
     if session is None:
         return
     worker = Overflowing(session.worker)
-    worker.overflows = session.place.rank == int(rank)
+    worker.overflows = session.placement.rank == int(rank)
     dataclasses.replace(session, worker=worker, hooks=[Scaled()]).train()
 
 

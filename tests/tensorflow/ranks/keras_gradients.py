@@ -34,7 +34,7 @@ def custom_loop():
 
 
 @case
-def horovods_own_wrapper():
+def horovods_local_wrapper():
     """The reason for this module: no error, and every rank trains by itself."""
     import horovod.tensorflow.keras as own
 

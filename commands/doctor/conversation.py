@@ -1,0 +1,157 @@
+"""The side that asks: an agent on each host, started by ssh without a question, or here without ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from allstep.commands.doctor.agent import MARK, Hello, Question
+from allstep.commands.doctor.finding import Finding, fault
+from allstep.common.base.terminal import quoted
+from allstep.common.files import strict_json
+from allstep.common.files.records import from_json, to_json
+from allstep.common.files.schema import Mismatch
+
+Answer = TypeVar("Answer")
+
+CONNECT_SECONDS = 10
+# PyTorch and TensorFlow are imported meanwhile, perhaps from a network file system that has not seen them today.
+ANSWER_SECONDS = 120
+_MAX_BYTES = 2**24
+_NUM_HELLOS = 5
+
+
+class NoAnswer(Exception):
+    """An agent is not there, or says nothing that can be understood; `finding` says why."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.found)
+        self.finding = finding
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How a host's clock differs from ours."""
+
+    seconds_ahead: float
+    uncertainty: float
+    """Half of the time that question and answer took."""
+
+
+class Agent:
+    """The doctor on one host."""
+
+    def __init__(self, host: str, flags: Sequence[str], *, is_here: bool) -> None:
+        command = [sys.executable, "-m", "allstep.commands.doctor.agent", *flags]
+        self.host, self.is_here = host, is_here
+        if not is_here:
+            there = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(command)}"
+            options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
+            command = ["ssh", *options, host, there]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def ask(self, question: Question, kind: type[Answer]) -> Answer:
+        """What the agent answers.
+
+        Raises:
+            NoAnswer: nothing, or nothing that is a `kind`.
+        """
+        assert self._process.stdin and self._process.stdout  # both are pipes
+        limit = threading.Timer(ANSWER_SECONDS, self._process.kill)
+        limit.start()
+        try:
+            self._process.stdin.write(json.dumps(to_json(question)).encode() + b"\n")
+            self._process.stdin.flush()
+            while line := self._process.stdout.readline(_MAX_BYTES):
+                if line.startswith(MARK.encode()):
+                    return from_json(kind, strict_json.loads(line[len(MARK) :]), f"the answer of {self.host}")
+        except BrokenPipeError:
+            pass  # it has ended, and says why on standard error
+        except (strict_json.NotJson, Mismatch) as error:
+            raise NoAnswer(fault("ssh", f"answers with something else: {error}", _SAME_VERSION)) from None
+        finally:
+            limit.cancel()
+        raise NoAnswer(self._why_gone())
+
+    def _why_gone(self) -> Finding:
+        _, errors = self._process.communicate()
+        return why_gone(self.host, self._process.returncode, errors.decode(errors="replace"))
+
+    def clock(self) -> tuple[Clock, int]:
+        """How its clock differs, from the quickest of a few answers, and the port at which it listens."""
+        readings = []
+        for _ in range(_NUM_HELLOS):
+            asked = time.time()
+            hello = self.ask(Question("hello"), Hello)
+            answered = time.time()
+            half = (answered - asked) / 2
+            readings.append((half, hello.unix_time - asked - half, hello.port))
+        half, ahead, port = min(readings)
+        return Clock(ahead, half), port
+
+    def end(self) -> None:
+        """Ask nothing more: the agent ends by itself."""
+        try:
+            self._process.communicate(timeout=CONNECT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+
+_SAME_VERSION = "have the same version of the repository there"
+_SSH_REASONS = (
+    ("Host key verification failed", "asks whether the host's key is right", "log in once by hand: ssh {host}"),
+    ("Permission denied", "asks for a password or a passphrase", "install your key: ssh-copy-id {host}; run ssh-agent"),
+    ("Could not resolve", "its name is not known", "correct the name, or add it to /etc/hosts or ~/.ssh/config"),
+    ("Connection refused", "nothing listens at its port of ssh", "start sshd there"),
+    ("timed out", "does not answer", "look whether it is up, and whether a firewall drops port 22"),
+    ("No route", "there is no way to it", "look whether it is up, and at ip route"),
+)
+
+
+def why_gone(host: str, status: int, errors: str) -> Finding:
+    """Why there is no agent any more.
+
+    Args:
+        status: with which ssh, or the agent itself, has ended; ssh has 255 for its own failures.
+        errors: what it said.
+    """
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    last = quoted(lines[-1]) if lines else f"status {status}"
+    if status == 255:
+        for sign, found, fix in _SSH_REASONS:
+            if sign in errors:
+                return fault("ssh", found, fix.format(host=host))
+        return fault("ssh", f"fails: {last}", f"try ssh -o BatchMode=yes {host} true")
+    if status < 0:
+        return fault("ssh", f"gave no answer within {ANSWER_SECONDS} s", f"look at its load and its disks: ssh {host}")
+    same_path = f"have the checkout and its .venv at {os.getcwd()}, as here: by a shared disk, or by make setup there"
+    if "No module named" in errors or status in (1, 2, 126, 127) and "Traceback" not in errors:
+        return fault("checkout", f"no allstep at the path that it has here: {last}", same_path)
+    return fault("ssh", f"the doctor there failed: {last}", _SAME_VERSION)
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a name means the host that asks: ranks here are started without ssh."""
+    if name in ("localhost", socket.gethostname()):
+        return True
+    try:
+        address = socket.gethostbyname(name)
+    except (OSError, UnicodeError):
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))  # an address of another host cannot be bound to
+        except OSError:
+            return False
+    return True
