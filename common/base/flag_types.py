@@ -84,10 +84,10 @@ def _expect_within(
     below: bool = False,
 ) -> None:
     if value < minimum or (above and value == minimum):
-        raise wrong(f"to be {'above' if above else 'at minimum'} {_plain(minimum)}", text, "raise it")
+        raise wrong(f"to be {'above' if above else 'at least'} {_plain(minimum)}", text, "raise it")
     if value > maximum or (below and value == maximum):
         reason = f", {because}" if because else ""
-        raise wrong(f"to be {'below' if below else 'at maximum'} {_plain(maximum)}{reason}", text, "lower it")
+        raise wrong(f"to be {'below' if below else 'at most'} {_plain(maximum)}{reason}", text, "lower it")
 
 
 def _plain(value: float) -> str:
