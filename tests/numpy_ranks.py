@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -93,7 +94,7 @@ class Job:
             prepare: changes the run of each rank before it trains.
         """
         self.num_ranks = num_ranks
-        self.config = parse(("single", "horovod"), ALONE, [str(flag) for flag in (*FLAGS, *flags)])
+        self.config = _parsed(*map(str, (*FLAGS, *flags)))
         self.hooks, self.prepare = hooks, prepare
         self.group = Group(num_ranks)
         self._progress_states: dict[int, Any] = {}
@@ -147,6 +148,20 @@ class Job:
         last_tick = max(1, *[state.freeze() for state in states])
         for state in states:
             state.decide(last_tick, notice)
+
+
+def _parsed(*words: str) -> TrainConfig:
+    """Parse flags, those of equal runs in different output directories once."""
+    if "--output-dir" not in words:
+        return _parsed_once(*words)
+    index = words.index("--output-dir") + 1
+    config = _parsed_once(*words[:index], "run", *words[index + 1 :])
+    return dataclasses.replace(config, output=dataclasses.replace(config.output, output_dir=Path(words[index])))
+
+
+@functools.cache
+def _parsed_once(*words: str) -> TrainConfig:
+    return parse(("single", "horovod"), ALONE, words)
 
 
 def train(num_ranks: int, output_dir: Path, *flags: object, **options: Any) -> list[dict]:

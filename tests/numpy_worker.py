@@ -26,7 +26,10 @@ class NumpyWorker:
     device = "cpu"
 
     def __init__(self, config: TrainConfig, dataset: Dataset, collectives: Collectives) -> None:
-        shapes = {"fc.weight": (dataset.num_classes, int(np.prod(dataset.input_shape))), "fc.bias": (dataset.num_classes,)}
+        shapes = {
+            "fc.weight": (dataset.num_classes, int(np.prod(dataset.input_shape))),
+            "fc.bias": (dataset.num_classes,),
+        }
         self.weights = initial_weights(shapes, config.data.seed)
         self.slots = {name: np.zeros_like(array) for name, array in self.weights.items()}
         self.ema = {name: array.copy() for name, array in self.weights.items()}
@@ -63,7 +66,9 @@ class NumpyWorker:
         if not overflows:
             self._apply(mean, learning_rate)
         # `loss_weight` is the number of ranks by that of all samples.
-        part_mean = local_gradient / (batch.loss_weight * batch.num_samples) if batch.num_samples else 0 * local_gradient
+        part_mean = (
+            local_gradient / (batch.loss_weight * batch.num_samples) if batch.num_samples else 0 * local_gradient
+        )
         return StepResult(local_loss, int(overflows), float(part_mean @ part_mean), float(mean @ mean))
 
     def _loss_and_gradient(self, batch: Batch) -> tuple[float, np.ndarray]:

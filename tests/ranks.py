@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import pytest
 
 from allstep.commands.shared.launchers import LAUNCHERS as LAUNCHER_COMMANDS
@@ -60,6 +61,8 @@ def run(*command: str | Path, timeout: float = 300, **extra: str) -> Result:
 
 def run_in(folder: Path, command: Sequence[str], environ: Mapping[str, str], *, timeout: float) -> Result:
     """Run a command in a folder with an environment; kill its process group when it exceeds `timeout` seconds."""
+    if server := forked.server_of(command, environ):
+        return Result(*forked.run(server, folder, command[1:], environ, timeout=timeout))
     process = subprocess.Popen(
         command,
         cwd=folder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -66,10 +67,8 @@ class ElasticJob:
             formed.wait()
             return run
 
-        try:
+        with contextlib.suppress(StopIteration):  # where it has left the job
             elastic.train(self.jobs[0].config, build)
-        except StopIteration:  # it has left the job
-            pass
 
     def train(self) -> list[dict]:
         with ThreadPoolExecutor(max(self.sizes)) as pool:

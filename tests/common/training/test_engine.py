@@ -117,6 +117,12 @@ def test_the_learning_rate_warms_up_and_is_scaled_by_the_batch(tmp_path):
     assert rates == pytest.approx([*(0.05 + 0.05 * 64 * step / NUM_SAMPLES for step in range(4)), *[0.1] * 4])
 
 
+def test_an_epoch_reports_the_rate_of_its_last_step(tmp_path):
+    found = train(2, tmp_path, "--epochs", 3, "--lr-decay", "cosine")
+    rates = of("step", found, "learning_rate")
+    assert of("epoch", found, "learning_rate") == rates[3::4] and len(set(rates)) == 12
+
+
 def test_the_batch_doubles_after_each_epoch_in_which_the_noise_scale_exceeds_it(tmp_path):
     """Up to 8 times, where an epoch would have fewer than 5 steps otherwise."""
     flags = ("--batch-ramp", "auto", "--synthetic-samples", 1437, "--global-batch-size", 30, "--epochs", 4)
@@ -181,12 +187,16 @@ def test_a_diverging_loss_names_step_and_learning_rate(num_ranks):
         bad = self.num_steps == 3 and self.collectives.rank == num_ranks - 1
         return dataclasses.replace(result, loss_sum=math.nan if bad else result.loss_sum)
 
-    with pytest.raises(UserError, match="expected a finite loss, received nan at step 3 with learning rate 0.05; lower"):
+    with pytest.raises(
+        UserError, match="expected a finite loss, received nan at step 3 with learning rate 0.05; lower"
+    ):
         Job(num_ranks, prepare=changed_worker(train_step=diverge)).train()
 
 
 def test_a_validation_loss_that_is_not_finite_names_the_epoch():
-    with pytest.raises(UserError, match="expected a finite validation loss, received inf after epoch 1; lower --base-lr"):
+    with pytest.raises(
+        UserError, match="expected a finite validation loss, received inf after epoch 1; lower --base-lr"
+    ):
         Job(2, prepare=changed_worker(eval_step=lambda self, batch: (math.inf, 0.0))).train()
 
 
@@ -282,7 +292,9 @@ def test_gradients_that_overflow_at_any_scale_are_a_mistake():
 
 def test_averages_are_validated_beside_the_weights(tmp_path):
     found = train(2, tmp_path, "--epochs", 2, "--ema", 0.5)
-    assert of("epoch", found, "validation_loss") == of("epoch", train(2, tmp_path / "2", "--epochs", 2), "validation_loss")
+    assert of("epoch", found, "validation_loss") == of(
+        "epoch", train(2, tmp_path / "2", "--epochs", 2), "validation_loss"
+    )
     assert 0 < of("epoch", found, "ema_validation_loss")[1] != of("epoch", found, "validation_loss")[1]
     assert 0 <= of("epoch", found, "ema_validation_accuracy")[1] <= 1
 

@@ -22,6 +22,7 @@ from allstep.common.checkpoint import OutputDirectory, load
 from allstep.common.reporting import Reporter
 from allstep.common.training import resuming
 from allstep.common.training.hooks import Hook, StopTraining
+from allstep.common.training.worker import StepResult
 from allstep.common.watch import watching
 
 SAVING = ("--epochs", 2, "--checkpoint-every", 3, "--keep-checkpoints", 100)
@@ -234,6 +235,11 @@ def test_what_cannot_be_gone_on_from(mistake, num_ranks, undisturbed, tmp_path):
             resuming.check_early(job.config)
 
 
+def test_averages_are_kept_from_the_start_or_not_at_all(undisturbed, tmp_path):
+    with pytest.raises(UserError, match="expected --ema as in the run that wrote the checkpoint"):
+        train(1, tmp_path, "--resume", undisturbed(2, "--ema", 0.9))
+
+
 def test_starts_from_the_weights_of_another_run(undisturbed, tmp_path):
     """A learning rate that is 0 in float32 moves no weight."""
     found = train(2, tmp_path, "--epochs", 1, "--base-lr", "1e-60", "--init-from", undisturbed(1))
@@ -242,7 +248,10 @@ def test_starts_from_the_weights_of_another_run(undisturbed, tmp_path):
 
 
 def test_a_second_run_cannot_write_there(tmp_path):
-    with OutputDirectory(tmp_path, warn=pytest.fail), pytest.raises(UserError, match=f"is in use by pid {os.getpid()} on"):
+    with (
+        OutputDirectory(tmp_path, warn=pytest.fail),
+        pytest.raises(UserError, match=f"is in use by pid {os.getpid()} on"),
+    ):
         train(1, tmp_path)
 
 
@@ -418,6 +427,27 @@ def test_a_signal_stops_the_run_and_it_goes_on_from_there(notice, signals_restor
     step = load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step
     assert step >= 2 and f"stopped after step {step} by {notice.name}" in capsys.readouterr().err
     assert len(of("step", events(tmp_path), "step")) == step
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    """The losses stay finite, since no step after the seventh reports its own."""
+
+    class Breaks(Hook):
+        def on_step(self, session):
+            if session.progress.step == 7:
+                session.worker.weights["fc.bias"][0] = np.nan
+
+    def prepare(run):
+        step = run.worker.train_step
+        run.worker.train_step = lambda *arguments: step(*arguments) if run.progress.step < 7 else StepResult(0.0)
+        return run
+
+    flags = ("--epochs", 2, "--checkpoint-every", 1, "--keep-checkpoints", 1)
+    with pytest.raises(
+        UserError, match="expected finite weights and slots to save, received nan or inf in model/fc.bias"
+    ):
+        train(2, tmp_path, *flags, prepare=prepare, hooks=lambda job, rank: [Breaks()])
+    assert 7 not in saved(tmp_path) and 6 in saved(tmp_path)
 
 
 def test_a_full_disk_is_a_mistake_that_leaves_the_checkpoints(tmp_path):
