@@ -1,5 +1,5 @@
 # Each verb is what a person could type. Python for the environment: make setup PYTHON=python3.12; for GPUs: GPU=1.
-.PHONY: setup train test lint bench soak horovod-wheel
+.PHONY: setup train test test-quick lint bench soak horovod-wheel
 
 # So that the ranks and the tools are those of the environment, activated or not.
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
@@ -13,6 +13,10 @@ train: setup
 
 test: setup
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Everything that starts no process.
+test-quick: setup
+	$(IN_VENV) python -m pytest -n 2 --dist worksteal -m "not launch and not full"
 
 lint: setup
 	$(IN_VENV) ruff check .

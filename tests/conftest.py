@@ -12,6 +12,8 @@ gpus.hide()
 gc.disable()
 
 # Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
+import launches  # noqa: E402
+import pytest  # noqa: E402
 import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
 from hypothesis import settings  # noqa: E402
 
@@ -27,6 +29,23 @@ settings.register_profile("allstep", derandomize=True, deadline=None)
 settings.load_profile("allstep")
 
 
+launches.guard()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    launches.mark(items)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    launches.watch(item)
+    try:
+        return (yield)
+    finally:
+        launches.watch(None)

@@ -16,39 +16,54 @@ import selectors
 import signal
 import socket
 import sys
+from functools import partial
 
 from allstep.common.process.lean_import import lean_import
 
 
 def serve(listener: socket.socket) -> dict:
-    """Fork a child for each request; return the request in the child."""
+    """Fork a child for each request, until standard input ends; return the request in the child."""
     selector = selectors.DefaultSelector()
-    selector.register(listener, selectors.EVENT_READ)
+    selector.register(listener, selectors.EVENT_READ, accept)
+    selector.register(sys.stdin, selectors.EVENT_READ, end)
     while True:
         for key, _ in selector.select():
-            if key.fileobj is listener:
-                connection, _ = listener.accept()
-                message, descriptors, _, _ = socket.recv_fds(connection, 2**20, 2)
-                if not message:  # the tests have ended
-                    sys.exit()
-                child = os.fork()
-                if not child:
-                    for descriptor, standard in zip(descriptors, (1, 2), strict=True):
-                        os.dup2(descriptor, standard)
-                    selector.close()
-                    os.closerange(3, max(*descriptors, connection.fileno(), listener.fileno()) + 1)
-                    return json.loads(message)
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                connection.sendall(f"{child}\n".encode())
-                selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, connection))
-            else:
-                child, connection = key.data
-                selector.unregister(key.fileobj)
-                os.close(key.fileobj)
-                status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                connection.sendall(f"{status}\n".encode())
-                connection.close()
+            if request := key.data(selector, key.fileobj):
+                for one in selector.get_map().values():
+                    if one.fd:
+                        os.close(one.fd)
+                return request
+
+
+def end(selector: selectors.BaseSelector, stdin: object) -> None:
+    sys.exit()
+
+
+def accept(selector: selectors.BaseSelector, listener: socket.socket) -> dict | None:
+    """Fork a child for the request of a new connection; return the request in the child."""
+    connection, _ = listener.accept()
+    begin, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
+    message = begin + b"".join(iter(lambda: connection.recv(2**16), b""))
+    child = os.fork()
+    if not child:
+        for descriptor, standard in zip(descriptors, (1, 2), strict=True):
+            os.dup2(descriptor, standard)
+        connection.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if not child:
+        return json.loads(message)
+    connection.sendall(f"{child}\n".encode())
+    selector.register(os.pidfd_open(child), selectors.EVENT_READ, partial(answer, child, connection))
+    return None
+
+
+def answer(child: int, connection: socket.socket, selector: selectors.BaseSelector, ended: int) -> None:
+    """Send the exit status of a child that has ended."""
+    selector.unregister(ended)
+    os.close(ended)
+    connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+    connection.close()
 
 
 def become(request: dict) -> None:

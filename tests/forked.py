@@ -45,7 +45,10 @@ def run(
     """
     request = json.dumps({"folder": str(folder), "words": list(words), "environ": dict(environ)})
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, _connected(server) as connection:
-        socket.send_fds(connection, [request.encode()], [stdout.fileno(), stderr.fileno()])
+        message = request.encode()
+        socket.send_fds(connection, [message[:1]], [stdout.fileno(), stderr.fileno()])
+        connection.sendall(message[1:])
+        connection.shutdown(socket.SHUT_WR)
         answers = connection.makefile()
         child = int(answers.readline())
         connection.settimeout(timeout)
@@ -98,7 +101,8 @@ def _started(server: str, _pid: int) -> tuple[subprocess.Popen, str]:
     folder = tempfile.mkdtemp()
     path = str(Path(folder) / "socket")
     environ = environment(KERAS_BACKEND="tensorflow", TF_CPP_MIN_LOG_LEVEL="2")
-    process = subprocess.Popen([sys.executable, _SERVER, path, *_MODULES[server]], env=environ, start_new_session=True)
+    command = [sys.executable, _SERVER, path, *_MODULES[server]]
+    process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, start_new_session=True)
 
     def end() -> None:
         process.terminate()

@@ -65,7 +65,7 @@ class NumpyWorker:
         overflows = not np.isfinite(mean).all() and self._config.precision == "fp16"
         if not overflows:
             self._apply(mean, learning_rate)
-        # `loss_weight` is the number of ranks by that of all samples.
+        # `loss_weight` is the number of ranks divided by that of samples in the global batch.
         part_mean = (
             local_gradient / (batch.loss_weight * batch.num_samples) if batch.num_samples else 0 * local_gradient
         )

@@ -187,16 +187,12 @@ def test_a_diverging_loss_names_step_and_learning_rate(num_ranks):
         bad = self.num_steps == 3 and self.collectives.rank == num_ranks - 1
         return dataclasses.replace(result, loss_sum=math.nan if bad else result.loss_sum)
 
-    with pytest.raises(
-        UserError, match="expected a finite loss, received nan at step 3 with learning rate 0.05; lower"
-    ):
+    with pytest.raises(UserError, match="finite loss, received nan at step 3 with learning rate 0.05; lower"):
         Job(num_ranks, prepare=changed_worker(train_step=diverge)).train()
 
 
 def test_a_validation_loss_that_is_not_finite_names_the_epoch():
-    with pytest.raises(
-        UserError, match="expected a finite validation loss, received inf after epoch 1; lower --base-lr"
-    ):
+    with pytest.raises(UserError, match="finite validation loss, received inf after epoch 1; lower --base-lr"):
         Job(2, prepare=changed_worker(eval_step=lambda self, batch: (math.inf, 0.0))).train()
 
 

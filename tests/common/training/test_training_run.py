@@ -35,10 +35,11 @@ def undisturbed(tmp_path_factory):
     made: dict[tuple, Path] = {}
 
     def make(num_ranks: int, *flags) -> Path:
-        if (num_ranks, *flags) not in made:
-            made[num_ranks, *flags] = tmp_path_factory.mktemp("undisturbed")
-            train(num_ranks, made[num_ranks, *flags], *SAVING, *flags)
-        return made[num_ranks, *flags]
+        key = (num_ranks, *flags)
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("undisturbed")
+            train(num_ranks, made[key], *SAVING, *flags)
+        return made[key]
 
     return make
 
@@ -443,9 +444,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
         return run
 
     flags = ("--epochs", 2, "--checkpoint-every", 1, "--keep-checkpoints", 1)
-    with pytest.raises(
-        UserError, match="expected finite weights and slots to save, received nan or inf in model/fc.bias"
-    ):
+    with pytest.raises(UserError, match="finite weights and slots to save, received nan or inf in model/fc.bias"):
         train(2, tmp_path, *flags, prepare=prepare, hooks=lambda job, rank: [Breaks()])
     assert 7 not in saved(tmp_path) and 6 in saved(tmp_path)
 
