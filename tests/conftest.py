@@ -14,6 +14,7 @@ gc.disable()
 # Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
 import launches  # noqa: E402
 import pytest  # noqa: E402
+import schedule  # noqa: E402
 import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
 from hypothesis import settings  # noqa: E402
 
@@ -32,9 +33,14 @@ settings.load_profile("allstep")
 launches.guard()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-seconds", action="store_true", help="write the seconds of each file to seconds.json")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     launches.mark(items)
+    schedule.sort(items)
 
 
 def pytest_collection_finish() -> None:
@@ -49,3 +55,12 @@ def pytest_runtest_protocol(item: pytest.Item):
         return (yield)
     finally:
         launches.watch(None)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    schedule.note(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--write-seconds") and not hasattr(session.config, "workerinput"):
+        schedule.write()

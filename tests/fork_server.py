@@ -2,14 +2,15 @@
 
     python fork_server.py SOCKET MODULE...
 
-A request on the Unix socket is one JSON object, with the descriptors of standard output and error; the answers are the
-child's process id, and then its exit status as `subprocess` has it, each on a line.
+`fork_client.request` says what to run, and sends the descriptors of standard output and error; the answers are the
+child's process id, and then its exit status as `subprocess` has it, each on a line. A child whose client hangs up is
+killed. The server ends with its standard input.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
 import os
 import runpy
 import selectors
@@ -21,11 +22,11 @@ from functools import partial
 from allstep.common.process.lean_import import lean_import
 
 
-def serve(listener: socket.socket) -> dict:
-    """Fork a child for each request, until standard input ends; return the request in the child."""
+def serve(listener: socket.socket) -> list[str]:
+    """Fork a child for each request; return the parts of the request in the child."""
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ, accept)
-    selector.register(sys.stdin, selectors.EVENT_READ, end)
+    selector.register(sys.stdin, selectors.EVENT_READ, lambda *_: sys.exit())
     while True:
         for key, _ in selector.select():
             if request := key.data(selector, key.fileobj):
@@ -35,15 +36,11 @@ def serve(listener: socket.socket) -> dict:
                 return request
 
 
-def end(selector: selectors.BaseSelector, stdin: object) -> None:
-    sys.exit()
-
-
-def accept(selector: selectors.BaseSelector, listener: socket.socket) -> dict | None:
-    """Fork a child for the request of a new connection; return the request in the child."""
+def accept(selector: selectors.BaseSelector, listener: socket.socket) -> list[str] | None:
+    """Fork a child for the request of a new connection; return its parts in the child."""
     connection, _ = listener.accept()
-    begin, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
-    message = begin + b"".join(iter(lambda: connection.recv(2**16), b""))
+    size, descriptors, _, _ = socket.recv_fds(connection, 8, 2)
+    message = connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
     child = os.fork()
     if not child:
         for descriptor, standard in zip(descriptors, (1, 2), strict=True):
@@ -52,46 +49,57 @@ def accept(selector: selectors.BaseSelector, listener: socket.socket) -> dict | 
     for descriptor in descriptors:
         os.close(descriptor)
     if not child:
-        return json.loads(message)
+        return message.decode(errors="surrogateescape").split("\0")
     connection.sendall(f"{child}\n".encode())
+    selector.register(connection, selectors.EVENT_READ, partial(kill, child))
     selector.register(os.pidfd_open(child), selectors.EVENT_READ, partial(answer, child, connection))
     return None
+
+
+def kill(child: int, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+    """Kill the child of a client that has hung up."""
+    selector.unregister(connection)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
 
 
 def answer(child: int, connection: socket.socket, selector: selectors.BaseSelector, ended: int) -> None:
     """Send the exit status of a child that has ended."""
     selector.unregister(ended)
     os.close(ended)
-    connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(KeyError):
+        selector.unregister(connection)
+    with contextlib.suppress(OSError):  # the client has hung up
+        connection.sendall(f"{status}\n".encode())
     connection.close()
 
 
-def become(request: dict) -> None:
+def become(request: list[str]) -> None:
     """Run a command as a new interpreter would, in its folder and environment."""
+    end = request.index("")
+    (folder, *environ), words = request[:end], request[end + 1 :]
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(request["folder"])
+    os.chdir(folder)
     os.environ.clear()
-    os.environ.update(request["environ"])
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    first, *others = request["words"]
-    sys.orig_argv = [sys.executable, *request["words"]]
-    if first == "-m":
-        sys.path[0] = request["folder"]
-        sys.argv = others
-        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
+    os.environ.update(dict(one.split("=", 1) for one in environ))
+    sys.orig_argv = [sys.executable, *words]
+    if words[0] == "-m":
+        sys.path[0], sys.argv = folder, words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(first))
-        sys.argv = [first, *others]
-        runpy.run_path(first, run_name="__main__")
+        sys.path[0], sys.argv = os.path.dirname(os.path.abspath(words[0])), words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":
     path, *modules = sys.argv[1:]
     # `serve` forks; in the children nothing of this program is left but the modules.
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(path)
+        server.bind(f"{path}.new")
         server.listen(64)
+        os.rename(f"{path}.new", path)
         with lean_import():
             for module in modules:
                 importlib.import_module(module)

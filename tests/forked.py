@@ -8,10 +8,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-_SERVER = Path(__file__).with_name("fork_server.py")
+from fork_client import request
+
+_SERVER, _CLIENT = (Path(__file__).with_name(f"fork_{name}.py") for name in ("server", "client"))
 _COMMON = ("tyro", "yaml", "numpy", "allstep.common.cli.command_line", "allstep.common.training.resuming")
 _MODULES = {
     "pytorch": (*_COMMON, "allstep.pytorch.train", "allstep.common.training.training_run", "allstep.pytorch.worker",
@@ -43,12 +44,9 @@ def run(
     Raises:
         AssertionError: the command did not end.
     """
-    request = json.dumps({"folder": str(folder), "words": list(words), "environ": dict(environ)})
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr, _connected(server) as connection:
-        message = request.encode()
-        socket.send_fds(connection, [message[:1]], [stdout.fileno(), stderr.fileno()])
-        connection.sendall(message[1:])
-        connection.shutdown(socket.SHUT_WR)
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        outputs = [stdout.fileno(), stderr.fileno()]
+        connection = request(socket_of(server), list(words), folder=str(folder), environ=dict(environ), outputs=outputs)
         answers = connection.makefile()
         child = int(answers.readline())
         connection.settimeout(timeout)
@@ -66,32 +64,36 @@ def _text(file: BinaryIO) -> str:
     return file.read().decode(errors="replace")
 
 
-def server_of(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """Return the server for a command; None if it needs an interpreter of its own.
+def python(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the command for launchers to start `python WORDS`, from a fork server if that has what it needs."""
+    if server := server_of(words, environ):
+        return [sys.executable, "-I", "-S", str(_CLIENT), socket_of(server), *words]
+    return [sys.executable, *words]
 
-    Variables that libraries read when they are imported have to be those of the server.
+
+def server_of(words: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """Return the server for `python WORDS`; None if it needs an interpreter of its own.
+
+    The program has to name a single framework. Variables that libraries read when they are imported have to be those
+    of the server.
     """
-    from ranks import BIN, environment
+    from ranks import REPOSITORY, environment
 
-    if os.environ.get("ALLSTEP_NO_FORK") == "1" or environ != environment():
+    script = REPOSITORY / words[0] if words else REPOSITORY
+    if os.environ.get("ALLSTEP_NO_FORK") == "1" or environ != environment() or not script.is_file():
         return None
-    if len(command) < 2 or command[0] not in (sys.executable, "python", str(BIN / "python")):
-        return None
-    *_, folder, name = ("", *Path(command[1]).parts)
-    return folder if name == "train.py" and folder in ("pytorch", "tensorflow") else None
+    text = " ".join([script.read_text(), *(words if "open_session" in script.read_text() else ())])
+    named = [name for name in ("pytorch", "tensorflow") if re.search(rf"allstep\.{name}\b| {name} ", text)]
+    return named[0] if len(named) == 1 else None
 
 
-def _connected(server: str) -> socket.socket:
+def socket_of(server: str) -> str:
+    """Return the path of the socket of a server, which is started if it does not run yet."""
     process, path = _started(server, os.getpid())
-    while True:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(path)
-            return connection
-        except (FileNotFoundError, ConnectionRefusedError):
-            connection.close()
-            assert process.poll() is None, "the fork server has ended"
-            time.sleep(0.01)
+    while not Path(path).exists():
+        assert process.poll() is None, "the fork server has ended"
+        time.sleep(0.01)
+    return path
 
 
 @functools.cache

@@ -56,12 +56,17 @@ def environment(**extra: str) -> dict[str, str]:
 
 def run(*command: str | Path, timeout: float = 300, **extra: str) -> Result:
     """Run a command in the repository; kill everything it started when it exceeds `timeout` seconds."""
-    return run_in(REPOSITORY, [str(part) for part in command], environment(**extra), timeout=timeout)
+    words, environ = [str(part) for part in command], environment(**extra)
+    # Elastic jobs lose ranks, which must be processes of their launcher.
+    if words[0] in ("mpirun", "horovodrun") and sys.executable in words and "--host-discovery-script" not in words:
+        begin = words.index(sys.executable)
+        words[begin:] = forked.python(words[begin + 1 :], environ)
+    return run_in(REPOSITORY, words, environ, timeout=timeout)
 
 
 def run_in(folder: Path, command: Sequence[str], environ: Mapping[str, str], *, timeout: float) -> Result:
     """Run a command in a folder with an environment; kill its process group when it exceeds `timeout` seconds."""
-    if server := forked.server_of(command, environ):
+    if command[0] in (sys.executable, "python") and (server := forked.server_of(command[1:], environ)):
         return Result(*forked.run(server, folder, command[1:], environ, timeout=timeout))
     process = subprocess.Popen(
         command,
