@@ -31,8 +31,11 @@ def serve(listener: socket.socket) -> list[str]:
         for key, _ in selector.select():
             if request := key.data(selector, key.fileobj):
                 for one in selector.get_map().values():
-                    if one.fd:
-                        os.close(one.fd)
+                    if isinstance(one.fileobj, int):
+                        os.close(one.fileobj)
+                    elif one.fd:  # standard input stays
+                        one.fileobj.close()
+                selector.close()
                 return request
 
 

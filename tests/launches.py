@@ -18,7 +18,7 @@ import pytest
 
 _TESTS = Path(__file__).resolve().parent
 _EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
-_HARMLESS = {"uname", "ldconfig", "/sbin/ldconfig", "gcc", "cc", "ld", "file"}
+_HARMLESS = {"uname", "git", "ldconfig", "/sbin/ldconfig", "gcc", "cc", "ld", "file"}
 """Programs by which the standard library and others look at this machine, in milliseconds."""
 _STARTERS = {"allstep.commands.shared.process_tree", "allstep.commands.shared.jobs", "allstep.commands.soak.training",
              "allstep.common.launch.spawn", "multiprocessing", "subprocess"}  # fmt: skip

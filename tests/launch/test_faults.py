@@ -18,6 +18,8 @@ from allstep.commands.soak.faults import END_SECONDS, KINDS, REPORTED, InjectedF
 from allstep.commands.soak.resume_check import training
 from allstep.common.checkpoint import load
 
+pytestmark = pytest.mark.launch
+
 STEP = 6
 FAULT_TIMEOUT = 9
 QUICK = [

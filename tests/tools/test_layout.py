@@ -72,6 +72,7 @@ ASSIGNED = {
     "pytorch/compat.py": "torch.compile is configured by the attributes of torch._dynamo.config",
     "pytorch/numerics.py": "torch is configured by the attributes of torch.backends and torch.utils",
     "tensorflow/compat.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
+    "tests/fork_server.py": "its children become the programs that they run",
     "tests/tools/test_layout.py": "what the search must find",
 }
 PARTS = ("common", "pytorch", "tensorflow", "commands", "benchmarks", "examples", "tests")
