@@ -1,7 +1,7 @@
-# Each verb is what a person could type. Python for the environment: make setup PYTHON=python3.12; for GPUs: GPU=1.
+# Commands for users and developers. To choose the environment's Python: make setup PYTHON=python3.12; for GPUs: GPU=1.
 .PHONY: setup train test test-quick lint bench soak horovod-wheel
 
-# So that the ranks and the tools are those of the environment, activated or not.
+# Runs a command with the programs of the environment, whether it is activated or not.
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 setup:
@@ -14,13 +14,12 @@ train: setup
 test: setup
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# Everything that starts no process.
 test-quick: setup
 	$(IN_VENV) python -m pytest -n 2 --dist worksteal -m "not launch and not full"
 
 lint: setup
 	$(IN_VENV) ruff check .
-	$(IN_VENV) PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright  # pinned: it need not ask the index for a newer one
+	$(IN_VENV) PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright  # pinned, so it need not look for newer versions
 
 bench: setup
 	$(IN_VENV) python -m allstep.benchmarks.overhead

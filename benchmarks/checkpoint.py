@@ -1,19 +1,19 @@
-"""How long training waits for a checkpoint:
+"""Measure how long training waits for a checkpoint:
 
     OMP_NUM_THREADS=1 python -m allstep.benchmarks.checkpoint [DIRECTORY]
 
-Trains (a matrix product a step) while states of 5, 100 and 500 MB are saved into DIRECTORY
-(by default where temporary files go), and prints, of the time the write takes from copy to rename,
+Trains (one matrix product per step) while states of 5, 100 and 500 MB are saved to DIRECTORY (by default that of
+temporary files), and prints two shares of the time that a write takes from copy to rename:
 
-    in save     the share that `Checkpoints.save` kept the training thread,
-    in all      the share that training lost: what its steps took beyond their undisturbed time, which
-                counts the cores and the memory bandwidth that the writer takes besides (in save included).
+    in save     the time for which `Checkpoints.save` blocked the training thread,
+    in all      the time that training lost, i.e. what its steps took beyond their undisturbed time. This
+                includes `in save`, and the cores and the memory bandwidth that the writer takes.
 
-All are medians over the saves of one run. The exit status is 0 where each is at most 5% in save, 1 else.
+All are medians over the saves of one run. The exit status is 0 if each share in save is at most 5%, 1 otherwise.
 
-What `save` costs is the copy. Two threads make a large one in half the time where a core is free; one flat buffer and
-huge pages gained nothing. At 5 MB, two threads are slower than one, and the rest takes a third, so 5% is not reached.
-To copy beside the next forward pass needs a hook before the weights change, which TensorFlow's compiled step lacks.
+The cost of `save` is the copy. Two threads halve the time of a large copy if a core is free; one flat buffer and huge
+pages gained nothing. At 5 MB, two threads are slower than one, and the rest takes a third, so 5% is not reached.
+Copying during the next forward pass needs a hook before the weights change, which TensorFlow's compiled step lacks.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ NUM_UNDISTURBED_STEPS = 500
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table; end with status 1 where a target is missed.
+    """Print the table; exit with status 1 if a target is missed.
 
     Raises:
-        UserError: nothing can be written into the directory.
+        UserError: the directory does not exist.
     """
     parser = Parser("python -m allstep.benchmarks.checkpoint", __doc__)
     parser.add_argument("directory", nargs="?", type=nonempty_path, metavar="DIRECTORY")
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(output: Path, *, megabytes: int) -> list[tuple[float, float, float]]:
-    """For each save of a state of that size: seconds of the write, kept in save, and lost in all."""
+    """Return, for each save of a state of the given size, the seconds of the write, in `save`, and lost in all."""
     size = megabytes * 10**6 // (4 * NUM_ARRAYS)
     halves = {"model": NUM_ARRAYS // 2, "optimizer": NUM_ARRAYS - NUM_ARRAYS // 2}
     arrays = {
@@ -97,7 +97,7 @@ def measure(output: Path, *, megabytes: int) -> list[tuple[float, float, float]]
 
 
 def train_step() -> float:
-    """Seconds of about a millisecond's work in NumPy, which lets other threads run meanwhile."""
+    """Work for about a millisecond in NumPy, which lets other threads run, and return the seconds taken."""
     started = time.perf_counter()
     np.dot(MATRIX, MATRIX)
     return time.perf_counter() - started

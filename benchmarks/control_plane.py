@@ -1,11 +1,11 @@
-"""What the watch costs rank 0 with thousands of ranks, and how soon it notices and agrees.
+"""Measure what the watch costs rank 0 with thousands of ranks, and how soon it reports losses and agrees on a stop.
 
     python -m allstep.benchmarks.control_plane [--num-ranks 256,1024,4096] [--ranks-per-host 8] [--seconds 10]
 
-A monitor as rank 0 has it hears members on loopback that send what ranks do, from coroutines of another process. Each
-number of ranks is measured twice: with a connection for each rank, and with one for each host. The exit status is 0
-where the watch of the most ranks keeps, by hosts, within 1 % of a core for each 1,000 ranks, has a stop agreed in 2 s,
-and reports in 15 s who is lost.
+A monitor like rank 0's listens on loopback to members, which are coroutines of another process that send what ranks
+send. Each number of ranks is measured twice: with one connection per rank, and with one per host. The exit status is 0
+if the monitor of the most ranks, with one connection per host, takes at most 1 % of a core per 1,000 ranks, agrees on a
+stop within 2 s, and reports a lost rank within 15 s.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ LOST_RANK = 7
 
 @dataclass(frozen=True)
 class Cost:
-    """What was measured with one number of ranks."""
+    """Measurements with one number of ranks."""
 
     num_ranks: int
     num_connections: int
     start_seconds: float
-    """From the first connection until all ranks know that all are there."""
+    """Seconds from the first connection until all ranks know that all are connected."""
     percent: float
-    """Of a core, in the monitor's thread."""
+    """CPU time of the monitor's thread, in percent of a core."""
     stop_seconds: float
-    """From a notice to one rank until all know where to stop."""
+    """Seconds from a notice to one rank until all ranks know where to stop."""
     lost_seconds: float
-    """From the end of a rank's connection until rank 0 has said so."""
+    """Seconds from the end of a rank's connection until rank 0 has reported it."""
 
 
 def serve(num_ranks: int, control: Connection, errors: socket.socket) -> None:
-    """Be rank 0: a monitor in a thread; tell by `control` what the thread costs, and end as rank 0 does."""
+    """Act as rank 0: run a monitor in a thread, and send the thread's CPU time through `control` on request."""
     os.dup2(errors.fileno(), sys.stderr.fileno())
     own, monitors_end = map(Channel, socket.socketpair())
     progress_state = ProgressState()
@@ -70,7 +70,7 @@ def serve(num_ranks: int, control: Connection, errors: socket.socket) -> None:
 
 
 def _first_rank(channel: Channel) -> None:
-    """What the agent of rank 0 says."""
+    """Send the messages of rank 0's agent."""
     while True:
         channel.send(**_beat())
         for message in channel.receive():
@@ -84,14 +84,14 @@ def _beat() -> dict:
 
 
 class Member:
-    """The ranks that one connection speaks for: one of them, or those of a host."""
+    """The ranks of one connection: a single rank, or those of a host."""
 
     def __init__(self, ranks: Sequence[int], *, is_host: bool) -> None:
         self._ranks, self._is_host = ranks, is_host
         self.all_here, self.decided = asyncio.Event(), asyncio.Event()
 
     async def run(self, port: int) -> None:
-        """Say what the ranks say, until the monitor is gone."""
+        """Send the messages of the ranks until the monitor is gone."""
         reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
         self.send({"rank": self._ranks[0], "host": f"host{self._ranks[0]}", "token": TOKEN})
         if self._is_host:
@@ -115,14 +115,14 @@ class Member:
             await asyncio.sleep(BEAT_SECONDS)
 
     def lose(self) -> None:
-        """End a rank as the monitor hears of it."""
+        """Let the monitor notice the end of a rank."""
         if self._is_host:
             self._say({LOST_RANK: {"gone": True}})
         else:
             self.writer.close()
 
     def notice(self) -> None:
-        """Receive a notice to end."""
+        """Report that the first rank has received a notice to end."""
         self._say({self._ranks[0]: {"notice": "SIGTERM"}})
 
     def _say(self, messages: dict[int, dict]) -> None:
@@ -137,7 +137,7 @@ class Member:
 
 
 async def measure(num_ranks: int, ranks_per_host: int, seconds: float) -> Cost:
-    """The cost with so many ranks, `ranks_per_host` of which share a connection (1: each has its own)."""
+    """Measure the cost with `num_ranks` ranks, `ranks_per_host` of which share a connection."""
     control, childs_end = multiprocessing.Pipe()
     errors, childs_errors = socket.socketpair()
     child = multiprocessing.Process(target=serve, args=(num_ranks, childs_end, childs_errors), daemon=True)
@@ -146,7 +146,7 @@ async def measure(num_ranks: int, ranks_per_host: int, seconds: float) -> Cost:
     port = control.recv()
     step = ranks_per_host
     hosts = [range(first, min(first + step, num_ranks)) for first in range(0, num_ranks, step)]
-    hosts[0] = hosts[0][1:]  # rank 0 itself, and its host's ranks, which are connected to it directly
+    hosts[0] = hosts[0][1:]  # without rank 0 itself; the ranks of its host are connected to it directly
     members = [Member([rank], is_host=False) for rank in hosts[0]]
     members += [Member(ranks, is_host=step > 1) for ranks in hosts[1:]]
     started = time.monotonic()
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 flush=True,
             )
             is_soon = cost.stop_seconds <= MAX_STOP_SECONDS and cost.lost_seconds <= MAX_LOST_SECONDS
-            holds = share <= MAX_PERCENT_PER_1000 and is_soon  # of the last: the most ranks, by hosts
+            holds = share <= MAX_PERCENT_PER_1000 and is_soon  # the last one counts: the most ranks, by hosts
     sys.exit(0 if holds else 1)
 
 

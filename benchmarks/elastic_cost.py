@@ -1,11 +1,11 @@
-"""What `--elastic` costs a job that nothing disturbs: the seconds of its steps, with and without.
+"""Measure what `--elastic` costs an undisturbed job: the seconds of its steps, with and without.
 
     python -m allstep.benchmarks.elastic_cost [--frameworks pytorch,tensorflow] [--output FILE]
 
 Two jobs of two ranks under `horovodrun --gloo`, one of them elastic, train the cnn and take turns of a hundred steps,
-in each of which the elastic one commits. The figure is the median over the turns. The script that horovodrun starts
-each second to discover hosts falls into the turns of both. The exit status is 0 where the target is reached, 1 where it
-is missed.
+in each of which the elastic one commits. The figure is the median over the turns. The host discovery script, which
+horovodrun starts every second, runs during the turns of both. The exit status is 0 if the target is reached, 1
+otherwise.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ BOUND = "<= 1.01"
 NUM_RANKS = 2
 FLAGS = (
     *("--dataset", "synthetic", "--synthetic-samples", 1_000_000, "--model", "cnn", "--global-batch-size", 64),
-    # A job that waits for its turn is no frozen one.
+    # A job that waits for its turn is not suspended.
     *("--fault-timeout", JOB_SECONDS, "--stall-timeout", JOB_SECONDS),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where the target is missed."""
+    """Measure and print the table; exit with status 1 if the target is missed."""
     parser = Parser("python -m allstep.benchmarks.elastic_cost", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument("--output", type=output_file, default="runs/elastic_cost.json", help="where samples are kept")
@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def seconds_in_turn(framework: str, folder: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The seconds of each block of an elastic job, and of one that is not.
+    """Return the seconds of each block of an elastic job, and of one that is not elastic.
 
     Raises:
-        BenchmarkFailed: one did not end well.
+        BenchmarkFailed: a job has failed.
     """
     hosts = folder / "hosts"
     hosts.write_text(f"localhost:{NUM_RANKS}\n")

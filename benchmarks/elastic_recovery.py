@@ -1,9 +1,9 @@
-"""How long an elastic job of four ranks on two hosts takes until steps go on after one of them was killed:
+"""Measure how long an elastic job of four ranks on two hosts takes to continue after one of them was killed:
 
     tests/cluster/two_hosts.sh 2 python -m allstep.benchmarks.elastic_recovery [--rounds N]
 
-Jobs of the trainers and of a script that uses Horovod's own `hvd.elastic.run` take turns; in each, one rank after the
-other is killed for half a minute. The exit status is 0 where the medians reach their targets, 1 else.
+Jobs of the trainers and of a script that uses Horovod's own `hvd.elastic.run` take turns. In each job, one rank after
+the other is killed for half a minute. The exit status is 0 if the medians reach their targets, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FLAGS = ("--model", "mlp", "--global-batch-size", 32, "--log-every", 1, "--elast
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where a target is missed."""
+    """Measure and print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.elastic_recovery", __doc__)
     parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=2, metavar="N")
-    parser.add_argument("--output", type=output_file, default="runs/elastic_recovery.json", help="for samples")
+    parser.add_argument("--output", type=output_file, default="runs/elastic_recovery.json", help="file for samples")
     flags = parser.parse_args(argv)
     if not BED_DIRECTORY.is_dir():
         parser.error("expected to run under tests/cluster/two_hosts.sh 2, received another place; start it by that")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def seconds_after_kills(program: str, *flags: object) -> list[float]:
-    """The seconds from each kill of a rank of one job to its next step."""
+    """Return the seconds from each kill of a rank of a job to the next step."""
     with tempfile.TemporaryDirectory() as directory, elastic_job(program, BED, Path(directory), *flags) as job:
         return disturb(job, [KILLED], time.monotonic() + SECONDS, random.Random(0))[KILLED]
 

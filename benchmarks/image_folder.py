@@ -1,7 +1,7 @@
-"""How fast the input pipeline reads a folder of images, beside torchvision's ImageFolder and a DataLoader.
+"""Compare how fast the input pipeline and torchvision's ImageFolder with a DataLoader read a folder of images.
 
-No network is behind either. Both read the same JPEG files of 500 x 375 pixels in a random order, crop 224 x 224 at
-random, flip, and hand out batches of 64; ours decodes in threads, the reference in as many processes.
+Neither trains. Both read the same JPEG files of 500 x 375 pixels in a random order, crop 224 x 224 at random, flip,
+and return batches of 64; ours decodes in threads, the reference in the same number of processes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from allstep.common.data.sharding import Position
 WIDTH, HEIGHT = 500, 375
 QUALITY = 90
 WORKERS = {1: "", 2: ">= 1.3", 4: ""}
-"""Threads or processes that decode, and what is to be reached with so many: the target is for two cores."""
+"""Target for each number of decoding threads or processes; it is meant for two cores."""
 BATCH_SIZE = 64
 IMAGE_SIZE = 224
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What reading an epoch took."""
+    """Rate and CPU time of reading an epoch."""
 
     images_per_second: float
-    """After the first batch."""
+    """Rate after the first batch."""
     cpu_milliseconds: float
-    """Of an image, over all threads and processes: what does not change with how busy the machine is with others."""
+    """CPU time per image, over all threads and processes, which hardly depends on the machine's load."""
 
 
 def figures(num_images: int, num_rounds: int) -> tuple[list[Figure], dict[str, list[dict]]]:
-    """Rows and samples, both sides in turn."""
+    """Measure both sides in turn and return rows and samples."""
     sides = {"ours": ours, "reference": reference}
     readings: dict[tuple[str, int], list[Reading]] = {(side, workers): [] for workers in WORKERS for side in sides}
     with tempfile.TemporaryDirectory(prefix="allstep-images-") as directory:
@@ -70,7 +70,7 @@ def figures(num_images: int, num_rounds: int) -> tuple[list[Figure], dict[str, l
 
 
 def write_images(directory: Path, num_images: int) -> None:
-    """Write train/ and val/ of two classes: smooth colours and noise, 90 kB a file, as ImageNet's files have."""
+    """Write train/ and val/ of two classes: smooth colours and noise, 90 kB per file, like ImageNet's files."""
     for number in range(num_images):
         rng = np.random.default_rng(number)
         colours = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8))
@@ -85,7 +85,7 @@ def write_images(directory: Path, num_images: int) -> None:
 
 
 def ours(directory: Path, workers: int) -> Reading:
-    """An epoch of the loader on one rank."""
+    """Read an epoch by our loader on one rank."""
     config = DataConfig(dataset="image-folder", data_dir=directory, image_size=IMAGE_SIZE, decode_threads=workers)
     cpu = time.process_time()
     train = datasets.load(config).train
@@ -98,7 +98,7 @@ def ours(directory: Path, workers: int) -> Reading:
 
 
 def reference(directory: Path, workers: int) -> Reading:
-    """An epoch of the DataLoader, in a process of its own."""
+    """Read an epoch by the DataLoader, in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
         flags = ("--data-dir", directory, "--workers", workers, "--batch-size", BATCH_SIZE, "--image-size", IMAGE_SIZE)

@@ -1,17 +1,17 @@
-"""Training end to end, input included, beside the input pipeline of Horovod's pytorch_mnist example; and image files:
+"""Compare training, input included, with the input pipeline of Horovod's pytorch_mnist example; and read image files:
 
     python -m allstep.benchmarks.input_pipeline [--output runs/input_pipeline.json] [--quick]
 
-Both train on the same IDX files of MNIST's shape, 60,000 images that this benchmark makes itself, for one epoch on 2
-ranks of one thread each, 64 images a rank and step. The reference reads them through torchvision's data set,
-ToTensor, Normalize, DistributedSampler and DataLoader.
+Both train on the same IDX files of MNIST's shape, 60,000 images that this benchmark creates, for one epoch on 2 ranks
+of one thread each, 64 images per rank and step. The reference reads them through torchvision's data set, ToTensor,
+Normalize, DistributedSampler and DataLoader.
 
-    cnn / no input      the cnn beside a loop by hand whose data lie in memory: what any input pipeline could reach
-    cnn, mlp            the cnn, and a network so small that the input decides, beside the reference
-    image-folder        JPEG files of 500 x 375 pixels, read by 1, 2 and 4 workers on one rank with no network behind,
-                        beside torchvision's ImageFolder and a DataLoader with as many
+    cnn / no input      the cnn against a hand-written loop with data in memory, the limit of any input pipeline
+    cnn, mlp            the cnn, and a network so small that the input dominates, against the reference
+    image-folder        JPEG files of 500 x 375 pixels, read by 1, 2 and 4 workers on one rank without training,
+                        against torchvision's ImageFolder and a DataLoader with the same number of workers
 
-Rates are images per second, medians over interleaved rounds. The exit status is 0 where the target is reached.
+Rates are images per second, medians over interleaved rounds. The exit status is 0 if the target is reached.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SAMPLES_IN_MEMORY = 64 * BATCH_SIZE
 def write_idx_files(directory: Path, num_samples: int) -> None:
     """Write a data set of MNIST's shape and files: gzipped for the trainer, plain under MNIST/raw for torchvision.
 
-    The trainer takes files that are not MNIST's own by the checksums in SHA256SUMS.
+    The trainer accepts files other than MNIST's own if SHA256SUMS has their checksums.
     """
     dataset = datasets.load(DataConfig(dataset="synthetic", synthetic_samples=num_samples))
     zipped, plain = directory / "mnist", directory / "MNIST" / "raw"
@@ -74,12 +74,12 @@ def write_idx_files(directory: Path, num_samples: int) -> None:
 
 
 def idx(array: np.ndarray) -> bytes:
-    """A uint8 array in the IDX format (`common/data/datasets/mnist.py` says what that is)."""
+    """Return a uint8 array in the IDX format, which `common/data/datasets/mnist.py` describes."""
     return struct.pack(f">{1 + array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
 
 
 def trainer(model: str, data_dir: Path) -> float:
-    """Images per second of the trainer over one epoch."""
+    """Return the images per second of the trainer over one epoch."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "output"
         flags = ("--dataset", "mnist", "--data-dir", data_dir, "--model", model, "--batch-size", BATCH_SIZE)
@@ -88,19 +88,19 @@ def trainer(model: str, data_dir: Path) -> float:
 
 
 def example(model: str, data_dir: Path) -> float:
-    """Images per second of the example's pipeline over one epoch."""
+    """Return the images per second of the example's pipeline over one epoch."""
     [rate] = _handwritten("torchvision_mnist", "--data-dir", data_dir, "--model", model)
     return rate
 
 
 def in_memory() -> float:
-    """Images per second of the cnn over tensors that lie in memory."""
+    """Return the images per second of the cnn over tensors in memory."""
     rates = _handwritten("pytorch_horovod", "--num-samples", SAMPLES_IN_MEMORY, "--epochs", 3)
     return statistics.median(rates[1:])
 
 
 def _handwritten(script: str, *flags: object) -> tuple[float, ...]:
-    """Images per second of a script's epochs."""
+    """Return the images per second of a script's epochs."""
     module = f"allstep.benchmarks.handwritten.{script}"
     with tempfile.TemporaryDirectory() as directory:
         return run_handwritten(
@@ -109,11 +109,11 @@ def _handwritten(script: str, *flags: object) -> tuple[float, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where the target is missed."""
+    """Measure and print the table; exit with status 1 if the target is missed."""
     parser = Parser("python -m allstep.benchmarks.input_pipeline", __doc__)
-    parser.add_argument("--output", type=output_file, default="runs/input_pipeline.json", help="for raw samples")
+    parser.add_argument("--output", type=output_file, default="runs/input_pipeline.json", help="file for samples")
     parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3)
-    parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
+    parser.add_argument("--quick", action="store_true", help="only a few steps, as a test of the benchmark")
     flags = parser.parse_args(argv)
     num_rounds = 1 if flags.quick else flags.rounds
     with tempfile.TemporaryDirectory(prefix="allstep-mnist-") as directory:
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def figure(what: str, samples: dict[str, list[float]], name: str, reference: str, target: str = "") -> Figure:
-    """A row of rates."""
+    """Return a row that compares two rates."""
     return Figure(
         what,
         statistics.median(samples[name]),

@@ -1,9 +1,9 @@
-"""What measuring the gradient noise scale costs, under Horovod on two ranks:
+"""Measure the cost of measuring the gradient noise scale, under Horovod on two ranks:
 
     OMP_NUM_THREADS=1 python -m allstep.benchmarks.noise_scale [--frameworks pytorch] [--steps N]
 
-One step of some is measured, so a run has both sides in turn: the median time of the measured steps beyond that of the
-others, spread over all steps, as a share of the latter.
+The noise scale is measured only in one of several steps, so that a run has both kinds of steps. The cost is the
+difference of their median times, spread over all steps, as a share of the time of steps that do not measure it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WARM_UP = 8
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where a target is missed."""
+    """Measure and print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.noise_scale", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument("--steps", type=whole(8, 10**6), default=400, metavar="N")
@@ -59,17 +59,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(framework: str, network: str, num_steps: int, path: Path) -> None:
-    """Write the seconds of the measured steps, and those of the others."""
+    """Train, and write the seconds of the steps that measure the noise scale, and those of the others."""
     session = open_session(framework, [*NETWORKS[network], "--device", "cpu"])
     assert session is not None
     worker = session.worker
-    assert worker.num_parts  # else nothing would be measured
+    assert worker.num_parts  # else no step would measure the noise scale
     batch = local_batch(session.dataset, session.config, worker)
     seconds: tuple[list[float], list[float]] = [], []
     for number in range(1, WARM_UP + num_steps + 1):
         started = time.perf_counter()
         result = worker.train_step(batch, 1e-3)
-        # What the engine asks for, and until the last update is done.
+        # Read what the engine reads, and wait for the last update.
         for pending in (result, result.squares_of_parts, result.square_of_average):
             float(pending)
         next(iter(worker.parameters()))
@@ -80,7 +80,7 @@ def measure(framework: str, network: str, num_steps: int, path: Path) -> None:
 
 
 def dispatch() -> None:
-    """The command itself, or a rank, which it starts."""
+    """Run the command itself, or a rank that it has started."""
     if sys.argv[1:2] == ["measure"]:
         measure(sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
     else:

@@ -1,9 +1,9 @@
-"""What it costs a script to be looked at by `allstep prove`: the seconds of its steps, with and without.
+"""Measure what `allstep prove` costs the observed script: the seconds of its steps, with and without.
 
     python -m allstep.benchmarks.observing [--steps K] [--rounds R] [--output FILE]
 
 The script is `handwritten/observed.py` on two ranks. Both sides run in turn, and the figure is the median over the
-rounds. The exit status is 0 where the target is reached, 1 where it is missed.
+rounds. The exit status is 0 if the target is reached, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ BOUND = "<= 3"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where the target is missed."""
+    """Measure and print the table; exit with status 1 if the target is missed."""
     parser = Parser("python -m allstep.benchmarks.observing", __doc__)
-    parser.add_argument("--steps", type=whole(3, 1000), default=10, help="of the script (10)")
+    parser.add_argument("--steps", type=whole(3, 1000), default=10, help="steps of the script (10)")
     parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, help="launches of each kind (3)")
     parser.add_argument("--output", type=output_file, default="runs/observing.json", help="where samples are kept")
     flags = parser.parse_args(argv)
@@ -55,7 +55,7 @@ def _observed(num_steps: int) -> float:
 
 
 def _seconds(num_steps: int, environ: dict[str, str] | None = None) -> float:
-    """What the script says that its steps took."""
+    """Run the script and return the seconds that it reports for its steps."""
     with running([*start("horovodrun", 2), SCRIPT, num_steps], environ=environ) as job:
         status, printed = job.wait(JOB_SECONDS), job.printed()
     found = re.search(r"seconds = ([\d.]+)", printed)

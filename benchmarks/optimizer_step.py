@@ -1,13 +1,13 @@
-"""What a step of each optimizer costs on the weights of a ResNet-50, beside one of SGD with momentum:
+"""Compare a step of each optimizer on the weights of a ResNet-50 with a step of SGD with momentum:
 
     OMP_NUM_THREADS=1 python -m allstep.benchmarks.optimizer_step [--frameworks pytorch] [--rounds N]
 
-In milliseconds, on the GPU where there is one, else on one core; both with weight decay, without gradients being
-computed. Medians over interleaved rounds. The exit status is 0 where all targets are reached, 1 where one is missed.
-PyTorch's SGD is the one that it chooses itself, of many operations; the trainers' is fused.
+Times are milliseconds on the GPU if there is one, else on one core, both with weight decay and without computing
+gradients; medians over interleaved rounds. The exit status is 0 if all targets are reached, 1 otherwise. PyTorch's SGD
+is its default one, of many operations; the trainers' is fused.
 
-LAMB is at its target on a CPU, on one side or the other by what else runs: docs/batches.md says what was tried. Adam is
-shown beside them. A GPU was not at hand.
+On a CPU, LAMB reaches its target or just misses it, depending on the load; docs/batches.md describes what was tried.
+Adam is shown for comparison. No GPU has been measured.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STEPS_A_ROUND = 3
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where a target is missed."""
+    """Measure and print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.optimizer_step", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=7, metavar="N")
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = parser.parse_args(argv)
     rows: list[Figure] = []
     samples = {}
-    for framework in flags.frameworks:  # each in a process of its own
+    for framework in flags.frameworks:  # each in a separate process
         [printed] = run(job(__spec__.name, "measure", framework, flags.rounds, num_ranks=None))
         samples[framework] = json.loads(printed.splitlines()[-1])
         reference = samples[framework][REFERENCE]
@@ -67,14 +67,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(framework: str, num_rounds: int) -> None:
-    """Print the seconds a step of each optimizer as JSON, by name."""
+    """Print the seconds per step of each optimizer as JSON, by name."""
     keep_freed_memory()  # as a trainer does
     prepare = {"pytorch": in_pytorch, "tensorflow": in_tensorflow}[framework]()
     steps = {
         name: prepare(OptimizerConfig(optimizer=cast("Any", name), weight_decay=WEIGHT_DECAY))
         for name in (REFERENCE, *TARGETS)
     }
-    for step in steps.values():  # makes the slots
+    for step in steps.values():  # creates the slots
         step()
 
     def seconds(step: Callable[[], None]) -> float:
@@ -88,18 +88,20 @@ def measure(framework: str, num_rounds: int) -> None:
 
 
 def in_pytorch() -> Callable[[OptimizerConfig], Callable[[], None]]:
-    """What makes a step of an optimizer, that takes effect before it returns."""
+    """Return a function that builds an optimizer's step, which waits until the update is done."""
     import torch
 
     from allstep.pytorch.models import build_model
-    from allstep.pytorch.optimizers import build_optimizer
+    from allstep.pytorch.optimizers import build_optimizer, without_fused_kernels
 
     torch.set_num_threads(1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parameters = list(build_model("resnet50", IMAGE_SHAPE, NUM_CLASSES).to(device).parameters())
 
     def prepare(config: OptimizerConfig) -> Callable[[], None]:
-        optimizer = build_optimizer(config, parameters, fused_sgd=False)
+        optimizer = build_optimizer(config, parameters)
+        if config.optimizer == "sgd":
+            without_fused_kernels(optimizer)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE
 
@@ -117,7 +119,7 @@ def in_pytorch() -> Callable[[OptimizerConfig], Callable[[], None]]:
 
 
 def in_tensorflow() -> Callable[[OptimizerConfig], Callable[[], None]]:
-    """The same in TensorFlow, one graph a step."""
+    """Return the same for TensorFlow, where a step is one graph."""
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
@@ -147,7 +149,7 @@ def in_tensorflow() -> Callable[[OptimizerConfig], Callable[[], None]]:
 
 
 def dispatch() -> None:
-    """The command itself, or the measurement in one framework, which it starts."""
+    """Run the command itself, or the measurement in one framework, which the command starts."""
     if sys.argv[1:2] == ["measure"]:
         measure(sys.argv[2], int(sys.argv[3]))
     else:

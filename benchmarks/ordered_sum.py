@@ -1,8 +1,8 @@
-"""Seconds of Horovod's all-reduce and of the sum in fixed order, in turn, on ranks; rank 0 writes them as JSON.
+"""Time Horovod's all-reduce and the sum in fixed order, in turn, on ranks; rank 0 writes the seconds as JSON.
 
     horovodrun -np 2 python -m allstep.benchmarks.ordered_sum pytorch 1,64 5 seconds.json
 
-The arguments: framework, mebibytes of each vector, rounds, output.
+Arguments: framework, mebibytes of each vector, rounds, output.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from allstep.common.base.memory import keep_freed_memory
 from allstep.common.data.slices import local_nodes
 
 _BYTES_A_ROUND = 64 * 2**20
-"""So that a round of small vectors is long enough to be timed."""
+"""Bytes summed per round, so that a round of small vectors is long enough to be timed."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Time and write: by mebibytes, a pair of seconds a round."""
+    """Time both sums and write, by mebibytes, a pair of seconds per round."""
     framework, sizes, num_rounds, output = sys.argv[1:] if argv is None else argv
     keep_freed_memory()
     rank, operations = {"pytorch": _pytorch, "tensorflow": _tensorflow}[framework]()
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _timed(calls: Sequence[Callable[[], object]], num_calls: int) -> tuple[float, float]:
-    """The median call of each of two operations, which take turns call by call."""
+    """Return the median seconds of a call of each of two operations, which take turns call by call."""
     taken: tuple[list[float], list[float]] = [], []
     for _ in range(num_calls):
         for call, samples in zip(calls, taken, strict=True):

@@ -1,17 +1,17 @@
-"""What the trainers cost beside the least that one could write by hand, as ratios within one run:
+"""Compare the trainers with minimal hand-written loops, as ratios within one run:
 
     python -m allstep.benchmarks.overhead [--frameworks pytorch,tensorflow] [--output FILE] [--quick]
 
-For each framework, on 2 ranks of one thread each (the network: cnn, 28x28x1, 64 images a rank and step):
+For each framework, on 2 ranks of one thread each (the network: cnn, 28x28x1, 64 images per rank and step):
 
-    largest difference of losses    that the trainer and a hand-written Horovod loop train the same thing
-    images/s / hand-written         both with their data in memory
-    images/s / independent          beside two single processes at the same time, which is the limit
-    seconds to first step           more than a bare horovodrun of the same imports (a difference)
+    largest difference of losses    shows that the trainer and a hand-written Horovod loop train the same network
+    images/s / hand-written         against that loop, both with their data in memory
+    images/s / independent          against two independent processes at the same time, which is the limit
+    seconds to first step           in excess of a bare horovodrun with the same imports (a difference)
     replica check / 100 steps       seconds, in the same run
 
-Throughputs and start-ups are medians over interleaved rounds. The exit status is 0 where all targets are reached,
-1 where one is missed.
+Throughputs and start-ups are medians over interleaved rounds. The exit status is 0 if all targets are reached,
+1 otherwise.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ NUM_RANKS = 2
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """Sizes of the measurements."""
 
     num_rounds: int
-    """Interleaved rounds."""
+    """Number of interleaved rounds."""
     steps_per_epoch: int
     num_epochs: int
-    """Of a run, the first included, which warms up and does not count."""
+    """Number of epochs of a run, including the first, which warms up and does not count."""
 
     @property
     def num_samples(self) -> int:
-        """Training samples, so that an epoch has `steps_per_epoch`."""
+        """Number of training samples, such that an epoch has `steps_per_epoch`."""
         return self.steps_per_epoch * BATCH_SIZE * NUM_RANKS
 
 
@@ -71,27 +71,27 @@ QUICK = Effort(num_rounds=1, steps_per_epoch=2, num_epochs=2)
 
 
 class TrainerBench:
-    """The measurements of one framework; each launches real jobs, in a folder of its own."""
+    """Measurements of one framework; each launches real jobs, in a separate folder."""
 
     def __init__(self, framework: str, effort: Effort, directory: Path) -> None:
         self.framework, self.effort, self._directory = framework, effort, directory
 
     def throughput(self) -> float:
-        """Images per second of the trainer, the median of its epochs."""
+        """Return the images per second of the trainer, the median of its epochs."""
         [printed] = run(job(f"allstep.{self.framework}.train", *self._flags()))
         return statistics.median(printed_rates(printed))
 
     def handwritten_throughput(self) -> float:
-        """Images per second of the hand-written loop, the median of its epochs."""
+        """Return the images per second of the hand-written loop, the median of its epochs."""
         return statistics.median(self._handwritten(self.effort.num_epochs).images_per_second[1:])
 
     def independent_throughput(self) -> float:
-        """Images per second of two single processes at the same time, together."""
+        """Return the total images per second of two independent processes that run at the same time."""
         alone = job(f"allstep.{self.framework}.train", *self._flags(), num_ranks=None)
         return sum(statistics.median(printed_rates(printed)) for printed in run(*[alone] * NUM_RANKS))
 
     def loss_difference(self) -> Figure:
-        """Whether the trainer and the hand-written loop train the same thing."""
+        """Compare the losses of the trainer and the hand-written loop, which must agree."""
         output = new_output(self._directory)
         run(job(f"allstep.{self.framework}.train", *self._flags(epochs=1), "--output-dir", output, "--log-every", 1))
         ours = [event.loss for event in read_events(output / FILE).steps]
@@ -105,7 +105,7 @@ class TrainerBench:
         )
 
     def startup(self) -> float:
-        """Seconds from the launch of the trainer to the end of its first step."""
+        """Return the seconds from the launch of the trainer to the end of its first step."""
         output = new_output(self._directory)
         metrics = output / FILE
         command = job(
@@ -116,12 +116,12 @@ class TrainerBench:
         return seconds_until(command, lambda: metrics.exists() and '"step"' in metrics.read_text())
 
     def bare_startup(self) -> float:
-        """Seconds from a bare launch to its first all-reduce."""
+        """Return the seconds from a bare launch to its first all-reduce."""
         done = new_output(self._directory)
         return seconds_until(job("allstep.benchmarks.handwritten.bare", self.framework, done), done.exists)
 
     def check_cost(self) -> Figure:
-        """The replica check after an epoch, beside 100 steps of the same run."""
+        """Compare the replica check after an epoch with 100 steps of the same run."""
         checks = new_output(self._directory)
         [printed] = run(job("allstep.benchmarks.timed_check", self.framework, checks, *self._flags()))
         step_seconds = statistics.median(BATCH_SIZE * NUM_RANKS / rate for rate in printed_rates(printed))
@@ -148,7 +148,7 @@ class TrainerBench:
 
 
 def figures(bench: TrainerBench) -> tuple[list[Figure], dict[str, dict[str, list[float]]]]:
-    """The rows of one framework, and the samples of its rounds."""
+    """Return the rows of one framework, and the samples of its rounds."""
     same = bench.loss_difference()
     rates = interleaved(
         {
@@ -189,11 +189,11 @@ def figures(bench: TrainerBench) -> tuple[list[Figure], dict[str, dict[str, list
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where a target is missed."""
+    """Measure and print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.overhead", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--output", type=files.output_file, default="runs/overhead.json", help="for raw samples")
-    parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose figures say nothing")
+    parser.add_argument("--output", type=files.output_file, default="runs/overhead.json", help="file for samples")
+    parser.add_argument("--quick", action="store_true", help="only a few steps, as a test of the benchmark")
     flags = parser.parse_args(argv)
     effort = QUICK if flags.quick else FULL
     load = os.getloadavg()[0]

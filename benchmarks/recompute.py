@@ -1,9 +1,9 @@
-"""What --recompute saves of memory, and what it costs:
+"""Measure how much memory --recompute saves, and what it costs:
 
     python -m allstep.benchmarks.recompute [--frameworks pytorch] [--rounds N]
 
-Peak memory of a process that trains a ResNet-18 on 64 images of 160 x 160 pixels, and images a second, with and without
-the flag in turn; medians. The losses must be equal. Of the memory, the libraries and the weights take 0.6 GB.
+Figures are medians of peak memory and images per second of a process that trains a ResNet-18 on 64 images of 160 x 160
+pixels, with and without the flag in turn. The losses must be equal. Libraries and weights take 0.6 GB of the memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIDES = {"without": (), "with": ("--recompute",)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where memory is not less or a loss differs."""
+    """Measure and print the table; exit with status 1 if a target is missed or a loss differs."""
     parser = Parser("python -m allstep.benchmarks.recompute", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, metavar="N")
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def train(framework: str, given: Sequence[str]) -> tuple[tuple[float, float], list[float]]:
-    """Megabytes at the peak, images a second, and the loss of each step."""
+    """Train and return the peak memory in megabytes, images per second, and the loss of each step."""
     with tempfile.TemporaryDirectory(prefix="allstep-recompute-") as directory:
         module = f"allstep.{framework}.train"
         run([sys.executable, "-m", module, "--output-dir", directory, *TRAIN, *given])

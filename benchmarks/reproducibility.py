@@ -1,14 +1,14 @@
-"""Whether two runs of `allstep compare` agree:
+"""Check that two runs of `allstep compare` agree:
 
     allstep compare --output-dir runs/first
     allstep compare --output-dir runs/second
     python -m allstep.benchmarks.reproducibility runs/first runs/second
 
-For every cell that both have: its share of the machine's limit (images/s over that of independent processes in the same
-round, the median over rounds) in both runs; and for every place in the table, the strategies' rankings (`>` is faster,
-`~` not distinguished), and whether a strategy is faster than another in one and slower in the other. Images/s
-themselves follow the machine, which may be slower today. How well each run knew its shares stands below. The exit
-status is 0 where no share differs by more than 5 % and no ranking contradicts the other, 1 else.
+Prints, for every cell that both runs have, its share of the machine's limit in both (images/s over that of independent
+processes in the same round, the median over rounds). For every place in the table, it prints the rankings of the
+strategies (`>` is faster, `~` not distinguished), and whether they contradict each other. Images/s themselves are not
+compared, since the machine may be slower today. The last lines show the resolution of each run's shares. The exit
+status is 0 if no share differs by more than 5 % and no ranking contradicts the other, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Repetition:
 
 
 def repetitions(first: Sequence[CellResult], second: Sequence[CellResult]) -> list[Repetition]:
-    """The cells of two runs that are compared with independent processes in both."""
+    """Return the cells that were compared with independent processes in both runs."""
     shares = {cell.id: cell.share_of_limit for cell in first}
     again = {cell.id: cell.share_of_limit for cell in second}
     pairs = [(name, share, again.get(name)) for name, share in shares.items()]
@@ -54,7 +54,7 @@ def repetitions(first: Sequence[CellResult], second: Sequence[CellResult]) -> li
 
 
 def contradicted(first: Sequence[CellResult], second: Sequence[CellResult]) -> set[tuple]:
-    """The places where a strategy is faster than another in one run, and slower in the other."""
+    """Return the places where a strategy is faster than another in one run, and slower in the other."""
     found, again = (
         {(cell.placement, cell.strategy, rival) for cell in cells for rival in cell.against if is_faster(cell, rival)}
         for cells in (first, second)
@@ -63,7 +63,7 @@ def contradicted(first: Sequence[CellResult], second: Sequence[CellResult]) -> s
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table, and end with status 1 where the runs do not agree."""
+    """Print the table and exit with status 1 if the runs do not agree."""
     parser = Parser("python -m allstep.benchmarks.reproducibility", __doc__)
     parser.add_argument("directories", nargs=2, type=nonempty_path, metavar="DIR")
     flags = parser.parse_args(argv)
@@ -74,10 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for one in found:
         print(f"{one.cell:64} {one.first:6.3f} {one.second:6.3f} {one.change:+7.1%}  {_verdict(one.holds)}")
     changed = contradicted(first, second)
-    for placement in sorted(before.keys() & after.keys()):
-        print(
-            f"{'.'.join(map(str, placement)):64} {before[placement]}; {after[placement]}  {_verdict(placement not in changed)}"
-        )
+    for cell in sorted(before.keys() & after.keys()):
+        print(f"{'.'.join(map(str, cell)):64} {before[cell]}; {after[cell]}  {_verdict(cell not in changed)}")
     for directory, cells in zip(flags.directories, (first, second), strict=True):
         print(f"{directory}: {resolution(cells)}")
     sys.exit(0 if not changed and all(one.holds for one in found) else 1)

@@ -1,10 +1,10 @@
-"""What a Session costs beside the least that one could write by hand, as ratios within one run:
+"""Compare a Session with a minimal hand-written loop, as ratios within one run:
 
     python -m allstep.benchmarks.session [--frameworks pytorch,tensorflow] [--rounds N] [--output FILE] [--quick]
 
-For each framework, the same network and samples on 2 ranks of one thread each under horovodrun: images a second by a
-Session (`timed_session.py`) and by a loop of Horovod's (`handwritten/`), in turn; medians over the rounds. The losses
-of the first epoch must agree. The exit status is 0 where all targets are reached, 1 where one is missed.
+For each framework, the same network and samples on 2 ranks of one thread each under horovodrun: images per second of a
+Session (`timed_session.py`) and of a Horovod loop (`handwritten/`), in turn; medians over the rounds. The losses of the
+first epoch must agree. The exit status is 0 if all targets are reached, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from allstep.common.process.exit import run_rank
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where a target is missed."""
+    """Measure and print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.session", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=5, metavar="N", help="of both in turn (5)")
+    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=5, metavar="N", help="rounds of both (5)")
     parser.add_argument("--output", type=output_file, default="runs/session.json", help="where samples are kept")
-    parser.add_argument("--quick", action="store_true", help="a trial of a few steps, whose rates say nothing")
+    parser.add_argument("--quick", action="store_true", help="only a few steps, as a test of the benchmark")
     flags = parser.parse_args(argv)
     effort = QUICK if flags.quick else FULL
     rows: list[Figure] = []
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def figures(
     framework: str, effort: Effort, num_rounds: int, directory: Path
 ) -> tuple[list[Figure], dict[str, list[float]]]:
-    """The rows of one framework, and the images a second of each round."""
+    """Return the rows of one framework, and the images per second of each round."""
     modules = {"session": ("timed_session", framework), "handwritten": (f"handwritten.{framework}_horovod",)}
     rates: dict[str, list[float]] = {side: [] for side in modules}
     losses: dict[str, float] = {}
@@ -56,7 +56,7 @@ def figures(
         for side, words in modules.items():
             result = _train(words, effort, directory)
             rates[side].append(statistics.median(result.images_per_second[1:]))
-            num_in_epoch = len(result.losses) // effort.num_epochs  # a Session says the mean of an epoch
+            num_in_epoch = len(result.losses) // effort.num_epochs  # a Session reports the mean of an epoch
             losses[side] = statistics.mean(result.losses[:num_in_epoch])
             print(f"round {number + 1} of {num_rounds}: {side} {rates[side][-1]:.5g}", file=sys.stderr, flush=True)
     ours, reference = rates["session"], rates["handwritten"]

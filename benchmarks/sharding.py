@@ -1,11 +1,11 @@
-"""How fast and in how much memory the epoch's order comes, beside torch's DistributedSampler.
+"""Compare speed and memory of computing an epoch's order with those of torch's DistributedSampler.
 
     python -m allstep.benchmarks.sharding [--num-samples 10000000,100000000,1000000000] [--world-size 1]
 
-Each case runs in a process of its own, on one thread, as rank 0. Times are CPU times: other work on the
-machine disturbs them little. DistributedSampler makes the order of all samples in every rank, as Python
-integers; sizes for which the free memory does not suffice are left out. The exit status is 0 where the largest size has
-at least 10 million indices a second in at most 1 MiB.
+Each case runs in a separate process, on one thread, as rank 0. Times are CPU times, which other work on the machine
+hardly affects. DistributedSampler creates the order of all samples on every rank, as Python integers; sizes for which
+the free memory does not suffice are left out. The exit status is 0 if ours yields at least 10 million indices per
+second in at most 1 MiB for the largest size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from allstep.common.process.exit import run_rank
 
 MIN_INDICES_PER_SECOND, MAX_BYTES = 10_000_000, 2**20
 POSITIONS_A_CALL = 1 << 13
-# Enough of an epoch for a steady rate. DistributedSampler cannot make a part of one.
+# Enough of an epoch for a steady rate. DistributedSampler can only create a whole epoch.
 MEASURED_POSITIONS = 1 << 25
 # A tensor of int64, a list of pointers and its slice for the rank, and an object for each int.
 SAMPLER_BYTES_A_SAMPLE = 8 + 8 + 8 + 32
@@ -37,18 +37,18 @@ SAMPLER_BYTES_A_SAMPLE = 8 + 8 + 8 + 32
 
 @dataclass(frozen=True)
 class Cost:
-    """What a rank pays to go through its samples."""
+    """Cost of iterating over the indices of a rank."""
 
     first_seconds: float
     """CPU time to the first index."""
     indices_per_second: float
-    """By CPU time, that to the first index included."""
+    """Rate by CPU time, including the time to the first index."""
     peak_bytes: int
-    """Growth of the resident memory at its highest, the indices at hand included."""
+    """Largest growth of the resident memory, including the current indices."""
 
 
 def allstep_order(num_samples: int, world_size: int) -> Cost:
-    """Call by call, as a data loader does; up to MEASURED_POSITIONS of the epoch."""
+    """Measure our order call by call, as a data loader does, for up to MEASURED_POSITIONS of the epoch."""
     sample_order(np.arange(1), 10**6, seed=0, epoch=0)  # NumPy's first calls are not measured
     begin, end = rank_slice(0, num_samples, rank=0, world_size=world_size)
     end = min(end, begin + MEASURED_POSITIONS)
@@ -62,13 +62,13 @@ def allstep_order(num_samples: int, world_size: int) -> Cost:
 
 
 def distributed_sampler(num_samples: int, world_size: int) -> Cost:
-    """The whole epoch of one rank, consumed without a Python loop."""
+    """Measure DistributedSampler over the whole epoch of one rank, consumed without a Python loop."""
     import torch
     from torch.utils.data import DistributedSampler
 
     torch.set_num_threads(1)
     torch.randperm(1000)
-    samples: Any = range(num_samples)  # the sampler asks for the length alone
+    samples: Any = range(num_samples)  # the sampler only asks for the length
     sampler = DistributedSampler(samples, num_replicas=world_size, rank=0, seed=0)
     sampler.set_epoch(1)
     before, started = reset_peak(), time.process_time()
@@ -81,7 +81,7 @@ def distributed_sampler(num_samples: int, world_size: int) -> Cost:
 
 
 def reset_peak() -> int:
-    """Let VmHWM start again from the present resident memory, in bytes (proc(5), clear_refs)."""
+    """Reset VmHWM to the present resident memory (proc(5), clear_refs), and return that in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return resident_bytes("VmRSS")
 
@@ -92,8 +92,8 @@ def resident_bytes(field: str) -> int:
     return 1024 * int(found[1])
 
 
-def in_local_process(measure: Callable[[int, int], Cost], num_samples: int, world_size: int) -> Cost | None:
-    """The cost, measured in a fresh process; None where the memory does not suffice."""
+def in_fresh_process(measure: Callable[[int, int], Cost], num_samples: int, world_size: int) -> Cost | None:
+    """Measure the cost in a fresh process; return None if the memory does not suffice."""
     if measure is distributed_sampler and num_samples * SAMPLER_BYTES_A_SAMPLE > available_memory():
         return None
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -101,7 +101,7 @@ def in_local_process(measure: Callable[[int, int], Cost], num_samples: int, worl
 
 
 def line(name: str, num_samples: int, cost: Cost | None) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     head = f"{num_samples:>13,}  {name:<18}"
     if cost is None:
         return f"{head} left out: needs {num_samples * SAMPLER_BYTES_A_SAMPLE / 2**30:.0f} GiB"
@@ -110,7 +110,7 @@ def line(name: str, num_samples: int, cost: Cost | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table; end with status 1 where a target is missed."""
+    """Print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.sharding", __doc__)
     parser.add_argument("--num-samples", type=listed(whole(1, 2**40)), default=(10**7, 10**8, 10**9), metavar="N,...")
     parser.add_argument("--world-size", type=whole(1, MAX_COUNT), default=1, metavar="N")
@@ -118,11 +118,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("      samples  order               first in ms  million indices/s  peak in MiB")
     ours: dict[int, Cost] = {}
     for num_samples in flags.num_samples:
-        cost = in_local_process(allstep_order, num_samples, flags.world_size)
+        cost = in_fresh_process(allstep_order, num_samples, flags.world_size)
         assert cost is not None  # its memory always suffices
         ours[num_samples] = cost
         print(line("allstep", num_samples, ours[num_samples]), flush=True)
-        theirs = in_local_process(distributed_sampler, num_samples, flags.world_size)
+        theirs = in_fresh_process(distributed_sampler, num_samples, flags.world_size)
         print(line("DistributedSampler", num_samples, theirs), flush=True)
     largest = ours[max(ours)]
     if largest.indices_per_second < MIN_INDICES_PER_SECOND or largest.peak_bytes > MAX_BYTES:

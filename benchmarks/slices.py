@@ -1,17 +1,17 @@
-"""What --slices costs, as ratios of both sides measured in turn:
+"""Measure what --slices costs, as ratios of two sides that are measured in turn:
 
     python -m allstep.benchmarks.slices [--frameworks NAME,...] [--ranks 2,4] [--rounds N] [--parts NAME,...]
 
-    ranks       Horovod, and FSDP in PyTorch, with as many slices as ranks, beside the same without --slices (cnn,
+    ranks       Horovod, and FSDP in PyTorch, with as many slices as ranks, against the same without --slices (cnn,
                 images/s)
-    one         one rank with 4 slices, beside --accumulate-steps 4
-    audit       Horovod with --slices and --audit 0.25, beside --slices alone: a quarter of the steps twice is 0.8
-    trace       Horovod with --slices and --trace, beside --slices alone, both with --output-dir (images/s)
-    sum         the sum in fixed order of 1 to 64 MiB, beside Horovod's all-reduce (calls/s)
-    wider       sums that need no order, by `wider_sums.py`, beside the all-reduce of float32 (calls/s, of 4 MiB), and
-                how many different sums each has on these numbers of ranks
+    one         one rank with 4 slices, against --accumulate-steps 4
+    audit       Horovod with --slices and --audit 0.25, against only --slices; repeating a quarter of the steps is 0.8
+    trace       Horovod with --slices and --trace, against only --slices, both with --output-dir (images/s)
+    sum         the sum in fixed order of 1 to 64 MiB, against Horovod's all-reduce (calls/s)
+    wider       sums that need no order, by `wider_sums.py`, against the all-reduce of float32 (calls/s, of 4 MiB), and
+                the number of different results that each has on these numbers of ranks
 
-The exit status is 0 where all targets are reached, 1 where one is missed.
+The exit status is 0 if all targets are reached, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STEPS_PER_EPOCH, _NUM_EPOCHS = 25, 4
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where a target is missed."""
+    """Measure and print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.slices", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(2, 4), metavar="N,...")
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 _TARGETS = {"horovod": ">= 0.95", "fsdp": ">= 0.95", "one": ">= 0.9", "audit": ">= 0.75", "trace": ">= 0.98"}
-"""By the first word of what is measured."""
+"""Targets by the first word of a measurement's name."""
 
 
 def _row(what: str, ours: Sequence[float], reference: Sequence[float], target: str) -> Figure:
@@ -83,7 +83,7 @@ def _row(what: str, ours: Sequence[float], reference: Sequence[float], target: s
 
 
 def _sides(framework: str, ranks: Sequence[int], parts: Sequence[str]) -> dict[str, dict[str, Callable[[], float]]]:
-    """Of each thing to measure, ours and what it is compared with."""
+    """Return, for each measurement, functions that measure our rate and the one that it is compared with."""
     sides = {}
     for num_ranks in ranks:
         rate = functools.partial(_rate, framework, "horovod", num_ranks)
@@ -114,7 +114,7 @@ def _sides(framework: str, ranks: Sequence[int], parts: Sequence[str]) -> dict[s
 
 
 def _rate(framework: str, strategy: str, num_ranks: int, *given_flags: object, batch_size: int = _BATCH_SIZE) -> float:
-    """Images per second, the median of the epochs after the first."""
+    """Return the images per second, the median of the epochs after the first."""
     num_samples = _STEPS_PER_EPOCH * 4 * _BATCH_SIZE
     flags = (*trainer_flags(num_samples, _NUM_EPOCHS), "--batch-size", batch_size, *given_flags)
     [printed] = run(train_command(framework, strategy, num_ranks, flags))
@@ -122,24 +122,24 @@ def _rate(framework: str, strategy: str, num_ranks: int, *given_flags: object, b
 
 
 def _rate_of_saved(framework: str, num_ranks: int, *given_flags: object) -> float:
-    """Images per second of a run with slices and an output directory."""
+    """Return the images per second of a run with slices and an output directory."""
     with tempfile.TemporaryDirectory(prefix="allstep-slices-") as directory:
         flags = ("--slices", num_ranks, "--output-dir", Path(directory) / "run", *given_flags)
         return _rate(framework, "horovod", num_ranks, *flags)
 
 
 def _seconds_of_sums(framework: str, num_ranks: int, num_rounds: int) -> dict[str, list[list[float]]]:
-    """By mebibytes, seconds of Horovod's all-reduce and of ours, a pair a round."""
+    """Return pairs of seconds of Horovod's all-reduce and of ours, one per round, by mebibytes."""
     return _written("ordered_sum", framework, ",".join(MEBIBYTES), num_rounds, num_ranks=num_ranks)
 
 
 def _wider_sums(num_ranks: int, num_rounds: int) -> dict[str, dict[str, Any]]:
-    """What `wider_sums` writes."""
+    """Return the results that `wider_sums` writes."""
     return _written("wider_sums", 4, 5 * num_rounds, num_ranks=num_ranks)
 
 
 def _rows_of_wider(found: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterator[Figure]:
-    """By number of ranks, what `wider_sums` wrote."""
+    """Yield the rows of the results of `wider_sums`, which are given by number of ranks."""
     for num_ranks, ways in found.items():
         rates = {way: [1 / seconds for seconds in one["seconds"]] for way, one in ways.items()}
         usual = rates.pop("float32")
@@ -151,7 +151,7 @@ def _rows_of_wider(found: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iter
 
 
 def _written(name: str, *arguments: object, num_ranks: int) -> Any:
-    """What a program in this folder writes into the file that is its last argument."""
+    """Run a program of this folder and return what it writes to the file that is its last argument."""
     with tempfile.TemporaryDirectory(prefix="allstep-slices-") as directory:
         output = Path(directory) / "found.json"
         run(job(f"allstep.benchmarks.{name}", *arguments, output, num_ranks=num_ranks))

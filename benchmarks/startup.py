@@ -1,18 +1,18 @@
-"""How long 8 ranks on two hosts take from the launch to their first step, beside the least that they could take:
+"""Measure how long 8 ranks on two hosts take from launch to first step, against the least that they could take:
 
     tests/cluster/two_hosts.sh 2 python -m allstep.benchmarks.startup [--unmodified PYTHON] [--output FILE]
 
-It starts ranks on the hosts of -H, server1:4,server2:4 where not given. two_hosts.sh makes these two out of one machine
-(root only); on a cluster, name yours and leave it out. For each framework:
+Ranks are started on the hosts of -H, by default server1:4,server2:4. two_hosts.sh simulates these two on one machine
+(root only); on a cluster, name your hosts and leave the script out. For each framework:
 
-    seconds to first step / bare    the trainer beside a bare horovodrun of the same imports
-    bare / unmodified               that bare horovodrun beside the one of Horovod 0.28.1 as it was published but for
+    seconds to first step / bare    the trainer against a bare horovodrun with the same imports
+    bare / unmodified               that bare horovodrun against that of Horovod 0.28.1 as it was published, except for
                                     what it needs to compile, in the environment that PYTHON belongs to
-                                    (tools/unmodified_horovod.py makes one)
-    launch / unmodified             the same for ranks that import nothing: horovodrun alone
+                                    (tools/unmodified_horovod.py creates one)
+    launch / unmodified             the same for ranks that import nothing: only horovodrun itself
 
-Seconds are taken in turn, and the figures are medians over the rounds. The exit status is 0 where all targets are
-reached, 1 where one is missed.
+All are measured in turn, and the figures are medians over the rounds. The exit status is 0 if all targets are reached,
+1 otherwise.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ BOUND_OF_HOROVOD = "<= 0.6"
 
 @dataclass(frozen=True)
 class ClusterLaunch:
-    """How ranks are started."""
+    """Hosts and launcher of ranks."""
 
     hosts: Sequence[Host]
     controller: str
-    """mpi or gloo."""
+    """Controller of horovodrun: mpi or gloo."""
     unmodified: Path | None
-    """Python of an environment with an unmodified Horovod."""
+    """Python of an environment with an unmodified Horovod, if there is one."""
 
     def command(self, *program: object, python: Path | None = None) -> list[str]:
-        """The command that runs a program on all hosts, in this environment or in that of `python`."""
+        """Return the command that runs a program on all hosts, in this environment or in that of `python`."""
         num_ranks = sum(host.slots for host in self.hosts)
         start = ("horovodrun", f"--{self.controller}", "--disable-cache", "-np", num_ranks, "-H", to_list(self.hosts))
         return [*(environment_of(python) if python else ()), *map(str, (*start, *program))]
 
 
 def environment_of(python: Path) -> list[str]:
-    """The variables by which Open MPI from a wheel finds itself; `make setup` sets ours."""
+    """Return the `env` command that lets Open MPI from a wheel find its files; `make setup` sets our variables."""
     prefix = python.parent.parent
     path = f"PATH={prefix}/bin:/usr/local/bin:/usr/bin:/bin"
     return ["env", path, f"OPAL_PREFIX={prefix}", f"OMPI_MCA_orte_launch_agent={prefix}/bin/orted"]
 
 
 def measurements(launch: ClusterLaunch, framework: str, directory: Path) -> dict[str, Callable[[], float]]:
-    """By name, what takes the seconds of one launch."""
+    """Return functions that measure the seconds of one launch, by name."""
 
     def new_path() -> Path:
         return Path(tempfile.mkdtemp(dir=directory)) / "done"
@@ -97,7 +97,7 @@ def measurements(launch: ClusterLaunch, framework: str, directory: Path) -> dict
 
 
 def figures(framework: str, seconds: dict[str, list[float]]) -> list[Figure]:
-    """The rows of one framework."""
+    """Return the rows of one framework."""
 
     def row(what: str, ours: str, reference: str, bound: str) -> Figure:
         own, others = seconds[ours], seconds[reference]
@@ -113,17 +113,15 @@ def figures(framework: str, seconds: dict[str, list[float]]) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where a target is missed."""
+    """Measure and print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.startup", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument(
         "-H", dest="hosts", type=parse_list, default="server1:4,server2:4", help="hosts and their ranks"
     )
-    parser.add_argument("--controller", choices=("mpi", "gloo"), default="mpi", help="of horovodrun")
+    parser.add_argument("--controller", choices=("mpi", "gloo"), default="mpi", help="horovodrun's controller")
     parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, help="launches of each kind")
-    parser.add_argument(
-        "--unmodified", type=nonempty_path, metavar="PYTHON", help="of an environment with an unmodified Horovod"
-    )
+    parser.add_argument("--unmodified", type=nonempty_path, metavar="PYTHON", help="Python with an unmodified Horovod")
     parser.add_argument("--output", type=output_file, default="runs/startup.json", help="where raw samples are kept")
     flags = parser.parse_args(argv)
     launch = ClusterLaunch(flags.hosts, flags.controller, flags.unmodified)

@@ -1,12 +1,12 @@
-"""What each strategy costs beside a script written by hand for it, and Horovod beside the frameworks' own strategies:
+"""Compare each strategy with a script hand-written for it, and Horovod with the frameworks' own strategies:
 
     python -m allstep.benchmarks.strategies [--frameworks NAME,...] [--strategies NAME,...] [--rounds N]
                                                    [--compile]
 
-On 2 ranks of one thread each, or 2 devices of one process (the network: cnn, 28x28x1, 64 images a rank and step), in
-images/s, medians over interleaved rounds. With --compile both sides are measured with compiled steps, too, where the
-strategy has them; they are compiled in the first epoch, which does not count. The exit status is 0 where all targets
-are reached, 1 where one is missed.
+Trains on 2 ranks of one thread each, or 2 devices of one process (the network: cnn, 28x28x1, 64 images per rank and
+step). Rates are images/s, medians over interleaved rounds. With --compile, both sides are also measured with compiled
+steps, if the strategy has them; they are compiled in the first epoch, which does not count. The exit status is 0 if all
+targets are reached, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ BATCH_SIZE = 64
 NUM_RANKS = 2
 STEPS_PER_EPOCH, NUM_EPOCHS = 25, 4
 TARGET = ">= 0.97"
-# Horovod over what each framework has of its own.
+# The framework's own strategy that Horovod is compared with, and the target.
 RIVALS = {"pytorch": ("ddp", ">= 1.0"), "tensorflow": ("multi-worker-mirrored", ">= 1.1")}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print the table; end with status 1 where a target is missed."""
+    """Measure and print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.strategies", __doc__)
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
     parser.add_argument(
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def figures(framework: str, names: Sequence[str], rates: dict[str, list[float]]) -> list[Figure]:
-    """The rows of one framework from its samples by `NAME ours` and `NAME by hand`, also with ` compiled` behind."""
+    """Return the rows of one framework from its samples by `NAME ours` and `NAME by hand`, also with ` compiled`."""
 
     def row(what: str, ours: str, reference: str, target: str = "") -> Figure:
         one, other = rates[ours], rates[reference]
@@ -101,13 +101,13 @@ def figures(framework: str, names: Sequence[str], rates: dict[str, list[float]])
 
 
 class StrategyBench:
-    """The measurements of one framework; each launches real jobs, in a folder of its own."""
+    """Measurements of one framework; each launches real jobs, in a separate folder."""
 
     def __init__(self, framework: str, directory: Path) -> None:
         self._framework, self._directory = framework, directory
 
     def ours(self, strategy: str, *, compiled: bool = False) -> float:
-        """Images per second of the trainer, the median of its epochs after the first."""
+        """Return the images per second of the trainer, the median of its epochs after the first."""
         num_ranks = _num_ranks(self._framework, strategy)
         batch = ("--global-batch-size", _global_batch_size(strategy))
         flags = (*trainer_flags(_NUM_SAMPLES, NUM_EPOCHS), *batch, *(("--compile",) if compiled else ()))
@@ -115,7 +115,7 @@ class StrategyBench:
         return statistics.median(printed_rates(printed))
 
     def by_hand(self, strategy: str, *, compiled: bool = False) -> float:
-        """Images per second of the script written for the strategy."""
+        """Return the images per second of the script written for the strategy."""
         commands = functools.partial(handwritten, self._framework, strategy, compiled=compiled)
         return statistics.median(run_handwritten(self._directory, commands).images_per_second[1:])
 
@@ -139,7 +139,7 @@ def _compiles(framework: str, strategy: str) -> bool:
 
 
 def handwritten(framework: str, strategy: str, output: Path, *, compiled: bool = False) -> list[list[str]]:
-    """The commands, to be run at the same time, of the script that stands beside a strategy."""
+    """Return the commands, to be run at the same time, of the script that a strategy is compared with."""
     module = f"allstep.benchmarks.handwritten.{framework}_"
     flags = ["--num-samples", str(_NUM_SAMPLES), "--epochs", str(NUM_EPOCHS), *["--compile"] * compiled, "--batch-size"]
     if strategy == "horovod":

@@ -18,7 +18,7 @@ from allstep.commands.shared.records.files import write_json
 
 
 def timed(check: Callable[..., None], seconds: list[float]) -> Callable[..., None]:
-    """`check`, which adds the seconds it took to a list."""
+    """Wrap `check` to append the seconds that it took to a list."""
 
     def timed_check(*arguments: object) -> None:
         started = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Train a model of one's own by a Session, as the loops in `handwritten/` do, and write what they write.
+"""Train a user's model by a Session, as the loops in `handwritten/` do, and write results in the same format.
 
     horovodrun -np 2 python -m allstep.benchmarks.timed_session pytorch result.json \\
         --num-samples 3840 --batch-size 64 --epochs 3
 
-The samples are arrays of float32 in memory, as those loops have them.
+The samples are float32 arrays in memory, as in those loops.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from allstep.common.recipe.weights import initial_weights
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, and let rank 0 write the rate and the mean loss of each epoch."""
+    """Train and write the rate and the mean loss of each epoch on rank 0."""
     framework, *rest = sys.argv[1:] if argv is None else argv
     flags = arguments(rest)
-    program = importlib.import_module(f"allstep.{framework}.program")
+    program = importlib.import_module(f"allstep.{framework}.session")
     models = importlib.import_module(f"allstep.{framework}.models")
     model = models.build_model("cnn", (28, 28, 1), 10)
     shapes = {name: array.shape for name, array in models.export_weights(model).items()}

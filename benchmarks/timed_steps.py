@@ -2,8 +2,8 @@
 
     horovodrun -np 2 python -m allstep.benchmarks.timed_steps pytorch seconds.json SOCKET [flags of train.py]
 
-`SOCKET` is where `commands/shared/turns.py` gives the turns. The steps of a block are those between two commits
-of an elastic job, with one of the commits.
+`SOCKET` is the socket by which `commands/shared/turns.py` gives turns. A block has the steps between two commits of an
+elastic job, and one of the commits.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from allstep.common.training.training_run import TrainingRun
 
 NUM_BLOCKS = 40
 BLOCK_STEPS = 100
-"""The default of --commit-every."""
+"""Number of steps in a block: the default of --commit-every."""
 
 
 class TimedBlocks(Hook):
-    """Waits for a turn in front of each block, and writes the seconds of all blocks behind the last one."""
+    """Waits for a turn before each block, and writes the seconds of all blocks after the last one."""
 
     def __init__(self, output: Path, socket: Path) -> None:
         self._output, self._socket = output, socket

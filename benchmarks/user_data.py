@@ -1,10 +1,10 @@
-"""How fast data sets of one's own are read in the order of training, beside the order in which they lie:
+"""Compare reading users' data sets in the order of training with reading them in the order of the files:
 
     OMP_NUM_THREADS=1 python -m allstep.benchmarks.user_data [--rounds N] [--quick]
 
-Samples are 3,072 numbers, as a small image in colour has. The files are in the page cache; both orders are read in
-turn, in batches of 64, by the same reader. Rates are by its processor time, which other programs hardly change. And how
-large the index of 10^6 samples is. The exit status is 0 where all targets are reached, 1 else.
+A sample is 3,072 numbers, as many as a small colour image. The files are in the page cache; both orders are read in
+turn, in batches of 64, by the same reader. Rates are per second of processor time, which other programs hardly affect.
+The size of the index of 10^6 samples is measured, too. The exit status is 0 if all targets are reached, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MAX_INDEX_MEGABYTES = 50
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table; end with status 1 where a target is missed."""
+    """Print the table; exit with status 1 if a target is missed."""
     parser = Parser("python -m allstep.benchmarks.user_data", __doc__)
-    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=9, metavar="N", help="of both orders in turn")
+    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=9, metavar="N", help="rounds of both orders")
     parser.add_argument("--quick", action="store_true", help="a tenth of the samples")
     flags = parser.parse_args(argv)
     num_samples = 1024 if flags.quick else 10_240
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def order_figure(folder: Path, kind: str, num_samples: int, num_rounds: int) -> Figure:
-    """Samples a second of processor time in the order of training, beside those in the order of the files."""
+    """Compare samples per second of processor time in the order of training and in the order of the files."""
     (folder / kind).mkdir()
     numbers = np.random.default_rng(0).normal(size=(num_samples, NUM_NUMBERS)).astype(np.float32)
     WRITERS[kind](folder / kind, numbers)
@@ -67,7 +67,7 @@ def order_figure(folder: Path, kind: str, num_samples: int, num_rounds: int) -> 
 
 
 def index_figure(folder: Path, num_samples: int) -> Figure:
-    """Megabytes of the index of so many samples, as for 10^6, beside what it may have."""
+    """Compare the megabytes of an index of `num_samples` samples, scaled to 10^6, with the limit."""
     path = folder / "many"
     path.touch()
     config = DataConfig(f"tfrecord:{folder}", data_dir=folder / "cache")

@@ -1,17 +1,17 @@
-"""Other ways to a sum that depends on no order than a fixed order, timed on ranks; rank 0 writes them as JSON.
+"""Time alternatives to a fixed order for sums that do not depend on the order; rank 0 writes the results as JSON.
 
     horovodrun -np 2 python -m allstep.benchmarks.wider_sums 4 3 sums.json
 
-The arguments: mebibytes of a vector, rounds, output. Four slices, whose vectors are the same on any number of ranks,
+Arguments: mebibytes of a vector, rounds, output. Four slices, whose vectors are the same on any number of ranks,
 are added up within each rank and then over ranks by Horovod's all-reduce:
 
-    float32       as they are: the usual all-reduce
+    float32       unchanged: the usual all-reduce
     float64       in double precision, rounded to float32 at the end
     pre-rounded   in double precision, each first rounded to a multiple of one unit, so that no sum rounds (Demmel and
                   Nguyen 2013, "Fast Reproducible Floating-Point Summation", with one fold)
     integers      in 64-bit fixed point, of that unit
 
-The last two need the largest number of all ranks first.
+The last two first need the largest number of all ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INTEGER_BITS = 62
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Time and write: by way, the digest of the sum, how far it is from the exact one, and seconds."""
+    """Time each way to sum and write the digest of its sum, the sum's relative error, and the seconds."""
     mebibytes, num_rounds, output = sys.argv[1:] if argv is None else argv
     import horovod.torch as hvd
     import torch
@@ -47,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     own = [vectors[number] for number in local_slices(hvd.rank(), hvd.size(), NUM_SLICES)]
 
     def all_reduce(vector: torch.Tensor) -> torch.Tensor:
-        """In place."""
+        """All-reduce a vector in place."""
         hvd.allreduce_(vector, op=hvd.Sum, name="sum")
         return vector
 
     def exponent() -> int:
-        """Of the sum's bound, a power of 2."""
+        """Return the exponent of a power of 2 that bounds the sum."""
         largest = torch.stack([vector.abs().max() for vector in own]).max()
         bound = float(hvd.allreduce(largest, op=hvd.Max, name="largest")) * NUM_SLICES
         return math.frexp(bound)[1]
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _slice(number: int, size: int) -> np.ndarray:
-    """Numbers of many sizes, as gradients are, float32 (size,)."""
+    """Return numbers of many magnitudes, like gradients, float32 (size,)."""
     generator = np.random.default_rng(number)
     return (generator.standard_normal(size) * 10.0 ** generator.uniform(-8, 0, size)).astype(np.float32)
 

@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 
 import allstep.tensorflow.horovod_keras as hvd
 
-hvd.init()  # 1. initialise: who am I, who are the others
-gpus = tf.config.list_physical_devices("GPU")  # 2. one process, one GPU: by local rank
+hvd.init()  # 1. initialise: find out rank and world size
+gpus = tf.config.list_physical_devices("GPU")  # 2. one GPU per process, chosen by local rank
 tf.config.set_visible_devices(gpus[hvd.local_rank()] if hvd.local_size() <= len(gpus) else [], "GPU")
 
 images, labels = load_digits(return_X_y=True)
@@ -21,11 +21,11 @@ train = slice(hvd.rank(), 1500, hvd.size())  # each rank trains on its own share
 
 model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10)])
 optimizer = keras.optimizers.SGD(0.1 * hvd.size(), momentum=0.9)
-optimizer = hvd.DistributedOptimizer(optimizer)  # 3. average gradients where they are applied
+optimizer = hvd.DistributedOptimizer(optimizer)  # 3. average gradients over ranks before they are applied
 model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 
 callbacks = [
-    hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # 4. all ranks start from rank 0's values
+    hvd.callbacks.BroadcastGlobalVariablesCallback(0),  # 4. all ranks start with rank 0's values
     hvd.callbacks.MetricAverageCallback(),
     hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * hvd.size(), warmup_epochs=2),
 ]

@@ -2,8 +2,8 @@
 
     python examples/keras_fit_mirrored.py
 
-What takes five steps there is one scope here: Keras cuts each batch over the devices and adds up their gradients.
-It ends at the host; Horovod does not.
+One scope replaces the five steps there: Keras splits each batch over the devices and sums their gradients. It is
+limited to one host; Horovod is not.
 """
 
 import keras

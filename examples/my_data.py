@@ -1,4 +1,4 @@
-"""Samples of one's own for `--dataset`: points in a plane, and in which of two spirals each lies.
+"""Custom data set for `--dataset`: points in a plane, classified by which of two spirals they are on.
 
 python pytorch/train.py --dataset examples/my_data.py:load --model mlp
 """
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def load() -> tuple[np.ndarray, ...]:
-    """x_train, y_train, x_validation, y_validation."""
+    """Return x_train, y_train, x_validation, y_validation."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 2000)
     angle = random.uniform(1, 3 * np.pi, 2000)

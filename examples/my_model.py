@@ -1,17 +1,17 @@
-"""A network of one's own for --model, and a loss of its own for --loss.
+"""Custom network for --model, and custom loss for --loss.
 
 python pytorch/train.py --model examples/my_model.py:build --loss examples/my_model.py:loss
 python tensorflow/train.py --model examples/my_model.py:build --loss examples/my_model.py:loss
 
-Where a file is for one framework, `build` is enough. This one is for both, and layers have the same names in both: so
-they start from the same weights, and their curves can be compared.
+A file for one framework only needs `build` and `loss`. This one is for both frameworks, and gives layers the same names
+in both, so that they start from the same weights and their curves can be compared.
 """
 
 from collections import OrderedDict
 
 
 def build_pytorch(input_shape, num_classes):
-    """For images (n, channels, height, width); `input_shape` is (height, width, channels)."""
+    """Return a network for images (n, channels, height, width); `input_shape` is (height, width, channels)."""
     from torch import nn
 
     height, width, channels = input_shape
@@ -26,7 +26,7 @@ def build_pytorch(input_shape, num_classes):
 
 
 def build_tensorflow(input_shape, num_classes):
-    """For images (n, height, width, channels)."""
+    """Return a network for images (n, height, width, channels)."""
     import keras
 
     return keras.Sequential(
@@ -40,14 +40,14 @@ def build_tensorflow(input_shape, num_classes):
 
 
 def loss_pytorch(outputs, targets):
-    """Squared distance of the probabilities from the label's: (n, classes) and (n,) -> of each sample, (n,)."""
+    """Return each sample's squared distance of probabilities from its label: (n, classes) and (n,) -> (n,)."""
     from torch.nn.functional import one_hot
 
     return (outputs.softmax(1) - one_hot(targets, outputs.shape[1])).square().sum(1)
 
 
 def loss_tensorflow(outputs, targets):
-    """The same."""
+    """Return the same in TensorFlow."""
     import tensorflow as tf
 
     return tf.reduce_sum(tf.square(tf.nn.softmax(outputs) - tf.one_hot(targets, outputs.shape[1])), 1)

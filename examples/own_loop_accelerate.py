@@ -1,4 +1,4 @@
-"""A loop of Hugging Face's Accelerate with four parts of allstep. Needs `pip install accelerate`.
+"""Training loop with Hugging Face's Accelerate and four parts of allstep. Needs `pip install accelerate`.
 
 torchrun --standalone --nproc-per-node 2 examples/own_loop_accelerate.py runs/own-loop
 """
@@ -21,7 +21,7 @@ batches = shard(torch.utils.data.TensorDataset(images.float() / 16, labels), glo
 
 torch.manual_seed(0)
 model = torch.nn.Linear(64, 10)
-model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))  # not the batches
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))  # without batches
 step = 0
 with watch() as steps:
     for epoch in range(3):

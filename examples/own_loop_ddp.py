@@ -1,4 +1,4 @@
-"""A plain loop under DistributedDataParallel with an exact shard, a watch and a check of the replicas.
+"""Plain PyTorch loop under DistributedDataParallel with exact sharding, a watchdog and a check of the replicas.
 
 torchrun --standalone --nproc-per-node 2 examples/own_loop_ddp.py
 """

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop under Horovod with four parts of allstep, each of use alone.
+"""Plain PyTorch loop under Horovod with four parts of allstep, each of which is useful by itself.
 
 horovodrun -np 2 python examples/own_loop_horovod.py
 """
@@ -23,7 +23,7 @@ model = torch.nn.Linear(64, 10)
 optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
 folder = sys.argv[1] if len(sys.argv) > 1 else "runs/own-loop"
 step, state = checkpoint.load(folder, as_array=torch.from_numpy) or (0, None)
-if state:  # goes on at the very sample, also on another number of ranks
+if state:  # resumes at the exact sample, also on another number of ranks
     model.load_state_dict(state["model"])
     batches.position = type(batches.position)(*state["position"])
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -39,6 +39,6 @@ with watch() as steps:  # a rank that dies or hangs ends the job with a report
             if step % 10 == 0:
                 position = [batches.position.epoch, batches.position.offset]
                 checkpoint.save(folder, step, {"model": model.state_dict(), "position": position})
-        check_replicas(model, f"after epoch {batches.position.epoch}")  # all ranks have equal bits, or it ends here
+        check_replicas(model, f"after epoch {batches.position.epoch}")  # raises an error unless ranks are bitwise equal
 if hvd.rank() == 0:
     print(f"{step} steps, weights add up to {model.weight.double().sum().item():.6f}")

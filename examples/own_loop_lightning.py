@@ -1,4 +1,4 @@
-"""A module of Lightning, whose Trainer keeps the loop, with four parts of allstep. Needs `pip install lightning`.
+"""Lightning module and Trainer with four parts of allstep. Needs `pip install lightning`.
 
 torchrun --standalone --nproc-per-node 2 examples/own_loop_lightning.py runs/own-loop
 """
@@ -33,7 +33,7 @@ class Classifier(lightning.LightningModule):
         checkpoint.save(sys.argv[1], self.global_step, {"model": self.state_dict()})
 
 
-torch.distributed.init_process_group()  # before the watch; Lightning takes it as it is
+torch.distributed.init_process_group()  # before the watch; Lightning uses this process group
 images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
 batches = shard(torch.utils.data.TensorDataset(images.float() / 16, labels), global_batch_size=64)
 
@@ -43,7 +43,7 @@ trainer = lightning.Trainer(
     max_epochs=3,
     devices=int(os.environ["LOCAL_WORLD_SIZE"]),
     strategy="ddp",
-    use_distributed_sampler=False,  # the batches are this rank's already
+    use_distributed_sampler=False,  # `shard` already gives this rank's batches
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

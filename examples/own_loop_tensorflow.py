@@ -1,4 +1,4 @@
-"""A plain TensorFlow loop under Horovod with an exact shard, a watch and a check of the replicas.
+"""Plain TensorFlow loop under Horovod with exact sharding, a watchdog and a check of the replicas.
 
 horovodrun -np 2 python examples/own_loop_tensorflow.py
 """

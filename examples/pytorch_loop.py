@@ -1,4 +1,4 @@
-"""A plain PyTorch loop under Horovod, trained on real handwritten digits: five steps turn a serial script into this.
+"""Plain PyTorch loop under Horovod, trained on real handwritten digits; five steps turn a serial script into this.
 
 horovodrun -np 2 python examples/pytorch_loop.py
 """
@@ -8,10 +8,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
-hvd.init()  # 1. initialise: who am I, who are the others
+hvd.init()  # 1. initialise: find out rank and world size
 has_local_gpu = hvd.local_size() <= torch.cuda.device_count()
 device = torch.device("cuda", hvd.local_rank()) if has_local_gpu else torch.device("cpu")
-torch.set_num_threads(1)  # 2. one process, one GPU or core: by local rank
+torch.set_num_threads(1)  # 2. one GPU or core per process, chosen by local rank
 
 order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))  # the same on every rank
 images, labels = (torch.from_numpy(array)[order].to(device) for array in load_digits(return_X_y=True))
@@ -20,10 +20,10 @@ train = torch.arange(hvd.rank(), 1500, hvd.size())  # each rank trains on its ow
 train = train[: 1500 // hvd.size()]  # of equal size: all ranks take the same number of steps
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)).to(device)
-# A global batch that is so many times as large takes steps so many times as long.
+# The learning rate is scaled with the size of the global batch.
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * hvd.size(), momentum=0.9)
-optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # 3. average gradients where they are applied
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # 4. all ranks start from rank 0's values
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # 3. average gradients over ranks
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # 4. all ranks start with rank 0's values
 
 for _ in range(10):
     for batch in train[torch.randperm(len(train))].split(32):

@@ -1,4 +1,4 @@
-"""A Keras model of one's own on arrays of one's own: a page of code that runs alone or on any number of ranks.
+"""Custom Keras model trained on custom arrays; the script runs in one process or on any number of ranks.
 
 python examples/session_keras.py
 horovodrun -np 2 python examples/session_keras.py
@@ -7,7 +7,7 @@ horovodrun -np 2 python examples/session_keras.py
 import keras
 from sklearn.datasets import load_digits
 
-from allstep.tensorflow import Session  # before a model is made, so that TensorFlow starts with this rank's cores
+from allstep.tensorflow import Session  # before creating a model, so that TensorFlow starts with this rank's cores
 
 images, labels = load_digits(return_X_y=True)
 train, validation = (images[:1500] / 16, labels[:1500]), (images[1500:] / 16, labels[1500:])

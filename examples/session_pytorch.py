@@ -1,4 +1,4 @@
-"""A PyTorch model of one's own on arrays of one's own: a page of code that runs alone or on any number of ranks.
+"""Custom PyTorch model trained on custom arrays; the script runs in one process or on any number of ranks.
 
 python examples/session_pytorch.py
 horovodrun -np 2 python examples/session_pytorch.py

@@ -1,39 +1,42 @@
-"""A moving average of the weights, for validation and for checkpoints."""
+"""A moving average of the weights, for validation and for checkpoints. `tensorflow/averaging.py` has the same."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from allstep.pytorch.compat import move_towards
+from allstep.pytorch.observer import Observer
 from allstep.pytorch.optimizers.layers import local
 
 
-class WeightAverage:
+class WeightAverage(Observer):
     """a = w after the first step, a = decay * a + (1 - decay) * w after each other one (Polyak and Juditsky 1992).
 
-    `tensorflow/averaging.py` has the same. Running statistics of batch norms are not averaged: they are averages.
+    Running statistics of batch norms are not averaged: they are averages.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], decay: float) -> None:
-        """`parameters` are this rank's by canonical name."""
-        self._parameters, self._decay = parameters, decay
-        self.averages: dict[str, torch.Tensor] = {}
-        """By the same names; none before the first step."""
+    def __init__(self, network: torch.nn.Module, decay: float) -> None:
+        parameters = dict(network.named_parameters())
+        self._all = {f"ema/{name}": parameter for name, parameter in parameters.items()}
+        self._own = {name: parameter for name, parameter in self._all.items() if not parameter.is_meta}
+        self._decay = decay
+        self.state: dict[str, torch.Tensor] = {}
 
-    def update(self) -> None:
-        """Take account of a step of the optimizer."""
-        if not self.averages:
-            self.averages = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+    def kept(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self._all.items()
+
+    def see_updates(self) -> None:
+        if not self.state:
+            self.state = {name: parameter.detach().clone() for name, parameter in self._own.items()}
             return
-        averages, weights = local(self.averages.values()), local(self._parameters.values())
+        averages, weights = local(self.state.values()), local(self._own.values())
         move_towards(averages, [weight.detach() for weight in weights], 1 - self._decay)
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Within it the network has the averages, and they are where its weights were."""
+    def averaged_weights(self) -> Iterator[None]:
         self._exchange()
         try:
             yield
@@ -42,8 +45,8 @@ class WeightAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for name, parameter in self._parameters.items():
-            [weight], [average] = local([parameter]), local([self.averages[name]])
+        for name, parameter in self._own.items():
+            [weight], [average] = local([parameter]), local([self.state[name]])
             kept = weight.clone()
             weight.copy_(average)
             average.copy_(kept)

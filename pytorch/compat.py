@@ -1,6 +1,6 @@
-"""What we use of the insides of PyTorch and of Horovod's part for it; `tests/pytorch/test_compat.py` tries each.
+"""Internals of PyTorch and of `horovod.torch` on which allstep depends; `tests/pytorch/test_compat.py` tests each.
 
-Nothing here is promised by its library. Each function names the version in which it was looked up.
+The libraries do not promise any of this. Each function names the version for which it was checked.
 """
 
 from __future__ import annotations
@@ -15,74 +15,84 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 BatchNorm = _BatchNorm
-"""The base class of BatchNorm1d, 2d and 3d (torch 2.14), which `isinstance` finds of any dimension."""
+"""Base class of BatchNorm1d, BatchNorm2d and BatchNorm3d (torch 2.14), for `isinstance`."""
 
 
 def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """The same optimizer, by methods that torch 2.14 has not wrapped for torch.compile.
+    """Return a subclass of the optimizer class without the wrappers that torch 2.14 has for torch.compile.
 
-    The wrappers import the compiler when they are called first: 1.9 of the 4.8 s of CPU that a rank takes to start.
-    Nothing is compiled here. They are made by functools.wraps, so that inspect.unwrap finds what they wrap.
+    Their first call imports the compiler, which takes 1.9 of the 4.8 s of CPU time in which a rank starts; optimizers
+    are not compiled here. The wrappers are made by functools.wraps, so inspect.unwrap finds the wrapped method.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    # Its wrapper also switches gradients off.
+    # The wrapper of `step` also disables gradients.
     methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
     return type(kind.__name__, (kind,), methods)
 
 
 def set_max_programs(number: int) -> None:
-    """How many programs torch.compile makes of one piece of code, as for sizes of its input; then it runs it as it is.
+    """Limit how often torch.compile recompiles a function, e.g. for new input sizes, before it runs it uncompiled.
 
-    It is 8 by default. torch 2.14 takes it as an argument as well; torch 2.9 by its configuration alone.
+    The default is 8. torch 2.9 takes the limit only from its configuration; torch 2.14 also as an argument.
     """
-    import torch._dynamo  # it takes seconds
+    import torch._dynamo  # takes seconds
 
     torch._dynamo.config.recompile_limit = number
 
 
 def sgd_step(optimizer: torch.optim.SGD) -> None:
-    """A step of torch 2.14's SGD, without the wrapper of which `without_compiler` speaks; it needs torch.no_grad."""
+    """Take a step of torch 2.14's SGD without its wrapper (see `without_compiler`); call it in torch.no_grad.
+
+    Its kernels take velocities of all weights or of none. A weight whose first gradient comes later begins with zeros,
+    from which momentum makes the gradient itself, as without the kernels.
+    """
+    for group in optimizer.param_groups:
+        states = [optimizer.state[one] for one in group["params"] if one.grad is not None and group["momentum"]]
+        if any(state.get("momentum_buffer") is not None for state in states):
+            for parameter in group["params"]:
+                if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     inspect.unwrap(torch.optim.SGD.step)(optimizer)
 
 
-# Multi-tensor operations, of which torch 2.14's own optimizers are made: on a GPU a kernel serves many tensors.
+# Multi-tensor operations, which torch 2.14's optimizers use: on a GPU one kernel handles many tensors.
 
 
 def scaled(tensors: Sequence[torch.Tensor], factor: float) -> list[torch.Tensor]:
-    """Each tensor times the factor."""
+    """Return each tensor times the factor."""
     return list(torch._foreach_mul(list(tensors), factor))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def scale(tensors: Sequence[torch.Tensor], factors: Sequence[torch.Tensor] | torch.Tensor) -> None:
-    """Multiply the tensors by a factor each, or all by one, in place."""
+    """Multiply each tensor by its factor, or all by a single one, in place."""
     torch._foreach_mul_(list(tensors), factors)  # pyright: ignore[reportPrivateImportUsage, reportCallIssue, reportArgumentType]
 
 
 def add(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], *, factor: float) -> None:
-    """Add the factor times each of `others` to the tensors, in place."""
+    """Add `factor * other` to each tensor, in place."""
     torch._foreach_add_(list(tensors), list(others), alpha=factor)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def add_products(
     tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], numbers: Sequence[torch.Tensor], *, factor: float
 ) -> None:
-    """Add the factor times each of `others` times its number to the tensors, in place, in one pass over them."""
+    """Add `factor * other * number` to each tensor, in place and in a single pass over memory."""
     torch._foreach_addcmul_(list(tensors), list(others), list(numbers), value=factor)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def move_towards(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], share: float) -> None:
-    """Have the tensors go that share of the way to `others`, in place."""
+    """Interpolate from each tensor to its counterpart in `others`, in place; a share of 1 gives `others`."""
     torch._foreach_lerp_(list(tensors), list(others), share)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The Euclidean norm of each tensor."""
+    """Return the Euclidean norm of each tensor, as one tensor."""
     return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:
-    """Make the parameters and buffers of `module` those of `other`.
+    """Let `module` use the parameters and buffers of `other`.
 
     A module of torch 2.14 keeps them in two dictionaries, `_parameters` and `_buffers`.
     """
@@ -90,21 +100,21 @@ def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:
 
 
 def gloo_is_busy() -> bool:
-    """Whether a thread of Gloo's computes or waits for a core.
+    """Return whether a Gloo thread is computing or waiting for a core.
 
-    torch 2.14 names its threads `pt_gloo_runloop`; the state follows the name in /proc.
+    torch 2.14 names these threads `pt_gloo_runloop`; in /proc, the state follows the name.
     """
     for stat in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             if "(pt_gloo_runloop) R" in stat.read_text():
                 return True
     return False
 
 
 def takes_cpu_tensors() -> bool:
-    """Whether torch's default process group takes tensors in the memory of hosts; NCCL alone does not.
+    """Return whether torch's default process group takes CPU tensors, which NCCL does not.
 
-    A group of torch 2.14 has the devices for which it has a backend in `_device_types`.
+    In torch 2.14, `_device_types` lists the devices for which a group has a backend.
     """
     return torch.device("cpu") in torch.distributed.group.WORLD._device_types  # pyright: ignore
 
@@ -116,33 +126,41 @@ def all_gather(
     group: torch.distributed.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> torch.distributed.Work | None:
-    """Bring together tensors of one size, one after the other: by the function that torch 2.14 does not warn of."""
+    """Concatenate the ranks' tensors, which have the same size, by the function that torch 2.14 has not deprecated."""
     call = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
     return call(gathered, own, group=group, async_op=async_op)
 
 
 def reduce_scatter(shard: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Add up tensors and give each rank a shard of the sum: by the function that torch 2.14 does not warn of."""
+    """Sum the ranks' tensors and return a shard to each, by the function that torch 2.14 has not deprecated."""
     call = getattr(torch.distributed, "reduce_scatter_single", None) or torch.distributed.reduce_scatter_tensor
     call(shard, tensor)
 
 
 def all_reduce_handles(optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """The handles of the all-reduces that Horovod 0.28.1's DistributedOptimizer has started, by parameter.
+    """Return the handles of the all-reduces that Horovod 0.28.1's DistributedOptimizer has started, by parameter name.
 
-    `_handles` has a pair for each parameter whose gradient is there; its handle is None where gradients are still
-    being added up. Another thread may call this while the optimizer steps.
+    `_handles` has a pair for each parameter whose gradient is computed; the handle in it is None while gradients are
+    being accumulated. This may be called from another thread while the optimizer steps.
     """
     names, handles = optimizer._parameter_names, optimizer._handles  # pyright: ignore[reportAttributeAccessIssue]
     return {names[parameter]: handle for parameter, (handle, _) in list(handles.items()) if handle is not None}
 
 
+def set_averaged_parameters(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Have `synchronize` of Horovod 0.28.1's DistributedOptimizer wait for the gradients of these parameters alone.
+
+    It holds them in `_requires_update`, and sends zeros for those whose gradients are missing.
+    """
+    optimizer._requires_update = set(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def unscale(gradients: list[torch.Tensor], scale: float, device: torch.device) -> torch.Tensor:
-    """Divide gradients, which lie on `device`, by `scale` in place, in one kernel.
+    """Divide gradients, which are on `device`, by `scale` in place, in one kernel.
 
-    torch.amp.GradScaler of torch 2.9 to 2.14 calls it as well, but knows neither shards nor other ranks.
+    torch.amp.GradScaler of torch 2.9 to 2.14 uses the same kernel, but supports neither shards nor several ranks.
 
-    Returns: one element, above 0 where an element of a gradient is not finite.
+    Returns: a tensor with one element, which is positive if any gradient has an infinite or NaN element.
     """
     overflow = torch.zeros(1, device=device)
     inverse = torch.full((1,), 1 / scale, device=device)
@@ -152,5 +170,5 @@ def unscale(gradients: list[torch.Tensor], scale: float, device: torch.device) -
 
 
 def known_arguments(function: Callable[..., object], **arguments: bool) -> dict[str, Any]:
-    """Those of the arguments that a function has in the version of torch at hand; `numerics.py` says which may be."""
+    """Return the arguments that the function has in the installed version of torch (`numerics.py` has the range)."""
     return {name: value for name, value in arguments.items() if name in inspect.signature(function).parameters}

@@ -1,4 +1,4 @@
-"""What PyTorch says of itself, as JSON, to `allstep doctor`, which does not import it.
+"""Report on the installed PyTorch as JSON, for `allstep doctor`, which does not import it.
 
 python -m allstep.pytorch.installation
 """
@@ -19,7 +19,7 @@ from allstep.common.process.installation import Installation
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print an `Installation`."""
-    # Of a driver that is too old it would count them, too, and fail at the next question.
+    # With a driver that is too old, device_count() still counts GPUs, but the next call would fail.
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     pairs = itertools.permutations(range(num_gpus), 2)
     installation = Installation(
@@ -37,8 +37,8 @@ def _horovod_error() -> str | None:
     try:
         import horovod.torch as hvd
 
-        hvd.is_initialized()  # without its compiled part the import alone succeeds
-    except Exception as error:  # whatever is wrong with it: it is what is asked for
+        hvd.is_initialized()  # the import succeeds even without the compiled library
+    except Exception as error:  # any error is part of the report
         return summary(error)
 
 

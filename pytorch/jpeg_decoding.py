@@ -1,8 +1,8 @@
-"""--decode gpu: JPEG files become pixels on the rank's device. TensorFlow has no decoder that could do the same.
+"""--decode gpu: decode JPEG files on the rank's device. TensorFlow has no decoder for this.
 
-The loader hands over the bytes of files, with the boxes and flips of (seed, epoch, index). torchvision decodes whole
-images, on a GPU by nvJPEG, and products of matrices resize their boxes by Pillow's bilinear filter, each image by
-itself: its pixels do not depend on the batch in which it comes.
+The loader passes the bytes of files with their boxes and flips, which depend on (seed, epoch, index). torchvision
+decodes whole images, with nvJPEG on a GPU. Matrix products then resize their boxes by Pillow's bilinear filter. Each
+image is resized separately, so its pixels do not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _FILES_AT_ONCE = 64
 
 
 class JpegDecoder:
-    """Makes of the inputs that the loader gives under --decode gpu those that it gives else, but for rounding."""
+    """Converts the inputs that the loader gives under --decode gpu to those of --decode cpu, except for rounding."""
 
     def __init__(self, size: int, device: torch.device, *, tells: bool) -> None:
-        """Try whether files can be decoded on the device.
+        """Check that files can be decoded on the device.
 
         Args:
             size: height and width in pixels of the images given to the network.
-            tells: whether to say it when files are left to the CPU, once.
+            tells: whether to warn, once, if the CPU has to decode files.
 
         Raises:
-            UserError: this torchvision cannot decode there.
+            UserError: torchvision cannot decode on the device.
         """
         self._size, self._device, self._tells = size, device, tells
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -46,10 +46,10 @@ class JpegDecoder:
             ) from error
 
     def __call__(self, images: np.ndarray) -> torch.Tensor:
-        """Pixels, uint8 (n, size, size, 3), of the n inputs that `EncodedSplit` has read.
+        """Return the pixels, uint8 (n, size, size, 3), of the n inputs that `EncodedSplit` has read.
 
         Raises:
-            UserError: an image can be read neither here nor by the CPU.
+            UserError: neither the device nor the CPU can decode an image.
         """
         if self._stream is None:
             return self._pixels(images)
@@ -88,28 +88,28 @@ class JpegDecoder:
         return pixels
 
     def _decode(self, files: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Whole images, uint8 (3, height, width); None for a file that the decoder does not take."""
+        """Return whole images, uint8 (3, height, width), and None for a file that the decoder does not accept."""
         try:
             return [*self._decode_all(files)]
-        except RuntimeError:  # of one of them, nobody says of which
+        except RuntimeError:  # the decoder does not report which file failed
             return [None] if len(files) == 1 else [image for file in files for image in self._decode([file])]
 
     def _decode_all(self, files: list[torch.Tensor]) -> list[torch.Tensor]:
-        from torchvision.io import ImageReadMode, decode_jpeg  # it takes a second
+        from torchvision.io import ImageReadMode, decode_jpeg  # takes a second
 
         if self._stream:
-            # torchvision (0.29) decodes into memory of this stream on another one, and does not wait for what still
-            # reads there the images that it decoded before.
+            # torchvision 0.29 decodes on another stream into memory of this one, and does not wait for kernels of this
+            # stream that still read earlier images from that memory.
             self._stream.synchronize()
         return cast("list[torch.Tensor]", decode_jpeg(files, mode=ImageReadMode.RGB, device=self._device))
 
 
 def resized(images: Sequence[torch.Tensor], files: Sequence[EncodedImage], size: int) -> torch.Tensor:
-    """Of each image, uint8 (3, height, width), what the network sees of its file: uint8 (n, size, size, 3)."""
+    """Crop, flip and resize each image, uint8 (3, height, width), to the network's input: uint8 (n, size, size, 3)."""
     parts, boxes = zip(
         *(cut(image.permute(1, 2, 0), file.box, size) for image, file in zip(images, files, strict=True)), strict=True
     )
-    # From right to left where they are mirrored.
+    # A mirrored image is read from right to left.
     boxes = [
         (right, top, left, bottom) if file.flipped else (left, top, right, bottom)
         for (left, top, right, bottom), file in zip(boxes, files, strict=True)
@@ -127,14 +127,14 @@ def resized(images: Sequence[torch.Tensor], files: Sequence[EncodedImage], size:
 
 
 def filter_weights(begin: torch.Tensor, end: torch.Tensor, lengths: Sequence[int], size: int) -> torch.Tensor:
-    """What each pixel of n lines adds to each of the `size` into which [begin, end) of its line is resized.
+    """Return the weight of each pixel of n lines in each of the `size` pixels to which its [begin, end) is resized.
 
-    It is a triangle around the place of the new pixel, as wide as that where the line is reduced (Pillow's
-    `ImagingResample` with its bilinear filter).
+    The weights form a triangle around the new pixel's centre; if the line shrinks, it is as wide as two new pixels
+    (Pillow's `ImagingResample` with the bilinear filter).
 
     Args:
-        begin: float32 (n,), in pixels. With an `end` before it the line is mirrored.
-        lengths: pixels of each line.
+        begin: float32 (n,), in pixels. If `end` is smaller, the line is mirrored.
+        lengths: number of pixels of each line.
 
     Returns: float32 (n, size, longest); rows add up to 1.
     """

@@ -1,4 +1,4 @@
-"""The networks. `tensorflow/models.py` builds the same ones; names of parameters are the canonical ones."""
+"""Networks. `tensorflow/models.py` builds the same ones; PyTorch's parameter names are the canonical ones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from allstep.common.training.hooks import Hook
 
 
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
-    """The network that --model names, for a data set.
+    """Build the network that --model names, for a data set.
 
     Args:
-        own: of a program, in place of one that a flag names: the network, or a function that builds it.
+        own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
 
     Raises:
-        UserError: there is none of that name, or it is for other samples.
+        UserError: no network has that name, or it does not fit the data set's samples.
     """
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
@@ -42,7 +42,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
 
 
 def hooks_of(config: TrainConfig, network: nn.Module) -> Sequence[Hook]:
-    """What a network needs beside a training loop: those that are not the suite's may draw random numbers."""
+    """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
     if config.model in MODELS:
         return ()
     from allstep.pytorch.other_networks import Reseed
@@ -59,22 +59,22 @@ def build_model(
     width: int = WIDE_RESNET_WIDTH,
     num_tokens: int = 0,
 ) -> nn.Module:
-    """A network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
+    """Build a network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
 
     Samples are normalised images, float32 (n, channels, height, width), or texts, int64 (n, length).
 
     Args:
         name: one of `common.catalog.networks.MODELS`.
-        input_shape: height, width, channels of an image; for mlp any; length of a text.
-        depth, width: of a wide-resnet.
-        num_tokens: of a text.
+        input_shape: (height, width, channels) of an image, (length,) of a text, any shape for mlp.
+        depth, width: size of a wide-resnet.
+        num_tokens: size of a text's vocabulary.
 
     Raises:
-        UserError: the images are too small for the network, or do not fall into its patches.
+        UserError: the images are too small for the network, or cannot be divided into its patches.
     """
     if len(input_shape) == 3:
         check_image_size(name, *input_shape[:2])
-    # Imported when chosen: some of the files import torchvision or timm, which take a second.
+    # Imported on demand: some of these modules import torchvision or timm, which take a second.
     module = importlib.import_module(f"allstep.pytorch.networks.{MODELS[name].module}")
     size = {"depth": depth, "width": width} if name == "wide-resnet" else {}
     if MODELS[name].takes_text:
@@ -83,24 +83,24 @@ def build_model(
 
 
 def set_initial_weights(network: nn.Module, config: TrainConfig) -> None:
-    """Give a network that both frameworks have the weights that both start from; others keep their own."""
+    """Set the weights from which both frameworks start, if both have the network; others keep their initial weights."""
     if is_in_both(config.model):
         shapes = {name: array.shape for name, array in export_weights(network).items()}
         import_weights(network, initial_weights(shapes, config.data.seed))
 
 
 def named_weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What training changes: of a network's state, all but whole numbers, which say how it is built."""
+    """Return the floating-point tensors of a network's state with their names; training does not change the others."""
     return ((name, tensor) for name, tensor in network.state_dict().items() if tensor.is_floating_point())
 
 
 def export_weights(model: nn.Module) -> dict:
-    """All weights as canonical arrays; PyTorch's own names and layouts are the canonical ones."""
+    """Return all weights as canonical arrays, which have PyTorch's names and layouts."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in named_weights(model)}
 
 
 def import_weights(model: nn.Module, arrays: dict) -> None:
     """Set all weights from canonical arrays."""
-    # load_state_dict would look for a count of batches beside each batch norm.
+    # load_state_dict would expect `num_batches_tracked` of each batch norm.
     for name, tensor in named_weights(model):
         tensor.copy_(torch.from_numpy(arrays[name]))

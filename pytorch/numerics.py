@@ -1,4 +1,4 @@
-"""How PyTorch computes: which versions of it this is written for, in what precision, and whether always alike."""
+"""Supported versions of PyTorch, and settings of its precision and determinism."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.horovod_build import check_built_for
 
 OLDEST, NEWEST = (2, 9), (2, 14)
-"""The range of versions, by their first two numbers; `strategies/ddp.py` has what differs between them."""
+"""Range of supported versions (major, minor); `strategies/ddp.py` handles differences between them."""
 
 
 def prepare(config: TrainConfig) -> None:
-    """Configure PyTorch for a run, before anything computes.
+    """Configure PyTorch for a run, before any computation.
 
     Raises:
-        UserError: this version is outside the range, or Horovod was built for another one.
+        UserError: the version is outside the range, or Horovod was built for another version.
     """
     check_version("torch", torch.__version__, OLDEST, NEWEST)
     if config.strategy_name == "horovod":
         check_built_for("pytorch", torch.__version__)
     use_tf32 = config.precision == "tf32"
-    # By these names: torch.compile reads them, and would fail where the newer `fp32_precision` alone were set.
+    # torch.compile reads these names, and fails if only the newer `fp32_precision` is set.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = use_tf32
-    # cuDNN tries its algorithms for each size of a batch and keeps the fastest, as loops by hand have it. In float32
-    # that may be one that rounds more than the usual one, and curves of GPUs shall be those of CPUs.
+    # With benchmark, which hand-written loops usually set, cuDNN tries its algorithms for each batch size and keeps the
+    # fastest. In float32 that may round more than the default one, and GPUs must give the same curves as CPUs.
     torch.backends.cudnn.benchmark = config.precision != "float32" and not config.same_bits
     if config.same_bits:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when CUDA starts
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory before it is written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-        # In which order gradients are added depends on what Horovod fuses, and that on timing.
+        # The order in which gradients are added depends on Horovod's fusion, which depends on timing.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")

@@ -1,8 +1,8 @@
-"""Networks that are not the suite's: from a file of the user's own, from timm or from torchvision.
+"""Networks from a user's file, from timm or from torchvision; `tensorflow/other_networks.py` has those for Keras.
 
-`tensorflow/other_networks.py` has the same for Keras. Weights have PyTorch's names; the first ones are the network's
-own, by --seed, and rank 0's on all ranks. Where a file has FUNCTION_pytorch and FUNCTION_tensorflow, each framework
-calls its own, and both start from the suite's canonical weights, so that their curves can be compared.
+Weights have PyTorch's names. The network draws its initial weights by --seed, and all ranks start from those of rank 0.
+If a file has FUNCTION_pytorch and FUNCTION_tensorflow, each framework calls its function, and both start from the
+suite's canonical weights, so that their curves can be compared.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from allstep.pytorch.compat import BatchNorm
 
 
 def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> nn.Module:
-    """The network that `model` names, tried on two samples.
+    """Build the network that `model` names and try it on two samples of zeros.
 
     Args:
         model: FILE.py:FUNCTION, timm:NAME or torchvision:NAME.
-        own: of a program, in place of one that a flag names: the network, or a function that builds it.
+        own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
 
     Raises:
-        UserError: there is none of that name, it cannot be built, or its outputs do not fit the data set.
+        UserError: no network has that name, it cannot be built, or its outputs do not fit the data set.
     """
     torch.manual_seed(seed)
     if own is not None or user_file.parse(model):
@@ -55,7 +55,7 @@ def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> nn.
 
 
 def _of_user(model: str, dataset: Dataset, own: Any) -> object:
-    """What a program hands over or a file builds."""
+    """Return the network that a program passes or a file builds."""
     if isinstance(own, nn.Module):
         return own
     file = user_file.parse(model)
@@ -64,7 +64,7 @@ def _of_user(model: str, dataset: Dataset, own: Any) -> object:
 
 
 def _outputs(network: nn.Module, dataset: Dataset) -> object:
-    """What the network makes of two samples of zeros, on the device on which it is to be."""
+    """Move the network to the default device, and return its outputs for two samples of zeros."""
     shape = (2, *dataset.input_shape)
     inputs = torch.zeros(shape, dtype=torch.int64 if dataset.input_type == "int64" else torch.float32)
     network.to(inputs.device).eval()
@@ -101,7 +101,7 @@ def _channels(dataset: Dataset) -> int:
 
 
 def _take_channels(network: nn.Module, channels: int) -> None:
-    """Have torchvision's network, which is for images of three channels, take others: in its first convolution."""
+    """Replace the first convolution of a torchvision network, which takes three channels, by one for `channels`."""
     for module in network.modules():
         for name, child in module.named_children():
             if isinstance(child, nn.Conv2d):
@@ -123,17 +123,17 @@ def _check_weights(network: nn.Module, model: str) -> None:
                     f"expected batch norms with a momentum in --model {model}, received {name} without; give it one, "
                     "as in 0.1"
                 )
-            module.register_buffer("num_batches_tracked", None)  # which PyTorch counts for those without alone
+            module.register_buffer("num_batches_tracked", None)  # PyTorch needs it only without momentum
 
 
 _OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 
 
 class Reseed(Hook):
-    """Makes what dropout draws in a step a function of seed, step and rank: a resumed run draws the same."""
+    """Reseeds dropout in each step as a function of seed, step and rank, so that a resumed run draws the same."""
 
     def __init__(self, network: nn.Module) -> None:
-        """`network` draws from PyTorch's generators, as everybody does."""
+        """Take a network, which needs no handle here because it draws from PyTorch's global generators."""
 
     def on_start(self, session: TrainingRun) -> None:
         torch.manual_seed(step_seed(session.config.data.seed, session.progress.step, session.placement.rank))

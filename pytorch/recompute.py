@@ -1,5 +1,5 @@
-"""Activation checkpointing: what a block has computed is forgotten, and computed again when backward needs it (Chen et
-al. 2016, "Training Deep Nets with Sublinear Memory Cost")."""
+"""Activation checkpointing: blocks discard their activations and recompute them in the backward pass (Chen et al. 2016,
+"Training Deep Nets with Sublinear Memory Cost")."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from allstep.pytorch.compat import BatchNorm
 
 
 def recompute_blocks(network: nn.Module) -> None:
-    """Have each block of `network` keep nothing but its inputs for the backward pass.
+    """Let each block of `network` keep only its inputs for the backward pass.
 
-    A block is a module with parts that stands in a sequence of modules, at any depth, or in the network itself; and in
-    a sequence each run of plain layers up to a pooling.
+    A block is a module with children, either in the network itself or in a sequence of modules at any depth, or it is
+    a run of layers without children in a sequence, up to a pooling layer.
     """
     if isinstance(network, nn.Sequential):
         network.forward = partial(_in_turn, _steps(network))  # pyright: ignore[reportAttributeAccessIssue]
@@ -30,7 +30,7 @@ def recompute_blocks(network: nn.Module) -> None:
 
 
 class _Block:
-    """A function of some modules that keeps nothing but its inputs."""
+    """Function of some modules that keeps only its inputs for the backward pass."""
 
     def __init__(self, modules: Sequence[nn.Module], forward: Callable[..., torch.Tensor]) -> None:
         self._forward = forward
@@ -44,7 +44,7 @@ class _Block:
 
     @contextlib.contextmanager
     def _again(self) -> Iterator[None]:
-        """Within it, batch norms leave their running statistics alone, which have seen the samples already."""
+        """Keep batch norms from updating their running statistics, which already include these samples."""
         momenta = [norm.momentum for norm in self._norms]
         for norm in self._norms:
             norm.momentum = 0.0
@@ -56,7 +56,7 @@ class _Block:
 
 
 def _steps(sequence: nn.Sequential) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """The blocks of a sequence, and the sequences in it."""
+    """Return the blocks of a sequence, and the sequences in it, in order."""
     steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
     run: list[nn.Module] = []
 

@@ -15,7 +15,7 @@ import torch
 
 from allstep.common.api.session import as_rank, as_words, check, train
 from allstep.common.api.user_parts import Parts
-from allstep.common.base.errors import UserError
+from allstep.common.config.train_config import OWN_OPTIMIZER
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.formats.user_samples import as_dataset
 from allstep.common.training.hooks import Hook
@@ -33,8 +33,9 @@ _NAMES = {
     torch.optim.Adagrad: "adagrad",
     torch.optim.RMSprop: "rmsprop",
 }
-"""Of the optimizers whose state is known by the names of `--optimizer`."""
+"""The optimizers whose state has the canonical names of that of `--optimizer`."""
 _MORE_STATE = ("amsgrad", "centered")
+"""Options with which they remember more than that."""
 
 
 class Session:
@@ -57,8 +58,8 @@ class Session:
             train: inputs and targets as a pair of arrays; a map-style data set of torch; an object with `__len__` and
                 `read(indices, epoch)`; or a `Dataset`, which has both parts.
             validation: the same, or None to hold out a share of `train`.
-            optimizer: a name of `--optimizer`, or one of torch's SGD, Adam, AdamW, Adagrad and RMSprop of the model's
-                parameters.
+            optimizer: a name of `--optimizer`, or any optimizer of torch's kind of the model's parameters. The first
+                learning rate of its groups that is not 0 is the flag base_lr; the others stay in proportion to it.
             hooks: called at the moments of the run.
             flags: of the trainers, as keywords: epochs=5, strategy="ddp", base_lr=0.1, output_dir="runs/a", ...
 
@@ -85,11 +86,6 @@ class Session:
         check(elastic=flags.get("elastic", False))  # before `start` says how an elastic job is started
         config, placement = start(strategies, as_words(flags))
         check(elastic=config.parallel.elastic)  # of a file of flags
-        if own and own.defaults.get("fused") and config.parallel.slices and config.strategy == "fsdp":
-            raise UserError(
-                "expected an optimizer without fused=True for --slices with --strategy fsdp, received one with it: on "
-                "a CPU its bits depend on where a weight is cut; leave it out"
-            )
         parts = Parts(self._dataset(config), self._model, own)
         training = session(config, placement, self._hooks, parts)
         return train(training) if training else []
@@ -137,20 +133,15 @@ def _is_torch(samples: Any) -> bool:
 
 
 def _flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The flags that say what an optimizer of torch does, as far as the run looks at them."""
-    name, options = _NAMES.get(type(optimizer)), optimizer.defaults
-    rates = {float(group["lr"]) for group in optimizer.param_groups}
-    if name is None or any(options.get(option) for option in _MORE_STATE):
-        raise UserError(
-            f"expected a name or one of torch's {', '.join(kind.__name__ for kind in _NAMES)} as the optimizer, and "
-            f"no {' or '.join(_MORE_STATE)}, received {type(optimizer).__name__}; use one of them"
-        )
-    if name == "rmsprop" and options["momentum"]:
-        raise UserError("expected RMSprop without momentum, whose state is not kept, received it with; leave it out")
-    if len(rates) > 1:
-        raise UserError(
-            f"expected one learning rate in all groups of the optimizer, received {len(rates)}; give it one"
-        )
+    """Return the flags that tell what an optimizer of torch does, as far as the run looks at them."""
+    name, options = _NAMES.get(type(optimizer), OWN_OPTIMIZER), optimizer.defaults
+    if any(options.get(option) for option in _MORE_STATE) or (name == "rmsprop" and options["momentum"]):
+        name = OWN_OPTIMIZER
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    # Each group's rate stays in proportion to the first that is not 0.
+    flags = {"optimizer": name, "base_lr": next((rate for rate in rates if rate), 0.0)}
+    if name == OWN_OPTIMIZER:
+        return flags
+    momentum = {"momentum": options["momentum"]} if name == "sgd" else {}
     name = "nesterov" if options.get("nesterov") else name
-    momentum = {"momentum": options["momentum"]} if name in ("sgd", "nesterov") else {}
-    return {"optimizer": name, "base_lr": rates.pop(), "weight_decay": options.get("weight_decay"), **momentum}
+    return {**flags, "optimizer": name, "weight_decay": options.get("weight_decay"), **momentum}

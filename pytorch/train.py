@@ -60,9 +60,8 @@ def session(
     )
     with strategy.scope():
         network = build_network(config, dataset, parts.model)
-        optimizer = parts.optimizer or build_optimizer(
-            config.optimizer, network.parameters(), fused_sgd=strategy.fused_sgd, sliced=bool(config.parallel.slices)
-        )
+        flags = config.optimizer
+        optimizer = parts.optimizer_or(lambda: build_optimizer(flags, network.parameters()), flags.optimizer)
     set_initial_weights(network, config)
 
     # 3. Average gradients over all ranks where they are applied.
@@ -71,7 +70,7 @@ def session(
     strategy.broadcast(model, optimizer)
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
     measures_noise = why_not_measured(config, "pytorch") is None
-    worker = Worker(network, model, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
+    worker = Worker(network, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
     return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, network)])
 
 

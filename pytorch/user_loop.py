@@ -1,4 +1,4 @@
-"""Parts for a training loop of one's own in PyTorch, beside Horovod or DDP; `tensorflow/user_loop.py` has the same.
+"""Tools for custom PyTorch training loops with Horovod or DDP; `tensorflow/user_loop.py` has those for TensorFlow.
 
 from allstep.pytorch import check_replicas, shard, watch
 """
@@ -32,12 +32,12 @@ def shard(
     drop_last: bool = False,
     **options: Any,
 ) -> Shard:
-    """This rank's batches of a map-style data set, in an order that no number of ranks changes, resumable at any batch.
+    """Return this rank's batches of a map-style data set, in an order that is the same for any number of ranks.
 
     Args:
-        global_batch_size: samples of a step over all ranks.
-        drop_last: leave out the samples of an epoch that do not fill a global batch.
-        options: of the `DataLoader` that reads them: num_workers, pin_memory, collate_fn, ...
+        global_batch_size: samples per step over all ranks.
+        drop_last: leave out the last samples of an epoch if they do not fill a global batch.
+        options: arguments of the `DataLoader` that reads them: num_workers, pin_memory, collate_fn, ...
 
     Raises:
         UserError: there are no samples, or see `sharding.check`.
@@ -52,7 +52,7 @@ def shard(
 
 
 def watch(*, stall_timeout: float = 10.0, fault_timeout: float = 30.0) -> contextlib.AbstractContextManager[Steps]:
-    """See `common.api.user_loop.watch`; after `hvd.init()` or `init_process_group()`."""
+    """See `common.api.user_loop.watch`; call it after `hvd.init()` or `init_process_group()`."""
     return user_loop.watch(_collectives(), stall_timeout=stall_timeout, fault_timeout=fault_timeout)
 
 
@@ -60,14 +60,14 @@ def check_replicas(model: torch.nn.Module, moment: str = "") -> None:
     """Compare the weights of all ranks bit by bit; all ranks call it.
 
     Raises:
-        Fault: they differ; it names the ranks and the first weight.
+        Fault: weights differ; the message names the ranks and the first weight.
     """
     parameters = ((name, parameter.detach().cpu().numpy()) for name, parameter in model.named_parameters())
     check_replicas_equal(parameters, _collectives(), moment or "where check_replicas is called")
 
 
 def _collectives() -> Collectives:
-    """Of whichever library the program has initialised."""
+    """Return the collectives of the library that the program has initialised."""
     if dist.is_available() and dist.is_initialized():
         from allstep.pytorch.strategies.process_group import ProcessGroupCollectives
 
@@ -87,7 +87,7 @@ def _collectives() -> Collectives:
 
 @functools.cache
 def _gloo_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The ranks of `world`, which may be NCCL alone, once more, by Gloo; all ranks call it."""
+    """Create a Gloo group of the ranks of `world`, which may support only NCCL; all ranks call it."""
     group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)  # else this rank would not be of it
+    assert isinstance(group, dist.ProcessGroup)  # this rank is a member
     return group

@@ -1,10 +1,9 @@
-"""What we use of the insides of TensorFlow and Keras; `tests/tensorflow/test_compat.py` tries each.
+"""Internals of TensorFlow and Keras on which allstep depends; `tests/tensorflow/test_compat.py` tests each.
 
-Nothing here is promised by its library. Looked up in TensorFlow 2.21, and Keras 3.12 and 3.15. Beside these,
-`horovod_optimizer.Distributed` overrides `_clip_gradients`, through which a Keras optimizer passes the mean of the
-gradients that it has accumulated; and `optimizers.base.Optimizer` overrides `_apply_weight_decay`,
-`_backend_update_step`, `_all_reduce_sum_gradients` and `_update_model_variables_moving_average`, between which a step
-goes from its gradients to the weights.
+The libraries do not promise any of this; it was checked for TensorFlow 2.21, and Keras 3.12 and 3.15. In addition,
+`horovod_optimizer.Distributed` overrides `_clip_gradients`, which a Keras optimizer calls with the mean of the
+accumulated gradients, and `optimizers.base.Optimizer` overrides `_apply_weight_decay` and `_backend_update_step`, which
+apply gradients to weights.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from tensorflow.python.ops import control_flow_util
 
 
 def is_in_xla() -> bool:
-    """Whether what is being traced is compiled by XLA; TensorFlow asks this of itself for its loops."""
+    """Return whether XLA compiles the code that is being traced; TensorFlow has this function for its loops."""
     return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def momentary_variable(value: tf.Tensor) -> tf.Tensor:
-    """The handle of a variable that starts as the value and goes with the handle, for kernels that update variables.
+    """Return the handle of a new variable with this value, for kernels that update variables; it owns the variable.
 
-    By the name that TensorFlow gives variables of eager code, each execution makes one of its own. XLA refuses it.
+    The name is the one of eager variables, so each execution creates a separate variable. XLA does not support it.
     """
     handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=anonymous_name())
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -38,50 +37,64 @@ def momentary_variable(value: tf.Tensor) -> tf.Tensor:
 
 
 def trained_variables(optimizer: keras.Optimizer) -> list[Any]:
-    """The variables that the optimizer was built for, in the order of its slots: `_trainable_variables`."""
+    """Return the variables for which the optimizer was built, in the order of its slots: `_trainable_variables`."""
     return optimizer._trainable_variables
 
 
+def parts(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
+    """Return the optimizers inside a `MultiOptimizer`, or the optimizer itself."""
+    return optimizer.optimizers if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]
+
+
+def leave_gradients_as_they_are(optimizer: keras.Optimizer) -> None:
+    """Have `apply` take gradients that are added up over the replicas of tf.distribute already.
+
+    A Keras optimizer adds them up itself, in `_all_reduce_sum_gradients`.
+    """
+    for part in parts(optimizer):
+        part._all_reduce_sum_gradients = lambda pairs: pairs  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def variable_index(optimizer: keras.Optimizer, variable: Any) -> int:
-    """The place of a variable among `trained_variables`, of one of TensorFlow's as well: `_get_variable_index`."""
+    """Return the index of a Keras or TensorFlow variable in `trained_variables`: `_get_variable_index`."""
     return optimizer._get_variable_index(variable)
 
 
 def accumulated_gradients(optimizer: keras.Optimizer) -> list[Any]:
-    """The variables in which the optimizer adds gradients up: `_accumulated_gradients`, which only some have."""
+    """Return the variables in which the optimizer accumulates gradients: `_accumulated_gradients`, if it has them."""
     return [variable for variable in getattr(optimizer, "_accumulated_gradients", ()) if variable is not None]
 
 
 def rmsprop_momentums(optimizer: keras.optimizers.RMSprop) -> Sequence[Any]:
-    """The slots with its velocity, which contains the learning rate: `_momentums`, empty without momentum."""
+    """Return the slots of the velocity, which contains the learning rate: `_momentums`, empty without momentum."""
     return optimizer._momentums
 
 
 def layers_of(model: keras.Model) -> Iterable[keras.layers.Layer]:
-    """The model and all layers inside it, however deep: `_flatten_layers`; `model.layers` has the outermost alone."""
+    """Return the model and all layers in it, at any depth: `_flatten_layers`; `model.layers` has only the outermost."""
     return model._flatten_layers()
 
 
 def pickled_as(kind: type, reduced: tuple) -> tuple:
-    """What `__reduce__` of an object of a subclass of `kind` returned, made to name `kind`.
+    """Return the result of `__reduce__` of an object of a subclass of `kind`, changed to name `kind`.
 
-    Keras pickles by `_unpickle_model`, a method of the object's class, with the archive as its arguments.
+    Keras pickles objects as `_unpickle_model`, a method of their class, with the archive as arguments.
     """
     _, arguments = reduced
     return kind._unpickle_model, arguments  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def h5_optimizer_weights(file: h5py.File) -> list[Any]:
-    """The optimizer's variables in an .h5 file of a model, in its order."""
+    """Return the optimizer's variables in the .h5 file of a model, in the optimizer's order."""
     return load_optimizer_weights_from_hdf5_group(file)
 
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Takes a function, and returns what is to stand in its place."""
+"""Takes a function and returns its replacement."""
 
 
 def wrap_model_method(name: str, wrap: Wrap) -> None:
-    """Replace a method of `keras.Model` where it is defined: in Keras' Trainer, a base class.
+    """Replace a method of `keras.Model` in the class that defines it, Keras' base class Trainer.
 
     Keras calls `make_train_function` at the start of each `fit` and `train_on_batch`.
     """
@@ -90,15 +103,15 @@ def wrap_model_method(name: str, wrap: Wrap) -> None:
 
 
 def wrap_loss_scaling(wrap: Wrap) -> None:
-    """Replace the `__init__` of `LossScaleOptimizer`, which Keras makes itself under the mixed_float16 policy."""
+    """Replace the `__init__` of `LossScaleOptimizer`, which Keras creates under the mixed_float16 policy."""
     keras.optimizers.LossScaleOptimizer.__init__ = wrap(keras.optimizers.LossScaleOptimizer.__init__)
 
 
 def wrap_configurations(wrap_writing: Wrap, wrap_reading: Wrap) -> None:
-    """Replace what writes the configuration of an object, and what makes an object of one.
+    """Replace the functions that write the configuration of an object, and that create an object from one.
 
-    Every object, on every way, is written and made by these two functions of `serialization_lib`. Its writer looks
-    the first up in its module; other modules of Keras import the second by name.
+    Keras writes and creates all objects by these two functions of `serialization_lib`. It looks up the first in that
+    module; other modules of Keras import the second by name.
     """
     read = serialization_lib.deserialize_keras_object
     wrapped = wrap_reading(read)
@@ -109,7 +122,7 @@ def wrap_configurations(wrap_writing: Wrap, wrap_reading: Wrap) -> None:
 
 
 def fill_legacy_optimizers() -> None:
-    """Give `keras.optimizers.legacy.Adam` and its kin Keras 3's meaning; as they come they only raise an error."""
+    """Replace `keras.optimizers.legacy.Adam` etc., which only raise an error in Keras 3, by Keras 3's optimizers."""
     for module in (keras.optimizers.legacy, tf.keras.optimizers.legacy):
         for name in ("Adagrad", "Adam", "Ftrl", "Optimizer", "RMSprop", "SGD"):
             setattr(module, name, getattr(keras.optimizers, name))

@@ -1,4 +1,4 @@
-"""What is done to the averaged gradient before the optimizer takes it: clipping and, after it, noise."""
+"""Changes of the averaged gradients before the optimizer takes them: clipping, then noise. `pytorch/` has both."""
 
 from __future__ import annotations
 
@@ -8,42 +8,45 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.config.train_config import OptimizerConfig
 from allstep.common.recipe.gradient_noise import gradient_noise
 from allstep.tensorflow.models import CanonicalWeight
+from allstep.tensorflow.passes import Gradients, on_present
 
 _TINY = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
 
 
 @dataclass(frozen=True)
-class GradientChanges:
-    """The changes that the flags ask for; `gradients` of `pytorch/` has the same."""
+class Clip:
+    """--clip-norm: scale all gradients down together so that their norm is at most this."""
 
-    flags: OptimizerConfig
-    seed: int
-    """Of the noise."""
+    largest: float
+
+    def __call__(self, gradients: Gradients, num_steps: tf.Tensor) -> Gradients:
+        def clipped(present: list[tf.Tensor]) -> list[tf.Tensor]:
+            factor = tf.minimum(1.0, self.largest / (tf.linalg.global_norm(present) + _TINY))
+            return [gradient * factor for gradient in present]
+
+        return on_present(clipped, gradients)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """--gradient-noise: add noise of variance `eta` / (1 + step)^0.55, a function of seed, step and weight."""
+
+    eta: float
     weights: Sequence[CanonicalWeight]
     """Those that have gradients, in the model's order."""
+    seed: int
 
-    def __call__(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> list[tf.Tensor]:
-        """What the optimizer takes in place of the gradients.
-
-        Args:
-            step: steps taken before this one.
-        """
-        if self.flags.clip_norm is not None:
-            factor = tf.minimum(1.0, self.flags.clip_norm / (tf.linalg.global_norm(gradients) + _TINY))
-            gradients = [gradient * factor for gradient in gradients]
-        if self.flags.gradient_noise:
-            noises = tf.numpy_function(self._noises, [step], [tf.float32] * len(self.weights), stateful=False)
-            gradients = [
-                gradient + tf.ensure_shape(noise, gradient.shape)
-                for gradient, noise in zip(gradients, noises, strict=True)
-            ]
-        return list(gradients)
+    def __call__(self, gradients: Gradients, num_steps: tf.Tensor) -> Gradients:
+        noises = tf.numpy_function(self._noises, [num_steps], [tf.float32] * len(self.weights), stateful=False)
+        return [
+            None if gradient is None else gradient + tf.ensure_shape(noise, gradient.shape)
+            for gradient, noise in zip(gradients, noises, strict=True)
+        ]
 
     def _noises(self, step: np.ndarray) -> list[np.ndarray]:
-        flags = {"eta": self.flags.gradient_noise, "seed": self.seed, "step": int(step)}
+        flags = {"eta": self.eta, "seed": self.seed, "step": int(step)}
         return [
             weight.from_canonical(gradient_noise(weight.name, weight.canonical_shape, **flags))
             for weight in self.weights

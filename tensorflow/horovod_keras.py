@@ -2,8 +2,8 @@
 
     import allstep.tensorflow.horovod_keras as hvd
 
-is all a `model.fit` script changes. Horovod 0.28.1's own wrapper trains on Keras 3 without synchronising and
-without an error: the methods it overrides are no longer called.
+is the only change to a `model.fit` script. With Keras 3, the wrapper of Horovod 0.28.1 neither synchronises nor raises
+an error: Keras no longer calls the methods that it overrides.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ from allstep.tensorflow.drop_in.saving import make_plain
 
 
 def init(*args: Any, **options: Any) -> None:
-    """`horovod.tensorflow.init`. A process that no launcher has started trains alone, and needs no MPI for it.
+    """Call `horovod.tensorflow.init`. A process without a launcher trains as a single rank and needs no MPI.
 
     Raises:
-        UserError: there are several ranks, by torchrun or by RANK and WORLD_SIZE, of which Horovod knows nothing.
+        UserError: torchrun, or RANK and WORLD_SIZE, have set up several ranks, which Horovod does not support.
     """
     placement = find_placement()
     check_launcher_of_horovod(placement, user="horovod_keras")
@@ -113,7 +113,7 @@ def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
-    """`DistributedOptimizer` that leaves the weights of `local_layers` (built layers) to each rank."""
+    """Return a `DistributedOptimizer` that does not share the weights of `local_layers` (built layers)."""
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or [])
     for layer in layers:
         if not isinstance(layer, keras.layers.Layer) or not layer.built:
@@ -137,9 +137,9 @@ def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Broadcast the weights and optimizer state of every living model compiled with a `DistributedOptimizer`.
+    """Broadcast the weights and optimizer state of every live model compiled with a `DistributedOptimizer`.
 
-    Keras 3 keeps no list of all variables; these models are the ones that Horovod knows of.
+    Keras 3 keeps no list of all variables; these are the models that this module tracks.
 
     Raises:
         RuntimeError: there is no such model, one has no weights yet, or the ranks' models differ.
@@ -170,16 +170,16 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> keras.Model:
-    """Load a model saved by Keras, with or without Horovod, and make its optimizer distributed with its state.
+    """Load a model saved by Keras, with or without Horovod, and distribute its optimizer, keeping the state.
 
-    custom_optimizers: optimizer classes of your own that the file may name.
+    custom_optimizers: your optimizer classes that the file may name.
     custom_objects: as in `keras.models.load_model`.
-    compression, options: further arguments of `DistributedOptimizer`. What is not given is as it was when the model was
-        saved; an .h5 file does not say, and process sets, lists of groups and local variables are not saved.
+    compression, options: further arguments of `DistributedOptimizer`. Defaults are the values when the model was saved,
+        but .h5 files do not record them, and process sets, lists of groups and local variables are not saved.
 
     Raises:
         ValueError: `legacy_opts` is set (Keras 3 has no legacy optimizers), the file is not a saved model, or it is an
-            .h5 file whose optimizer accumulates gradients, and whether it sums or averages them is not given.
+            .h5 file whose optimizer accumulates gradients and no option tells whether to sum or to average them.
     """
     if legacy_opts:
         raise ValueError("Keras 3 has no legacy optimizers: `legacy_opts` must be False.")
@@ -187,7 +187,7 @@ def load_model(
         options["compression"] = compression
     optimizers = {cls.__name__: cls for cls in custom_optimizers or []}
     loaded = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
-    model = cast("keras.Model", loaded)  # Keras does not say so
+    model = cast("keras.Model", loaded)  # Keras' annotations do not tell
     if model.optimizer is not None:
         if h5py.is_hdf5(filepath):
             _restore_h5_optimizer(model, filepath, options)
@@ -197,16 +197,16 @@ def load_model(
         elif options:
             make_plain(model.optimizer)
             distribute_again(model.optimizer, saved, **options)
-        if not has_keras_step(model):  # XLA would compile it whole, and Horovod with it
+        if not has_keras_step(model):  # XLA would compile Horovod's operations, too
             model.jit_compile = False
         track_model(model)
     return model
 
 
 def _restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike, options: dict[str, Any]) -> None:
-    """Give the model an optimizer with the file's slots.
+    """Replace the model's optimizer by one with the file's slots.
 
-    Keras 3 builds the one of an .h5 file for no variables: it loses the slots and then refuses to train.
+    Keras 3 builds the optimizer of an .h5 file for no variables, so it loses the slots and refuses to train.
     """
     steps = max(part.gradient_accumulation_steps or 0 for part in parts(model.optimizer))
     if steps and "backward_passes_per_step" not in options and not options.get("average_aggregated_gradients"):

@@ -1,4 +1,4 @@
-"""What TensorFlow says of itself, as JSON, to `allstep doctor`, which does not import it.
+"""Report on the installed TensorFlow as JSON, for `allstep doctor`, which does not import it.
 
 python -m allstep.tensorflow.installation
 """
@@ -34,8 +34,8 @@ def _horovod_error() -> str | None:
     try:
         import horovod.tensorflow as hvd
 
-        hvd.is_initialized()  # without its compiled part the import alone succeeds
-    except Exception as error:  # whatever is wrong with it: it is what is asked for
+        hvd.is_initialized()  # the import succeeds even without the compiled library
+    except Exception as error:  # any error is part of the report
         return summary(error)
 
 

@@ -1,4 +1,4 @@
-"""The networks. `pytorch/models.py` builds the same ones; layers are named so that weights have canonical names."""
+"""Networks. `pytorch/models.py` builds the same ones; layers are named so that weights have canonical names."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.networks.transformer import Positions
 from allstep.tensorflow.networks.vision_transformer import Tokens
 
-# Keras' names; weights are float32 in any case.
+# Keras' policies by --precision; weights are float32 in all of them.
 _POLICIES = {"float32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> keras.Model:
-    """The network that --model names, for a data set.
+    """Build the network that --model names, for a data set.
 
     Args:
-        own: of a program, in place of one that a flag names: the network, or a function that builds it.
+        own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
 
     Raises:
-        UserError: there is none of that name, or it is for other samples.
+        UserError: no network has that name, or it does not fit the data set's samples.
     """
     if config.model not in MODELS:
         from allstep.tensorflow.other_networks import build_other
@@ -52,7 +52,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> ker
 
 
 def hooks_of(config: TrainConfig, network: keras.Model) -> Sequence[Hook]:
-    """What a network needs beside a training loop: those that are not the suite's may draw random numbers."""
+    """Return the hooks that a network needs: one that is not the suite's may draw random numbers."""
     if config.model in MODELS:
         return ()
     from allstep.tensorflow.other_networks import Reseed
@@ -70,19 +70,19 @@ def build_model(
     num_tokens: int = 0,
     precision: str = "float32",
 ) -> keras.Model:
-    """A network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
+    """Build a network that maps samples to logits (n, num_classes), or (n, length, num_classes) for text-decoder.
 
     Samples are normalised images, float32 (n, height, width, channels), or texts, int64 (n, length).
 
     Args:
         name: one of `common.catalog.networks.MODELS`.
-        input_shape: height, width, channels of an image; for mlp any; length of a text.
-        depth, width: of a wide-resnet.
-        num_tokens: of a text.
-        precision: in which its layers compute: float32, tf32, bf16 or fp16.
+        input_shape: (height, width, channels) of an image, (length,) of a text, any shape for mlp.
+        depth, width: size of a wide-resnet.
+        num_tokens: size of a text's vocabulary.
+        precision: precision in which the layers compute: float32, tf32, bf16 or fp16.
 
     Raises:
-        UserError: the images are too small for the network, or do not fall into its patches.
+        UserError: the images are too small for the network, or cannot be divided into its patches.
     """
     if len(input_shape) == 3:
         check_image_size(name, *input_shape[:2])
@@ -95,14 +95,14 @@ def build_model(
 
 
 def set_initial_weights(model: keras.Model, config: TrainConfig) -> None:
-    """Give a network that both frameworks have the weights that both start from; others keep their own."""
+    """Set the weights from which both frameworks start, if both have the network; others keep their initial weights."""
     if is_in_both(config.model):
         shapes = {weight.name: weight.canonical_shape for weight in canonical_weights(model)}
         import_weights(model, initial_weights(shapes, config.data.seed))
 
 
 def export_weights(model: keras.Model) -> dict[str, np.ndarray]:
-    """All weights as canonical arrays (`common.recipe.weights` says which those are)."""
+    """Return all weights as canonical arrays, which `common.recipe.weights` describes."""
     return {weight.name: weight.to_canonical(weight.variable.value.numpy()) for weight in canonical_weights(model)}
 
 
@@ -114,14 +114,14 @@ def import_weights(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
 
 @dataclass(frozen=True)
 class CanonicalWeight:
-    """A Keras variable with its canonical name and the way to its canonical layout."""
+    """Keras variable with its canonical name and the transformation to its canonical layout."""
 
     name: str
     variable: keras.Variable
     split: tuple[int, ...]
-    """Shape with the axes of a flattened input apart."""
+    """Shape, with a flattened input split into its axes."""
     axes: tuple[int, ...]
-    """Order of those axes in the canonical layout."""
+    """Order of the axes of `split` in the canonical layout."""
 
     @property
     def canonical_shape(self) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ class CanonicalWeight:
 
     def to_canonical(self, array: np.ndarray) -> np.ndarray:
         canonical = array.reshape(self.split).transpose(self.axes)
-        # np.ascontiguousarray would give one number an axis.
+        # np.ascontiguousarray would add an axis to a scalar.
         return np.asarray(canonical.reshape(canonical.shape[0], -1) if self._was_flattened else canonical, order="C")
 
     def from_canonical(self, array: np.ndarray) -> np.ndarray:
@@ -144,10 +144,10 @@ class CanonicalWeight:
 
 
 def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
-    """The model's variables, layer by layer, with canonical names and layouts.
+    """Yield the model's variables, layer by layer, with canonical names and layouts.
 
-    What PyTorch does not have, or what does not belong to one of the model's own layers, keeps its path in the model,
-    and its layout.
+    A variable keeps its path in the model and its layout if PyTorch does not have it, or if it does not belong to a
+    top-level layer of the model.
     """
     named = set()
     for weight in _layers_weights(model):
@@ -162,7 +162,7 @@ def _layers_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
     flattened: tuple[int, ...] = ()
     for layer in model.layers:
         name = getattr(layer, "canonical_name", layer.name)
-        if isinstance(layer, layers.Flatten) and hasattr(layer, "input"):  # it has none in a model of the user's class
+        if isinstance(layer, layers.Flatten) and hasattr(layer, "input"):  # missing in a subclassed model
             flattened = _shape(layer.input)[1:]
         elif isinstance(layer, layers.Conv2D):
             yield CanonicalWeight(f"{name}.weight", layer.kernel, _shape(layer.kernel), (3, 2, 0, 1))
@@ -199,10 +199,10 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def trainable_names(model: keras.Model) -> list[str]:
-    """Canonical names of the weights that have gradients."""
+    """Return the canonical names of the weights that have gradients."""
     return [weight.name for weight in canonical_weights(model) if weight.variable.trainable]
 
 
 def _unchanged(name: str, variable: keras.Variable) -> CanonicalWeight:
-    """A weight with one layout in both frameworks."""
+    """Return a weight that has the same layout in both frameworks."""
     return CanonicalWeight(name, variable, tuple(variable.shape), tuple(range(len(variable.shape))))

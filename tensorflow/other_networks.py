@@ -1,10 +1,10 @@
-"""Networks that are not the suite's: from a file of the user's own or from keras.applications.
+"""Networks from a user's file or from keras.applications; `pytorch/other_networks.py` has those for PyTorch.
 
-`pytorch/other_networks.py` has the same for PyTorch. Weights of top-level layers that PyTorch has as well have its
-names and layouts, by the names of the layers (`models.canonical_weights`), and others their paths in Keras; the first
-ones are the network's own, by --seed, and rank 0's on all ranks. Where a file has FUNCTION_pytorch and
-FUNCTION_tensorflow, each framework calls its own, and both start from the suite's canonical weights, so that their
-curves can be compared. A dictionary NAMES in the file says what PyTorch calls a layer, where Keras calls it otherwise.
+Weights of top-level layers that PyTorch also has get its names and layouts, by the names of the layers
+(`models.canonical_weights`); other weights keep their paths in Keras. The network draws its initial weights by --seed,
+and all ranks start from those of rank 0. If a file has FUNCTION_pytorch and FUNCTION_tensorflow, each framework calls
+its function, and both start from the suite's canonical weights, so that their curves can be compared. A dictionary
+NAMES in the file maps names of Keras layers to their names in PyTorch, if these differ.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from allstep.tensorflow.models import canonical_weights
 
 
 def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> keras.Model:
-    """The network that `model` names, checked on two samples of zeros.
+    """Build the network that `model` names and try it on two samples of zeros.
 
     Args:
         model: FILE.py:FUNCTION or keras:NAME.
-        own: of a program, in place of one that a flag names: the network, or a function that builds it.
+        own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
 
     Raises:
-        UserError: there is none of that name, it cannot be built, or its outputs do not fit the data set.
+        UserError: no network has that name, it cannot be built, or its outputs do not fit the data set.
     """
-    keras.utils.set_random_seed(seed % 2**32)  # NumPy takes no larger one
+    keras.utils.set_random_seed(seed % 2**32)  # NumPy's seeds have 32 bits
     file = user_file.parse(model)
     if own is not None or file:
         network = _of_user(model, dataset, own)
@@ -68,7 +68,7 @@ def build_other(model: str, dataset: Dataset, seed: int, own: Any = None) -> ker
 
 
 def _of_user(model: str, dataset: Dataset, own: Any) -> object:
-    """What a program hands over or a file builds."""
+    """Return the network that a program passes or a file builds."""
     if isinstance(own, keras.Model):
         return own
     file = user_file.parse(model)
@@ -80,7 +80,7 @@ def _keras(name: str, dataset: Dataset) -> keras.Model:
     functions = {name: value for name, value in vars(keras.applications).items() if inspect.isfunction(value)}
     if name not in functions:
         raise unknown_name(f"keras:{name}", functions)
-    # What some of them do to pixels has been done.
+    # Some of these networks can normalise pixels, which the loader has already done.
     known = inspect.signature(functions[name]).parameters
     options = {"include_preprocessing": False} if "include_preprocessing" in known else {}
     return functions[name](
@@ -93,7 +93,7 @@ def _keras(name: str, dataset: Dataset) -> keras.Model:
 
 
 def _outputs(network: keras.Model, dataset: Dataset) -> object:
-    """What the network makes of two samples of zeros."""
+    """Return the network's outputs for two samples of zeros."""
     inputs = np.zeros((2, *dataset.input_shape), np.int64 if dataset.input_type == "int64" else np.float32)
     return network(inputs, training=False)
 
@@ -106,7 +106,7 @@ def _check_weights(network: keras.Model, model: str) -> None:
 
 
 class Reseed(Hook):
-    """Makes what dropout draws in a step a function of seed, step and rank: a resumed run draws the same."""
+    """Reseeds dropout in each step as a function of seed, step and rank, so that a resumed run draws the same."""
 
     def __init__(self, network: keras.Model) -> None:
         self._states = [variable for variable in network.variables if variable.path.endswith("seed_generator_state")]

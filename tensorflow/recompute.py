@@ -1,5 +1,5 @@
-"""Activation checkpointing: what a block has computed is forgotten, and computed again when backward needs it (Chen et
-al. 2016, "Training Deep Nets with Sublinear Memory Cost")."""
+"""Activation checkpointing: blocks discard their activations and recompute them in the backward pass (Chen et al. 2016,
+"Training Deep Nets with Sublinear Memory Cost")."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from allstep.tensorflow.networks.batch_norm import tracked
 
-# A block of a ResNet has 7 to 11, one of a vision transformer 8, as many layers of VGG-16 lie between two poolings.
+# A block of a ResNet has 7 to 11 operations, one of a vision transformer 8.
 _MIN_OPERATIONS = 6
 
 
 class RecomputedBlocks:
-    """A network whose blocks keep nothing but their inputs for the backward pass."""
+    """Network whose blocks keep only their inputs for the backward pass."""
 
     def __init__(self, model: keras.Model) -> None:
-        """Cut `model` into blocks: they end where a single tensor leads on, and have 6 operations or more."""
-        model = keras.Model(model.inputs, model.outputs)  # of a keras.Sequential, too
+        """Cut `model` into blocks of 6 or more operations; a block ends where later operations need only one tensor."""
+        model = keras.Model(model.inputs, model.outputs)  # converts a keras.Sequential
         ends = [model.inputs[0], *_ends(model), model.outputs[0]]
         self._blocks = [keras.Model(begin, end) for begin, end in zip(ends[:-1], ends[1:], strict=True)]
 
@@ -32,7 +32,7 @@ class RecomputedBlocks:
 
 
 def _forward(block: keras.Model, *, training: bool) -> Callable[[tf.Tensor], tf.Tensor]:
-    """What computes a block, the first time with effect on running statistics, and then without."""
+    """Return a function that computes a block and updates running statistics only in its first call."""
     is_first = True
 
     def forward(values: tf.Tensor) -> tf.Tensor:
@@ -45,7 +45,7 @@ def _forward(block: keras.Model, *, training: bool) -> Callable[[tf.Tensor], tf.
 
 
 def _ends(model: keras.Model) -> list[keras.KerasTensor]:
-    """The tensors at which blocks end, but for the last block."""
+    """Return the tensors at which all blocks but the last end."""
     operations = [one for one in model.operations if not isinstance(one, keras.layers.InputLayer)]
     num_readers = Counter(id(tensor) for one in operations for tensor in keras.tree.flatten(one.input))
     waiting = Counter({id(model.inputs[0]): num_readers[id(model.inputs[0])]})
@@ -53,7 +53,7 @@ def _ends(model: keras.Model) -> list[keras.KerasTensor]:
     for operation in operations[:-1]:
         waiting -= Counter(id(tensor) for tensor in keras.tree.flatten(operation.input))
         num_operations += 1
-        if not waiting and num_operations >= _MIN_OPERATIONS:  # but for what this one gives
+        if not waiting and num_operations >= _MIN_OPERATIONS:  # only this operation's output is still needed
             ends.append(operation.output)
             num_operations = 0
         waiting[id(operation.output)] = num_readers[id(operation.output)]

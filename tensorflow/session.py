@@ -8,7 +8,7 @@ The same program runs alone and under horovodrun, mpirun and srun.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -16,30 +16,25 @@ import keras
 from allstep.common.api.session import as_rank, as_words, check, train
 from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError
+from allstep.common.config.train_config import OWN_OPTIMIZER
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.formats.user_samples import as_dataset
 from allstep.common.launch.placement import find_placement
 from allstep.common.training.hooks import Hook
 from allstep.common.training.start import start
 from allstep.tensorflow import strategies
+from allstep.tensorflow.compat import parts
+from allstep.tensorflow.optimizers.state import KINDS
 from allstep.tensorflow.strategies.strategy import share_cores
 from allstep.tensorflow.train import session
 
 if TYPE_CHECKING:
     from allstep.common.config.train_config import TrainConfig
 
-# Of Keras' optimizers the names of `--optimizer`, and the attributes that hold what each remembers.
-_KINDS = {
-    keras.optimizers.SGD: ("sgd", {"momentum": "momentums"}),
-    keras.optimizers.Adam: ("adam", {"exp_avg": "_momentums", "exp_avg_sq": "_velocities"}),
-    keras.optimizers.AdamW: ("adamw", {"exp_avg": "_momentums", "exp_avg_sq": "_velocities"}),
-    keras.optimizers.Adagrad: ("adagrad", {"sum_of_squares": "_accumulators"}),
-    keras.optimizers.RMSprop: ("rmsprop", {"square_avg": "_velocities"}),
-}
 # TensorFlow starts when the program makes its model: before the session could give this rank its share of the cores.
 share_cores(find_placement())
-_MORE_STATE = ("amsgrad", "centered")
-_OF_OUR_OPTIMIZERS = ("clip_norm", "gradient_noise", "ema")
+_MORE_STATE = ("amsgrad", "centered", "use_ema")
+"""Options with which an optimizer remembers more than its canonical slots."""
 
 
 class Session:
@@ -62,7 +57,7 @@ class Session:
             train: inputs and targets as a pair of arrays; an object with `__len__` and
                 `read(indices, epoch)`; or a `Dataset`, which has both parts.
             validation: the same, or None to hold out a share of `train`.
-            optimizer: a name of `--optimizer`, or Keras' SGD, Adam, AdamW, Adagrad or RMSprop.
+            optimizer: a name of `--optimizer`, or any optimizer of Keras' kind. Its learning rate is the flag base_lr.
             hooks: called at the moments of the run.
             flags: of the trainers, as keywords: epochs=5, strategy="horovod", base_lr=0.1, output_dir="runs/a", ...
 
@@ -85,12 +80,11 @@ class Session:
 
     def _fit(self) -> list[dict[str, Any]]:
         own = self._optimizer if isinstance(self._optimizer, keras.Optimizer) else None
-        flags = {**({"optimizer": self._optimizer} if own is None else _flags_of(own, self._flags)), **self._flags}
+        flags = {**({"optimizer": self._optimizer} if own is None else _flags_of(own)), **self._flags}
         check(elastic=flags.get("elastic", False))  # before `start` says how an elastic job is started
         config, placement = start(strategies, as_words(flags))
         check(elastic=config.parallel.elastic)  # of a file of flags
-        parts = Parts(self._dataset(config), self._model, own)
-        training = session(config, placement, self._hooks, parts)
+        training = session(config, placement, self._hooks, Parts(self._dataset(config), self._model, own))
         return train(training) if training else []
 
     def _dataset(self, config: TrainConfig) -> Dataset:
@@ -100,30 +94,30 @@ class Session:
         return as_dataset(first, second, where="the samples", share=config.data.validation_share, seed=config.data.seed)
 
 
-class _Slots:
-    """What an optimizer of Keras remembers, by the canonical names, as those of `tensorflow/optimizers` have it."""
+def _flags_of(optimizer: keras.Optimizer) -> dict[str, Any]:
+    """Return the flags that tell what an optimizer of Keras does, as far as the run looks at them.
 
-    def __init__(self, optimizer: keras.Optimizer, attributes: Mapping[str, str]) -> None:
-        self._optimizer, self._attributes = optimizer, attributes
-
-    def __getitem__(self, name: str) -> Sequence[keras.Variable]:
-        return getattr(self._optimizer, self._attributes[name])
-
-
-def _flags_of(optimizer: keras.Optimizer, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that say what an optimizer of Keras does, as far as the run looks at them."""
-    name, attributes = _KINDS.get(type(optimizer), (None, {}))
-    if name is None or any(getattr(optimizer, option, False) for option in _MORE_STATE):
-        raise UserError(
-            f"expected a name or one of Keras' {', '.join(kind.__name__ for kind in _KINDS)} as the optimizer, without "
-            f"{' and '.join(_MORE_STATE)}, received {type(optimizer).__name__}; use one of them"
-        )
-    if given := [flag for flag in _OF_OUR_OPTIMIZERS if flags.get(flag)]:
-        raise UserError(f"expected the name of an optimizer with {given[0]}, received one of Keras; name it")
-    if name == "rmsprop" and optimizer.momentum:
-        raise UserError("expected RMSprop without momentum, whose state is not kept, received it with; leave it out")
-    optimizer.slots = _Slots(optimizer, attributes)
+    Raises:
+        UserError: names what the optimizer would do that is the run's to do.
+    """
+    name, _ = KINDS.get(type(optimizer), (OWN_OPTIMIZER, None))
+    for part in parts(optimizer):
+        kind, rate = type(part).__name__, part._learning_rate
+        if isinstance(part, keras.optimizers.LossScaleOptimizer) or part.loss_scale_factor:
+            raise UserError(f"{kind} cannot scale losses in a Session; give precision='fp16', which does")
+        if part.gradient_accumulation_steps:
+            raise UserError(f"{kind} cannot accumulate gradients in a Session; give accumulate_steps, which does")
+        if not isinstance(rate, keras.Variable):
+            raise UserError(
+                f"expected {kind} with a number as its learning rate, received {type(rate).__name__}; give the Session "
+                "warmup_epochs and decay"
+            )
+    rates = [float(part.learning_rate) for part in parts(optimizer)]
+    # The rates of optimizers in a MultiOptimizer stay in proportion to the first that is not 0.
+    flags = {"optimizer": name, "base_lr": next((rate for rate in rates if rate), 0.0)}
+    has_momentum = name == "rmsprop" and optimizer.momentum
+    if name == OWN_OPTIMIZER or has_momentum or any(getattr(optimizer, option, False) for option in _MORE_STATE):
+        return {**flags, "optimizer": OWN_OPTIMIZER}
+    momentum = {"momentum": optimizer.momentum} if name == "sgd" else {}
     name = "nesterov" if getattr(optimizer, "nesterov", False) else name
-    momentum = {"momentum": optimizer.momentum} if name in ("sgd", "nesterov") else {}
-    rate = float(optimizer.learning_rate)
-    return {"optimizer": name, "base_lr": rate, "weight_decay": optimizer.weight_decay, **momentum}
+    return {**flags, "optimizer": name, "weight_decay": optimizer.weight_decay, **momentum}

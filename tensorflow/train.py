@@ -61,7 +61,8 @@ def session(
     )
     with strategy.scope():
         model = build_network(config, dataset, parts.model)
-        optimizer = parts.optimizer or build_optimizer(config.optimizer)
+        flags = config.optimizer
+        optimizer = parts.optimizer_or(lambda: build_optimizer(flags), flags.optimizer)
         optimizer.build(model.trainable_variables)
     set_initial_weights(model, config)
 
@@ -70,7 +71,7 @@ def session(
     # 4. All ranks start from rank 0's values.
     strategy.broadcast(model, optimizer)
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
-    measures_noise = parts.optimizer is None and why_not_measured(config, "tensorflow") is None
+    measures_noise = why_not_measured(config, "tensorflow") is None
     worker = Worker(model, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
     return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model)])
 

@@ -1,4 +1,4 @@
-"""Parts for a training loop of one's own in TensorFlow, beside Horovod; `pytorch/user_loop.py` has the same.
+"""Tools for custom TensorFlow training loops with Horovod; `pytorch/user_loop.py` has those for PyTorch.
 
 from allstep.tensorflow import check_replicas, shard, watch
 """
@@ -24,12 +24,12 @@ from allstep.common.launch.placement import find_placement
 
 
 def shard(samples: Any, global_batch_size: int, *, seed: int = 0, drop_last: bool = False) -> Shard:
-    """This rank's batches by a pipeline of tf.data, in an order that no number of ranks changes; resumable at any one.
+    """Return this rank's batches, read by tf.data, in an order that is the same for any number of ranks.
 
     Args:
         samples: inputs and targets as a pair of arrays, or an object with `__len__` and `read(indices, epoch)`.
-        global_batch_size: samples of a step over all ranks.
-        drop_last: leave out the samples of an epoch that do not fill a global batch.
+        global_batch_size: samples per step over all ranks.
+        drop_last: leave out the last samples of an epoch if they do not fill a global batch.
 
     Raises:
         UserError: there are no samples, or see `sharding.check` and `as_split`.
@@ -50,7 +50,7 @@ def shard(samples: Any, global_batch_size: int, *, seed: int = 0, drop_last: boo
 
 
 def watch(*, stall_timeout: float = 10.0, fault_timeout: float = 30.0) -> contextlib.AbstractContextManager[Steps]:
-    """See `common.api.user_loop.watch`; after `hvd.init()`."""
+    """See `common.api.user_loop.watch`; call it after `hvd.init()`."""
     return user_loop.watch(_collectives(), stall_timeout=stall_timeout, fault_timeout=fault_timeout)
 
 
@@ -58,14 +58,14 @@ def check_replicas(model: keras.Model, moment: str = "") -> None:
     """Compare the weights of all ranks bit by bit; all ranks call it.
 
     Raises:
-        Fault: they differ; it names the ranks and the first weight.
+        Fault: weights differ; the message names the ranks and the first weight.
     """
     weights = ((variable.path, np.asarray(variable.value)) for variable in model.trainable_variables)
     check_replicas_equal(weights, _collectives(), moment or "where check_replicas is called")
 
 
 def _collectives() -> Collectives:
-    """Of Horovod, which the program has initialised."""
+    """Return the collectives of Horovod, which the program has initialised."""
     horovod = sys.modules.get("horovod.tensorflow")
     if horovod and horovod.is_initialized():
         from allstep.tensorflow.strategies.horovod import HorovodCollectives

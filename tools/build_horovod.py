@@ -1,6 +1,6 @@
-"""Build Horovod 0.28.1 from its source distribution with our patches, and keep the wheel per user.
+"""Build Horovod 0.28.1 from its source distribution with our patches, and cache the wheel per user.
 
-The cache is ~/.cache/allstep/horovod (or under XDG_CACHE_HOME), one folder per build; its name is made of
+The cache is ~/.cache/allstep/horovod (or below XDG_CACHE_HOME), with one folder per build. Its name depends on
 everything that the compiled code depends on: versions, patches, options, compiler, CPU features.
 """
 
@@ -23,7 +23,7 @@ from patch_series import Patch, apply_patches, inserted
 
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-# The packages whose version is compiled in.
+# Packages whose versions affect the compiled code.
 BUILT_AGAINST = (
     "torch",
     "tensorflow-cpu",
@@ -34,13 +34,13 @@ BUILT_AGAINST = (
     "cmake",
     "setuptools",
 )
-COMPILE_JOB_GB = 2  # what one compiler process on torch's headers may need
+COMPILE_JOB_GB = 2  # memory that one compiler process may need for torch's headers
 
 
 def recipe(constraints: str, patches: Iterable[Patch], *, gpu: bool) -> str:
-    """What the wheel is made of, as a text, as far as it does not depend on the machine.
+    """Return everything that the wheel depends on, except the machine, as a text.
 
-    What patches say for readers is no part of it: their headers, their names.
+    Headers and names of patches are left out, since they do not affect the code.
     """
     versions = sorted(line for line in constraints.splitlines() if line.split("==")[0] in BUILT_AGAINST)
     changes = [patch.hunks for patch in patches]
@@ -48,16 +48,16 @@ def recipe(constraints: str, patches: Iterable[Patch], *, gpu: bool) -> str:
 
 
 def build_name(constraints: str, patches: Iterable[Patch], *, gpu: bool) -> str:
-    """Name of the cache folder: readable parts, and a hash of the recipe and of the machine."""
+    """Return the name of the cache folder: readable parts, and a hash of the recipe and of the machine."""
     machine = [prerequisites.compiler_version(), _cpu_features()]
     digest = hashlib.sha256("\0".join([recipe(constraints, patches, gpu=gpu), *machine]).encode()).hexdigest()[:12]
     return f"py{sys.version_info.major}{sys.version_info.minor}-{'gpu' if gpu else 'cpu'}-{digest}"
 
 
 def cached_wheel(environment: Path, constraints: str, *, patches: list[Patch], gpu: bool) -> Path:
-    """The wheel, built with the packages in `environment` if the cache does not hold it.
+    """Return the path of the wheel, after building it with the packages in `environment` if it is not cached.
 
-    Two set-ups that need the same wheel at once build it once: the second waits for the first.
+    If two set-ups need the same wheel at the same time, the second waits for the first to build it.
 
     Raises:
         CommandFailed: the download or the build failed.
@@ -89,7 +89,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Hold an exclusive lock; yields its descriptor, through which children hold it even if we are killed."""
+    """Hold an exclusive lock; yields its descriptor, by which children keep it even if this process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
@@ -101,7 +101,7 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def _download(environment: Path, log: Path, lock_fd: int) -> Path:
-    """The source distribution, from the cache or the package registry, its SHA-256 checked either way."""
+    """Return the source distribution, from the cache or the package registry, after checking its SHA-256."""
     archive = cache_folder() / f"horovod-{VERSION}.tar.gz"
     if not (archive.exists() and hashlib.sha256(archive.read_bytes()).hexdigest() == SDIST_SHA256):
         requirement = log.parent / "requirement.txt"
@@ -144,7 +144,7 @@ def _compile(environment: Path, source: Path, log: Path, lock_fd: int, *, gpu: b
 
 
 class _Percentage:
-    """CMake's own percentage, in steps of 5."""
+    """Progress filter that passes on CMake's percentage in steps of 5."""
 
     def __init__(self) -> None:
         self.quote = -1
@@ -158,7 +158,7 @@ class _Percentage:
 
 
 def _options(*, gpu: bool) -> dict[str, str]:
-    """Horovod's build options (its docs/install.rst)."""
+    """Return Horovod's build options (see its docs/install.rst)."""
     options = {
         "HOROVOD_WITH_MPI": "1",
         "HOROVOD_WITH_GLOO": "1",
@@ -170,21 +170,21 @@ def _options(*, gpu: bool) -> dict[str, str]:
 
 
 def _build_environment(environment: Path, source: Path, *, gpu: bool) -> dict[str, str]:
-    """Environment variables of the build: the caller's, less what would steer Horovod's build or make."""
+    """Return the build's environment variables: the caller's, without those that affect Horovod's build or make."""
     ignored = ("HOROVOD_", "MAKE", "MFLAGS")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ignored)}
     env |= _options(gpu=gpu)
     env["PATH"] = f"{environment / 'bin'}{os.pathsep}{env['PATH']}"
     env["MAKEFLAGS"] = f"-j{_num_jobs()}"
-    # Horovod's messages name its source files; without the folder of this build.
+    # Horovod's messages name its source files; this removes the folder of this build from them.
     env["CXXFLAGS"] = f"{env.get('CXXFLAGS', '')} -ffile-prefix-map={source}/="
     if gpu:
         nvidia = site_packages(environment) / "nvidia"
         home = nvidia / "cu13"
         env |= {"CUDA_HOME": str(home), "HOROVOD_CUDA_HOME": str(home)}
-        # Horovod asks the first nvcc on the PATH for its architectures, another toolkit's perhaps.
+        # Horovod asks the first nvcc on the PATH for its architectures, which may be from another toolkit.
         env["PATH"] = f"{home / 'bin'}{os.pathsep}{env['PATH']}"
-        # nvcc looks for its libraries in lib64, where a toolkit has them and the wheels have not.
+        # nvcc looks for its libraries in lib64 as in a toolkit, but the wheels have them in lib.
         env["LIBRARY_PATH"] = f"{home / 'lib'}{os.pathsep}{env.get('LIBRARY_PATH', '')}"
         env["CMAKE_LIBRARY_PATH"] = str(_link(home / "lib" / "libcudart.so.13", source.parent / "cuda" / "lib").parent)
         env["HOROVOD_NCCL_HOME"] = str(_nccl_home(nvidia / "nccl", source.parent / "nccl"))
@@ -197,19 +197,19 @@ def _num_jobs() -> int:
 
 
 def site_packages(environment: Path) -> Path:
-    """Where an environment of this Python holds its packages."""
+    """Return the folder of the packages in an environment of this Python."""
     return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def _nccl_home(wheel: Path, home: Path) -> Path:
-    """A folder as CMake's FindNCCL expects it, of torch's NCCL."""
+    """Return a folder of links to torch's NCCL with the layout that CMake's FindNCCL expects."""
     _link(wheel / "lib" / "libnccl.so.2", home / "lib")
     (home / "include").symlink_to(wheel / "include")
     return home
 
 
 def _link(library: Path, folder: Path) -> Path:
-    """The link libNAME.so to libNAME.so.N that linking needs and the wheels lack, made in `folder`."""
+    """Create the link libNAME.so to libNAME.so.N in `folder`, which the linker needs and the wheels lack."""
     folder.mkdir(parents=True)
     link = folder / library.with_suffix("").name
     link.symlink_to(library)
@@ -217,6 +217,6 @@ def _link(library: Path, folder: Path) -> Path:
 
 
 def _cpu_features() -> str:
-    """Those of this CPU's features that Horovod's CMake compiles for; unlike hosts may share a home."""
+    """Return this CPU's features that Horovod's CMake compiles for, since different hosts may share a home folder."""
     features = set(Path("/proc/cpuinfo").read_text().split())
     return " ".join(sorted(features & {"avx", "f16c", "fma"}))

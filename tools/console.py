@@ -15,11 +15,11 @@ LOG_TAIL_LINES = 30
 
 
 class SetupError(Exception):
-    """What the person must know, in one line; `make setup` ends with exit status 2."""
+    """Error that the user can fix, in one line; `make setup` ends with exit status 2."""
 
 
 class CommandFailed(Exception):
-    """A command of the set-up failed; the message holds the tail of its log. Exit status 1."""
+    """A failed command of the set-up; the message has the end of its log. `make setup` ends with exit status 1."""
 
 
 def run_logged(
@@ -31,14 +31,14 @@ def run_logged(
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
 ) -> None:
-    """Run `command`, append its output to `log`, and show what `progress` makes of each line (None: nothing).
+    """Run `command`, append its output to `log`, and print what `progress` returns for each line unless it is None.
 
-    The command gets its own process group, which is killed when we are interrupted: nothing of an abandoned
-    set-up goes on writing behind the next one's back.
+    The command gets its own process group, which is killed upon an interruption, so that no process of an
+    aborted set-up writes into the next one.
 
     Raises:
         SetupError: the command failed since the disk is full, or the package index does not answer.
-        CommandFailed: its exit status was not 0 for another reason.
+        CommandFailed: the command failed for another reason.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as log_file:
@@ -75,10 +75,10 @@ def run_logged(
 
 
 def diagnosis(output: str) -> str | None:
-    """What the machine lacks, in one line, where that is why a command failed that printed `output`; else None."""
+    """Return what the machine lacks, in one line, if the output of a failed command shows that as the reason."""
     if os.strerror(errno.ENOSPC) in output:
         return "expected room on the disk, received a full one; free some, and make setup goes on where it stopped"
-    # pip says only that it found no version of a package, and before that, many times, why.
+    # pip's last line only names the package that was not found; many lines before it give the reason.
     if package := re.search(r"No matching distribution found for (\S+)", output):
         _, broken, reasons = output.partition("connection broken by")
         reason = re.search(r"\[Errno -?\d+\] [^'\")]+|timed out", reasons)
@@ -92,7 +92,7 @@ def diagnosis(output: str) -> str | None:
 
 
 def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str], str | None]) -> str | None:
-    """Copy the output to the log; on a terminal rewrite one line, elsewhere print each new text once."""
+    """Copy the output to the log, and print progress: on a terminal in one changing line, else in one line per text."""
     quote = None
     for line in process.stdout:
         log_file.write(line)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the project promises of GPUs, measured on this machine's first one: figure, bound, reached; status 1 where one is
-# missed. Needs `make setup GPU=1` and no network; takes at most 8 minutes. `tools/gpu_check.sh --help` says the rest.
+# Measures the project's claims about GPUs on this machine's first one: figure, bound, met or not; exit status 1 if one
+# is missed. Needs `make setup GPU=1`, but no network; takes at most 8 minutes. See `tools/gpu_check.sh --help`.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$PWD/.venv/bin:$PATH"

@@ -1,4 +1,4 @@
-"""Whether `make setup` builds for GPUs: what was asked for, what .venv is, what this machine has."""
+"""Choice whether `make setup` builds for GPUs, by the user's request, the existing .venv, and this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from console import SetupError
 
-# The first driver that runs CUDA 13, for which torch's wheels and our Horovod are compiled (CUDA 13.0's release notes).
+# First driver for CUDA 13 (release notes of CUDA 13.0), for which torch's wheels and our Horovod are compiled.
 OLDEST_DRIVER = 580
 
 
@@ -19,27 +19,27 @@ class Driver:
     """NVIDIA's driver on this machine."""
 
     found: bool
-    # Major version; None where the kernel does not tell it, as under WSL and in some containers.
+    # Major version; None if the kernel does not report it, as under WSL and in some containers.
     version: int | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the environment is built for, and why, in words that go on after "for GPUs" or "for CPUs"."""
+    """Whether the environment is built for GPUs, and the reason, in words that follow "for GPUs" or "for CPUs"."""
 
     gpu: bool
     reason: str
 
 
 def choose(asked: str, *, before: bool | None, driver: Driver) -> Choice:
-    """Build for GPUs where that was asked for, else as .venv is, else where a driver is there.
+    """Choose GPUs or CPUs: as requested, else as in the existing .venv, else GPUs if there is a driver.
 
     Args:
         asked: the variable GPU of `make setup`: "0", "1", or "" if it was not given.
-        before: what the last set-up chose, None if there was none.
+        before: the choice of the last set-up, None if there was none.
 
     Raises:
-        SetupError: GPU is something else.
+        SetupError: GPU has another value.
     """
     if asked not in ("", "0", "1"):
         raise SetupError(f"expected GPU to be 1 (Horovod with NCCL) or 0 (without), received {asked!r}; correct it")
@@ -57,7 +57,7 @@ def choose(asked: str, *, before: bool | None, driver: Driver) -> Choice:
 
 
 def find_driver(root: Path = Path("/")) -> Driver:
-    """The driver by its kernel module, its library, or its tool: a container may have any one of them alone."""
+    """Find the driver by its kernel module, its library or its tool, since a container may have only one of them."""
     version = root / "proc" / "driver" / "nvidia" / "version"
     if version.exists():
         return Driver(True, kernel_module_version(version.read_text()))
@@ -65,7 +65,7 @@ def find_driver(root: Path = Path("/")) -> Driver:
 
 
 def kernel_module_version(text: str) -> int | None:
-    """The major version in what /proc/driver/nvidia/version says; the second line has the compiler's."""
+    """Parse the major version in /proc/driver/nvidia/version, whose second line has the compiler's version."""
     module = re.search(r"^NVRM version:.*?\s(\d+)\.\d+", text, re.MULTILINE)
     return int(module[1]) if module else None
 

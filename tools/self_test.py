@@ -1,9 +1,9 @@
-"""All-reduce on two real ranks, in PyTorch and in TensorFlow, under MPI and under Gloo; ends `make setup`.
+"""Self-test at the end of `make setup`: all-reduce on two real ranks, in PyTorch and TensorFlow, over MPI and Gloo.
 
     .venv/bin/python tools/self_test.py
     .venv/bin/python tools/self_test.py --gpu      # then on GPUs, by NCCL, if there are any
 
-The ranks on CPUs see no GPU: two of them may have one between them.
+In the test on CPUs, GPUs are hidden, since two ranks may not share one.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ assert hvd.nccl_built()
 from allstep.common.process.gpu_libraries import loaded_libraries, loaded_twice
 assert not loaded_twice(loaded_libraries()), loaded_twice(loaded_libraries())
 """
-# PyTorch counts those of a driver that is too old for it, too.
+# PyTorch's count includes GPUs whose driver is too old, hence is_available().
 COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
 
 
 def run_ranks(program: str, *, num_ranks: int, controller: str, env: dict[str, str], what: str) -> None:
-    """Run the program of a rank under horovodrun; exits the process if it fails."""
+    """Run the program of a rank under horovodrun, and exit this process if it fails."""
     horovodrun = str(Path(sys.prefix, "bin", "horovodrun"))
     result = subprocess.run(
         [horovodrun, "-np", str(num_ranks), f"--{controller}", sys.executable, "-c", program],
@@ -90,7 +90,7 @@ def on_cpus() -> None:
 
 
 def on_gpus() -> None:
-    """On at most two GPUs, by NCCL; says so where there is none, as on a login node."""
+    """Run the test on at most two GPUs with NCCL, or print that there is none, e.g. on a login node."""
     counted = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=True)
     num_gpus = int(counted.stdout)
     if num_gpus == 0:

@@ -1,7 +1,7 @@
 #!/bin/sh
-# What `make setup` runs: finds a Python that starts and fits, then hands over to tools/setup_environment.py.
+# Run by `make setup`: finds a Python that works and has a supported version, and runs tools/setup_environment.py by it.
 #   PYTHON=python3.12  builds the environment with that interpreter (default: keep .venv's own, else python3)
-#   GPU=1, GPU=0       builds for GPUs or for CPUs (default: keep .venv's choice, else for GPUs where a driver is)
+#   GPU=1, GPU=0       builds for GPUs or for CPUs (default: keep .venv's choice, else for GPUs if there is a driver)
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -11,7 +11,7 @@ else
     set -- .venv/bin/python python3 python3.13 python3.12 python3.11 python3.10
 fi
 for python in "$@"; do
-    # It must say so: a status of 0 alone is what any program may end with.
+    # The output is checked as well, since any program may exit with status 0.
     answer=$("$python" -c 'import sys; print("fits" if (3, 10) <= sys.version_info[:2] <= (3, 13) else "")' \
         2>/dev/null </dev/null) || continue
     if [ "$answer" = fits ]; then

@@ -1,9 +1,9 @@
-"""Make .venv ready to train: what `make setup` runs, through tools/setup.sh.
+"""Set up .venv for training; `make setup` runs this file by tools/setup.sh.
 
-Six steps, seven where it builds for GPUs, each with a fingerprint of what it depends on. A step whose
-fingerprint stands in .venv/allstep-setup.json is done; the first that differs, and all after it, are run
-again. A step is struck from the record before it starts and entered when it has succeeded, so an interrupted
-set-up is never taken for a finished one.
+The set-up has six steps, seven for GPUs, each with a fingerprint of what it depends on. Steps whose fingerprints
+are in .venv/allstep-setup.json are done; the first step that differs, and all after it, run again. A step is
+removed from the record before it starts and added when it has succeeded, so an interrupted set-up is never
+mistaken for a finished one.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ GPU_CONSTRAINTS = REPOSITORY / "constraints-gpu.txt"
 TENSORFLOW_GPU_CONSTRAINTS = REPOSITORY / "constraints-tensorflow-gpu.txt"
 
 OPEN_MPI_PARAMETERS = {
-    # Ranks that wait give their core to those that work: a large gain when the ranks fill all cores.
+    # Waiting ranks yield their core to working ones, which is much faster if the ranks fill all cores.
     "mpi_yield_when_idle": "1",
-    # What mpirun starts on other hosts, where nobody has put this environment on the PATH.
+    # Path of mpirun's daemon on other hosts, where this environment is not on the PATH.
     "orte_launch_agent": str(ENVIRONMENT / "bin" / "orted"),
-    # A host that is down, or cut off later, ends the job within half a minute instead of minutes or never.
+    # A host that is unreachable, or becomes so, ends the job within half a minute instead of after minutes or never.
     "plm_rsh_args": "-o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=5",
     "oob_tcp_keepalive_time": "10",
     "oob_tcp_keepalive_intvl": "5",
@@ -56,7 +56,7 @@ class Step:
 
 
 def setup_steps(*, gpu: bool) -> list[Step]:
-    """The steps in their order."""
+    """Return the steps in order."""
     pins = packages(gpu=gpu)
     tensorflow = TENSORFLOW_GPU_CONSTRAINTS.read_text() + _own("tensorflow_gpu.py")
     tensorflow_step = Step("TensorFlow, with CUDA 12 of its own", tensorflow, install_tensorflow_gpu)
@@ -65,7 +65,7 @@ def setup_steps(*, gpu: bool) -> list[Step]:
     recipe = build_horovod.recipe(constraints, patches, gpu=gpu)
     packaging = "".join((REPOSITORY / name).read_text() for name in ("setup.cfg", "pyproject.toml"))
     return [
-        # Not one environment made of the other: each has packages that the other must not have.
+        # Environments for CPUs and for GPUs are never converted: each has packages that the other must not have.
         Step("a fresh .venv", f"{sys.version} {ENVIRONMENT}{' GPU' * gpu}", make_environment),
         Step("packages", pins, lambda: install_packages(pins)),
         *([tensorflow_step] if gpu else []),
@@ -81,7 +81,7 @@ def _own(name: str) -> str:
 
 
 def fingerprints(steps: list[Step]) -> list[str]:
-    """One a step, over it and all before it."""
+    """Return a fingerprint of each step, which includes all steps before it."""
     running, prints = hashlib.sha256(), []
     for step in steps:
         running.update(f"{step.title}\0{step.depends_on}\0".encode())
@@ -90,19 +90,19 @@ def fingerprints(steps: list[Step]) -> list[str]:
 
 
 def make_environment() -> None:
-    """An empty virtual environment, in place of what is there."""
+    """Create an empty virtual environment in place of the existing one."""
     if ENVIRONMENT.exists():
         for entry in ENVIRONMENT.iterdir():
             if entry == RECORD:
                 continue
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-    # sys.executable may be the environment's own, which was just removed.
+    # sys.executable may be in the environment that was just removed.
     command = [os.path.realpath(f"/proc/{os.getpid()}/exe"), "-m", "venv", str(ENVIRONMENT)]
     _run(command, progress=_none)
 
 
 def packages(*, gpu: bool) -> str:
-    """The pinned set of site-packages; for GPUs with nvcc, and without TensorFlow, which has a folder of its own."""
+    """Return the pinned packages; for GPUs with nvcc, and without TensorFlow, which has its own folder."""
     pins = CONSTRAINTS.read_text()
     if not gpu:
         return pins
@@ -117,12 +117,12 @@ def install_packages(pins: str) -> None:
 
 
 def install_tensorflow_gpu() -> None:
-    """TensorFlow and CUDA 12 in their folder, in place of what an interrupted set-up has left there."""
+    """Install TensorFlow and CUDA 12 in their folder, in place of what an interrupted set-up has left there."""
     folder, temporary = tensorflow_gpu.folder(ENVIRONMENT), ENVIRONMENT / "tmp"
     shutil.rmtree(folder, ignore_errors=True)
     temporary.mkdir(exist_ok=True)
     target = ["install", "--no-deps", "--target", str(folder), "-r", str(TENSORFLOW_GPU_CONSTRAINTS)]
-    # pip unpacks 6 GB into a temporary folder first, and moves that; /tmp may be smaller, or another disk.
+    # pip unpacks 6 GB into a temporary folder and moves them; /tmp may be too small or on another disk.
     _pip(*target, progress=_PackageCount(0), env=os.environ | {"TMPDIR": str(temporary)})
     shutil.rmtree(temporary)
     tensorflow_gpu.tidy_and_link(ENVIRONMENT)
@@ -134,7 +134,7 @@ def install_horovod(constraints: str, patches: list[Patch], *, gpu: bool) -> Non
 
 
 def write_open_mpi_parameters() -> None:
-    """Set our parameters in the environment's etc/openmpi-mca-params.conf; the other lines stay."""
+    """Set our parameters in the environment's etc/openmpi-mca-params.conf, and keep its other lines."""
     file = ENVIRONMENT / "etc" / "openmpi-mca-params.conf"
     lines = file.read_text().splitlines()
     kept = [line for line in lines if line.partition("=")[0].strip() not in OPEN_MPI_PARAMETERS]
@@ -170,7 +170,7 @@ def _num_pins(pins: str) -> int:
 
 
 class _PackageCount:
-    """Counts pip's packages; torch brings some twenty that are not pinned here, hence the "of about"."""
+    """Counter of pip's packages; the total is approximate, since torch adds some twenty that are not pinned here."""
 
     def __init__(self, num_pins: int) -> None:
         self.about = num_pins + 20
@@ -189,10 +189,10 @@ class _PackageCount:
 
 
 def recorded() -> dict | None:
-    """What the last set-up wrote: `gpu`, and the fingerprints of the steps `done`; None if there was none.
+    """Return the record of the last set-up: `gpu`, and the fingerprints of steps `done`; None if there was none.
 
     Raises:
-        SetupError: .venv is there but not ours.
+        SetupError: .venv exists, but was not created by a set-up.
     """
     if RECORD.exists():
         try:
@@ -217,7 +217,7 @@ def record(done: list[str], *, gpu: bool) -> None:
 
 
 def set_up() -> None:
-    """Run the steps that are not done."""
+    """Run the steps that are not done yet."""
     before = recorded()
     choice = _choice(before)
     gpu = choice.gpu
@@ -226,7 +226,7 @@ def set_up() -> None:
     done = before["done"] if before else []
     num_done = len(os.path.commonprefix([done, prints]))
     if num_done == len(done) == 1:
-        # The packages were being installed: pip may take half a package for a whole one.
+        # Installing packages was interrupted, and pip may consider a partly installed package complete.
         num_done = 0
     kind = f"Python {sys.version.split()[0]}, for {'GPUs' if gpu else 'CPUs'}: {choice.reason}"
     if num_done == len(steps):
@@ -235,7 +235,7 @@ def set_up() -> None:
     print(f".venv will be for {'GPUs' if gpu else 'CPUs'}: {choice.reason}", flush=True)
     prerequisites.check(_needed_gb(num_done, gpu=gpu))
     ENVIRONMENT.mkdir(exist_ok=True)
-    build_horovod.cache_folder().mkdir(parents=True, exist_ok=True)  # rather now than after minutes of downloads
+    build_horovod.cache_folder().mkdir(parents=True, exist_ok=True)  # fails now, not after minutes of downloads
     for i in range(num_done, len(steps)):
         record(prints[:i], gpu=gpu)
         print(f"[{i + 1}/{len(steps)}] {steps[i].title}", flush=True)
@@ -245,12 +245,12 @@ def set_up() -> None:
 
 
 def _needed_gb(num_done: int, *, gpu: bool) -> dict[Path, float]:
-    """What the steps after the first `num_done` still write, by folder."""
+    """Return the disk space in GB that the steps after the first `num_done` still need, by folder."""
     tensorflow = prerequisites.TENSORFLOW_GPU_GB if gpu and num_done < 3 else 0
-    if num_done >= 2:  # the packages are there
+    if num_done >= 2:  # the packages are installed
         needed = tensorflow or prerequisites.BUILD_GB
         return {ENVIRONMENT: needed, build_horovod.cache_folder(): prerequisites.BUILD_GB}
-    # What an interrupted set-up has left is removed first.
+    # Leftovers of an interrupted set-up are removed first, which frees their space.
     left = sum(path.lstat().st_blocks for path in ENVIRONMENT.rglob("*")) * 512 / 1e9
     needed = prerequisites.PACKAGES_GB + tensorflow - left
     return {ENVIRONMENT: needed, build_horovod.cache_folder(): prerequisites.BUILD_GB}
@@ -267,8 +267,8 @@ def _interrupt(signum, frame) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        # One set-up at a time in a checkout. The commands inherit the lock: if we are killed and they are
-        # not, the next set-up waits for them.
+        # One set-up at a time in a checkout. The commands inherit the lock: if this process is killed and they
+        # are not, the next set-up waits for them.
         with (REPOSITORY / "setup.cfg").open() as lock:
             _lock_fd = lock.fileno()
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -276,10 +276,10 @@ if __name__ == "__main__":
     except SetupError as error:
         print(f"make setup: {error}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:  # a checkout or a cache that cannot be written, a disk that is full
+    except OSError as error:  # e.g. a checkout or cache that is not writable, or a full disk
         where = error.filename or REPOSITORY
         print(
-            f"make setup: expected files that can be written, received {where}: {error.strerror}; mend that and call "
+            f"make setup: expected files that can be written, received {where}: {error.strerror}; fix that and run "
             "it again: it goes on from the last finished step",
             file=sys.stderr,
         )

@@ -1,13 +1,12 @@
-"""TensorFlow for GPUs, beside torch in one environment: a folder of its own that holds its CUDA 12 libraries as well.
+"""TensorFlow for GPUs together with torch in one environment: it has its own folder, with its CUDA 12 libraries.
 
-torch's wheels are built for CUDA 13, TensorFlow's for CUDA 12, and the cuDNN wheels of both put their files in the same
-place: the last one installed would win. But TensorFlow's libraries look for CUDA's beside TensorFlow (their RUNPATH
-says ../nvidia/cudnn/lib), and so does XLA for ptxas and libdevice. So TensorFlow and what it needs of CUDA stand in
-.venv/lib/tensorflow-cuda12, a line in site-packages puts that folder on Python's path, and every program finds the
-right files, with nothing to load or to set before the import.
+torch's wheels are built for CUDA 13, TensorFlow's for CUDA 12, and the cuDNN wheels for both have the same file names,
+so the last one installed would win. But TensorFlow's libraries look for CUDA's libraries next to TensorFlow (their
+RUNPATH is ../nvidia/cudnn/lib), and so does XLA for ptxas and libdevice. Therefore TensorFlow and its CUDA libraries
+are in .venv/lib/tensorflow-cuda12, and a .pth file in site-packages adds that folder to Python's path. Every program
+then finds the right files, without loading libraries or setting variables before the import.
 
-NCCL is torch's for all: it links CUDA's runtime statically, so that one build serves both, and Horovod is built
-against it.
+NCCL is shared: torch's NCCL links CUDA's runtime statically, so one build serves both frameworks and Horovod.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ def folder(environment: Path) -> Path:
 
 
 def tidy_and_link(environment: Path) -> None:
-    """Make of the folder that pip has filled one that programs find and that leaves torch's packages alone."""
+    """Add the folder that pip has filled to Python's path, and remove what would interfere with torch's packages."""
     packages, ours = site_packages(environment), folder(environment)
-    # Some wheels of CUDA 12 make `nvidia` a regular package, which would hide that of site-packages.
+    # Some wheels of CUDA 12 make `nvidia` a regular package, which would hide the one in site-packages.
     (ours / "nvidia" / "__init__.py").unlink(missing_ok=True)
-    shutil.rmtree(ours / "bin")  # scripts that nobody has on the PATH
-    # The wheel of TensorFlow 2.21 looks for all of CUDA's libraries but this one, and takes no GPU without it.
+    shutil.rmtree(ours / "bin")  # scripts that are not on the PATH
+    # TensorFlow 2.21 does not search the folder of this library, without which it uses no GPU.
     (ours / "nvidia" / "cublas" / "lib" / "libcusolver.so.11").symlink_to("../../cusolver/lib/libcusolver.so.11")
     nccl = ours / "nvidia" / "nccl"
     nccl.symlink_to(os.path.relpath(packages / "nvidia" / "nccl", nccl.parent))

@@ -1,8 +1,8 @@
-"""Make an environment with Horovod 0.28.1 as it was published, but for what it needs to compile:
+"""Create an environment with Horovod 0.28.1 as published, except for the patches it needs to compile:
 
     .venv/bin/python tools/unmodified_horovod.py DIRECTORY
 
-The reference of `python -m allstep.benchmarks.startup --unmodified DIRECTORY/bin/python`; nothing else uses it.
+It is the reference of `python -m allstep.benchmarks.startup --unmodified DIRECTORY/bin/python`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from setup_environment import CONSTRAINTS
 
 
 def make_environment(directory: Path) -> None:
-    """The packages of .venv, and the other Horovod.
+    """Create an environment with the packages of .venv, and the unmodified Horovod.
 
     Raises:
         CommandFailed: a command failed; its log is in the directory.
@@ -27,7 +27,7 @@ def make_environment(directory: Path) -> None:
     venv.create(directory, with_pip=True)
     pip = [str(directory / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
     log = directory / "setup.log"
-    print(f"the packages, and Horovod compiled anew: several minutes; log: {log}", flush=True)
+    print(f"installing packages and compiling Horovod: several minutes; log: {log}", flush=True)
     run_logged([*pip, "-r", str(CONSTRAINTS)], log, progress=lambda line: None)
     wheel = cached_wheel(directory, CONSTRAINTS.read_text(), patches=series(["build"]), gpu=False)
     run_logged([*pip, "--no-deps", str(wheel)], log, progress=lambda line: None)

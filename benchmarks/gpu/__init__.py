@@ -1,1 +1,1 @@
-"""What can be shown on a GPU alone; `tools/gpu_check.sh` runs it."""
+"""Checks that need a GPU; `tools/gpu_check.sh` runs them."""

@@ -1,11 +1,11 @@
-"""What the project promises of GPUs, measured on one, as a table with bounds; `tools/gpu_check.sh` runs it:
+"""Measure on a GPU what the project promises of GPUs, and print a table with bounds:
 
     tools/gpu_check.sh [--list] [--only NAME,...] [--device cpu]
 
-Needs a GPU and `make setup GPU=1`, no network, and at most 8 minutes: each check has a part of them to itself, and what
-those before it have left over. One that takes longer is ended, one for which too little is left is not run, and either
-counts as missed. Figures are on stderr as they come, and in the table at the end. The exit status is 0 where all bounds
-are reached, 1 where one is missed. --device cpu tries whether everything runs, with sizes whose figures say nothing.
+Needs a GPU and `make setup GPU=1`, no network, and at most 8 minutes. Each check has a share of that time, and what
+earlier checks have left over. A check that takes longer is ended, one for which too little time is left is not run, and
+both count as missed. Figures are printed to stderr as they come, and in the table at the end. The exit status is 0 if
+all bounds are reached, 1 otherwise. --device cpu only tests that everything runs, with sizes too small for figures.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from allstep.common.process.exit import run_rank
 
 @dataclass(frozen=True)
 class Check:
-    """Something to be measured."""
+    """Check of one promise."""
 
     what: str
-    """One line for --list."""
+    """Description in one line, for --list."""
     measure: Callable[[Effort, Path], list[Figure]]
-    """Its figures; the folder is there, and other checks leave it alone."""
+    """Function that returns the figures; its folder exists and is used by no other check."""
     seconds: float
-    """That it has to itself."""
+    """Seconds reserved for the check."""
 
 
 def _large(framework: str, *, compiled: bool) -> Callable[[Effort, Path], list[Figure]]:
@@ -55,35 +55,35 @@ TRIALS: dict[str, tuple[str, Callable[[Effort, Path], exactness.Trial]]] = {
     "fp16": ("fp16 learns what float32 learns", exactness.half_precision),
     "synchronisations": ("no step in PyTorch waits for the GPU", exactness.synchronisations),
 }
-"""What is no matter of time, and run at once; by name, the line for --list and what is tried."""
+"""Checks that measure no time and run concurrently: the description for --list and the trial, by name."""
 TRIALS_SECONDS = 85  # they are the first to read several GB of libraries from the disk
-# Seconds by what one H100 with 16 cores took where the issue on GPUs measured it: ResNet-50 by hand 3,965 images/s in
-# PyTorch and 697 in TensorFlow, XLA's first step 51 s, a start 10 s (PyTorch) and 20 s (TensorFlow, with tracing). What
-# says most in the least time comes first.
+# Seconds as measured on one H100 with 16 cores: a hand-written ResNet-50 trains 3,965 images/s in PyTorch and 697 in
+# TensorFlow, XLA's first step takes 51 s, a start 10 s (PyTorch) or 20 s (TensorFlow, with tracing). The checks that
+# show most in the least time come first.
 CHECKS = {
-    "resnet50": Check("PyTorch's ResNet-50 beside one by hand", _large("pytorch", compiled=False), 35),
+    "resnet50": Check("PyTorch's ResNet-50 against a hand-written one", _large("pytorch", compiled=False), 35),
     "resnet50-compiled": Check("both compiled", _large("pytorch", compiled=True), 65),
     "images": Check(
-        "training from JPEG files beside synthetic images",
+        "training from JPEG files against synthetic images",
         lambda effort, folder: [speed.real_images(effort, folder)],
         55,
     ),
-    "decode": Check("--decode gpu beside the CPU's threads", speed.decoding, 20),
+    "decode": Check("--decode gpu against the CPU's threads", speed.decoding, 20),
     "small": Check(
-        "PyTorch's CNN and ResNet-18 on small images beside ones by hand, --compile and --deterministic",
+        "PyTorch's CNN and ResNet-18 on small images against hand-written ones, --compile and --deterministic",
         lambda effort, folder: speed.small("pytorch", effort, folder),
         40,
     ),
-    "tensorflow-resnet50": Check("TensorFlow's ResNet-50 beside Keras' own", _large("tensorflow", compiled=False), 45),
+    "tensorflow-resnet50": Check("TensorFlow's ResNet-50 against Keras' own", _large("tensorflow", compiled=False), 45),
     "tensorflow-resnet50-compiled": Check("both by XLA", _large("tensorflow", compiled=True), 85),
     "tensorflow-small": Check(
-        "TensorFlow's CNN beside one by hand, --compile and --deterministic",
+        "TensorFlow's CNN against a hand-written one, --compile and --deterministic",
         lambda effort, folder: speed.small("tensorflow", effort, folder),
         40,
     ),
 }
-_MIN_SHARE = 0.5  # of its seconds that must be left for a check to be worth a start
-_WIDTH = 70  # of figures' names, as they come
+_MIN_SHARE = 0.5  # share of a check's seconds that must be left for it to start
+_WIDTH = 70  # of figures' names on stderr
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(names: Sequence[str], effort: Effort, directory: Path) -> list[Figure]:
-    """The figures of the checks; where one fails, is ended or is not run, a row that is not reached stands for it."""
+    """Return the figures of the checks; a check that fails, is ended or is not run gives a row that is not reached."""
     ends = time.monotonic() + effort.seconds
     plan = {name: CHECKS[name] for name in names if name in CHECKS}
     if trials := [name for name in names if name in TRIALS]:
@@ -117,7 +117,7 @@ def measure(names: Sequence[str], effort: Effort, directory: Path) -> list[Figur
     figures = []
     for number, (name, check) in enumerate(plan.items()):
         started = time.monotonic()
-        # All but what those after it have to themselves.
+        # All but the seconds that are reserved for later checks.
         seconds = ends - started - sum(later.seconds for later in [*plan.values()][number + 1 :])
         if seconds < _MIN_SHARE * check.seconds:
             measured = [missing(name, "not run, for there was no time left")]
@@ -138,20 +138,20 @@ def _measure(name: str, check: Check, effort: Effort, folder: Path) -> list[Figu
     except TookTooLong:
         traceback.print_exc()
         return [missing(name, f"ended after {time.monotonic() - started:.0f} s")]
-    except Exception:  # whatever it is: the other checks say something without this one
+    except Exception:  # any error: the other checks are useful without this one
         traceback.print_exc()
         return [missing(name, "failed")]
 
 
 def _try_all(names: Sequence[str], effort: Effort, folder: Path) -> list[Figure]:
-    """The figures of trials whose runs are under way at once."""
+    """Return the figures of trials whose runs are executed concurrently."""
     trials = {name: TRIALS[name][1](effort, folder / name) for name in names}
     owners = [name for name, trial in trials.items() for _ in trial.commands]
     jobs = [[command] for trial in trials.values() for command in trial.commands]
     for name in names:
         (folder / name).mkdir()
     reasons: dict[str, str] = {}
-    # Before all of it is ended, so that those that did end are seen.
+    # Less than the time of the whole check, so that runs that did end are reported.
     limit = 0.9 * effort.seconds
     for number, outcome in run_jobs(jobs, at_once=len(os.sched_getaffinity(0)), time_limit=limit, num_threads=1):
         if outcome.status != "ok":
@@ -166,17 +166,17 @@ def _try_all(names: Sequence[str], effort: Effort, folder: Path) -> list[Figure]
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """End the block, wherever it waits, after so many seconds.
+    """End the block, wherever it waits, after a number of seconds.
 
     Raises:
-        TookTooLong: it has not ended by itself; harnesses add what its jobs have printed.
+        TookTooLong: the block did not end by itself; callees add what its jobs have printed.
     """
 
     def end(signum: int, frame: object) -> None:
-        raise TookTooLong(f"took over {seconds:.0f} s")  # no OSError, which some code below passes over
+        raise TookTooLong(f"took over {seconds:.0f} s")  # not an OSError, which some callees suppress
 
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))  # 0 would be never
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))  # 0 would disable the timer
     try:
         yield
     finally:

@@ -1,9 +1,9 @@
-"""JPEG files decoded by --decode gpu beside the same by the CPU, with no network behind:
+"""Compare decoding of JPEG files by --decode gpu with the CPU, without training:
 
     python -m allstep.benchmarks.gpu.decode FILE --data-dir DIR --decode-threads N [--device cpu]
 
-DIR is an image-folder. Writes to FILE images per second of each, files read from the disk included, and how far pixels
-are apart. --device cpu only shows that it runs.
+DIR is an image folder. Writes to FILE the images per second of both, including reading files from the disk, and the
+mean difference of pixels. --device cpu only tests that it runs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from allstep.common.process.exit import run_rank
 
 @dataclass(frozen=True)
 class Decoding:
-    """What decoding one epoch took, and came to."""
+    """Rates of decoding one epoch, and how far the results differ."""
 
     images_per_second: float
     images_per_second_cpu: float
     mean_difference: float
-    """Of pixels, 0 to 255."""
+    """Mean absolute difference of pixels, which are 0 to 255."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(config: DataConfig, batch_size: int, device: str) -> Decoding:
-    """Decode the training images in batches, each batch by one and by the other; the first is not timed."""
+    """Decode the training images in batches, each batch by both decoders; the first batch is not timed."""
     import torch
 
     from allstep.pytorch.jpeg_decoding import JpegDecoder

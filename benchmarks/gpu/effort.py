@@ -1,4 +1,4 @@
-"""How much the checks of GPUs measure: on a GPU, and in a trial on a CPU that only shows that they run."""
+"""Sizes of the GPU checks: on a GPU, and on a CPU, where they only show that the checks run."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ class Effort:
     device: str
     """The trainers' --device."""
     seconds: float
-    """That all checks may take together; a check that is given this is ended after them."""
+    """Seconds that all checks may take together or, in the copy for a check, after which that check is ended."""
     large_shape: tuple[int, int, int]
     """Height, width and channels of ResNet-50's images."""
     large_batch: dict[str, int]
-    """Images a step of ResNet-50, by framework."""
+    """Images per step of ResNet-50, by framework."""
     small_batch: dict[str, int]
-    """Images a step of the small networks, by name."""
+    """Images per step of the small networks, by name."""
     num_warmup: int
     """Batches before the first that is timed."""
     num_batches: int
-    """Of ResNet-50 that are timed together; of the small networks five times as many."""
+    """Batches of ResNet-50 in a timed block; the small networks have five times as many."""
     num_blocks: int
-    """That each of two jobs runs in turn."""
+    """Number of timed blocks of each job; jobs take turns block by block."""
     num_images: int
     """JPEG files to train on."""
     decode_threads: int
     exact_epochs: int
     """Epochs of 25 steps over which curves are compared."""
     deterministic_steps: int
-    """After which two equal runs must have equal bits."""
+    """Number of steps after which two equal runs must have equal bits."""
 
 
 ON_GPU = Effort(

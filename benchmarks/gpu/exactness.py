@@ -1,6 +1,6 @@
-"""Whether runs on a GPU end where they must: as on a CPU, as the other framework, and as the same run before.
+"""Check that runs on a GPU agree with runs on a CPU, of the other framework, and with repetitions of themselves.
 
-No time is measured, so that all these runs may be under way at once.
+No time is measured, so all these runs may be executed concurrently.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ SAME_CURVE = "<= 1e-5"
 
 @dataclass(frozen=True)
 class Trial:
-    """Runs, and what they show."""
+    """Commands of runs, and the figures of their results."""
 
     commands: Sequence[Sequence[str]]
     figures: Callable[[], list[Figure]]
-    """To be called when all have ended well."""
+    """Function that returns the figures, to be called when all runs have succeeded."""
 
 
 def run_events(output_dir: Path) -> Events:
-    """What a run has reported."""
+    """Read the events that a run has reported."""
     return read_events(output_dir / "metrics.jsonl")
 
 
 def curves(effort: Effort, folder: Path) -> Trial:
-    """The CNN on digits in float32, as `allstep parity` trains it: losses of every step."""
+    """Compare the losses of every step of the CNN on digits in float32, trained as by `allstep parity`."""
     places = {
         (framework, device): folder / f"{framework}-{device}" for framework in FRAMEWORKS for device in ("cpu", "gpu")
     }
@@ -60,7 +60,7 @@ def curves(effort: Effort, folder: Path) -> Trial:
 
 
 def compiled_curves(effort: Effort, folder: Path) -> Trial:
-    """The same on the GPU with and without --compile."""
+    """Compare the same losses on the GPU with and without --compile."""
     flags = {"plain": (), "compiled": ("--compile",)}
     places = {(framework, how): folder / f"{framework}-{how}" for framework in FRAMEWORKS for how in flags}
 
@@ -78,7 +78,7 @@ def compiled_curves(effort: Effort, folder: Path) -> Trial:
 
 
 def equal_bits(effort: Effort, folder: Path) -> Trial:
-    """ResNet-18 in bf16 with --deterministic, twice: the checksum of the weights."""
+    """Compare the checksums of the weights of two equal runs of ResNet-18 in bf16 with --deterministic."""
     batch = effort.small_batch["resnet18"]
     outputs = {(framework, turn): folder / f"{framework}-{turn}" for framework in FRAMEWORKS for turn in (1, 2)}
 
@@ -105,7 +105,7 @@ def equal_bits(effort: Effort, folder: Path) -> Trial:
 
 
 def half_precision(effort: Effort, folder: Path) -> Trial:
-    """The CNN on digits in fp16, with its loss scaled, beside float32: what it has learned."""
+    """Compare the validation accuracy of the CNN on digits in fp16, with loss scaling, and in float32."""
     outputs = {
         (framework, precision): folder / f"{framework}-{precision}"
         for framework in FRAMEWORKS
@@ -140,13 +140,13 @@ def half_precision(effort: Effort, folder: Path) -> Trial:
 
 
 def first_run(effort: Effort, folder: Path) -> Trial:
-    """README's first command, two ranks on however many GPUs there are, without a flag: whatever `effort` says."""
+    """Run README's first command, two ranks on any number of GPUs, without flags and thus regardless of `effort`."""
     commands = [job(f"allstep.{framework}.train", "--epochs", 1) for framework in FRAMEWORKS]
     return Trial(commands, lambda: [Figure("make train's runs that fail", 0, 0, 0, "<= 0")])
 
 
 def synchronisations(effort: Effort, folder: Path) -> Trial:
-    """Steps of ResNet-18 in bf16, as torch's debug mode sees them."""
+    """Count the synchronisations that torch's debug mode reports in steps of ResNet-18 in bf16."""
     output = folder / "waits"
     flags = ("--dataset", "synthetic", "--synthetic-shape", 32, 32, 3, "--model", "resnet18", "--precision", "bf16")
 
@@ -168,6 +168,6 @@ def _curve(framework: str, device: str, output: Path, effort: Effort, *flags: st
 
 
 def _apart(what: str, ours: Path, reference: Path) -> Figure:
-    """The largest difference of the losses of two runs."""
+    """Return the largest relative difference of the losses of two runs."""
     one, other = ([step.loss for step in run_events(output).steps] for output in (ours, reference))
     return Figure(what, one[-1], other[-1], largest_relative_difference(one, other), SAME_CURVE)

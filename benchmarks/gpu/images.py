@@ -12,7 +12,7 @@ from PIL import Image
 
 WIDTH, HEIGHT = 500, 375
 NUM_CLASSES = 10
-VALIDATION_SHARE = 20  # one in so many images is a validation image
+VALIDATION_SHARE = 20  # training images per validation image
 
 
 def write_images(folder: Path, number: int) -> None:
@@ -26,7 +26,7 @@ def write_images(folder: Path, number: int) -> None:
 
 
 def _write(folder: Path, num_training: int, index: int) -> None:
-    """Coarse colours with noise over them: noise alone would not compress as photographs do."""
+    """Write an image of coarse colours with noise over them; mere noise would not compress like photographs."""
     generator = np.random.default_rng(index)
     coarse = Image.fromarray(generator.integers(0, 256, (24, 32, 3), np.uint8))
     smooth = np.asarray(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), np.float32)

@@ -1,6 +1,6 @@
-"""How fast the trainers are beside loops by hand: all are there at once and train a block of batches in turn.
+"""Compare the speed of the trainers with hand-written loops: all jobs run at once and train blocks of batches in turn.
 
-So they see the same clocks and temperature, and compile at the same time. Ours runs under horovodrun on one rank.
+They thus have the same clocks and temperature, and compile at the same time. Ours run under horovodrun on one rank.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NUM_THREADS = 4
 AS_FAST = ">= 0.97"
 SMALL_SHAPES = {"cnn": (28, 28, 1), "resnet18": (32, 32, 3)}
 SMALL_NETWORKS = {"pytorch": ("cnn", "resnet18"), "tensorflow": ("cnn",)}
-"""That are held against loops by hand; the CNN with and without --compile."""
+"""Networks that are compared with hand-written loops; the CNN with and without --compile."""
 
 Rates = Mapping[str, Sequence[float]]
-"""Images per second of each block of each command that ended well, by the commands' names."""
+"""Images per second of each block, by the names of the commands that succeeded."""
 
 
 def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder: Path) -> Rates:
-    """Run commands in turn; those that do not end well are reported on stderr, and left out."""
+    """Run commands in turn and return their rates; commands that fail are reported on stderr and left out."""
     folder.mkdir(parents=True)
     outputs = {name: folder / f"{name}.json" for name in commands}
     launches = []
@@ -40,7 +40,7 @@ def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder:
         words = [*command, "--turns", socket, "--output", outputs[name]]
         # Horovod polls, but a machine with a GPU has cores to spare for one rank.
         launches.append(Launch([list(map(str, words))], socket, polls=False))
-    # Before the whole check is ended, so that what a job printed that does not end is seen.
+    # Less than the time of the whole check, so that the output of a job that hangs is shown.
     time_limit = 0.9 * effort.seconds
     outcomes = run_in_turn(launches, time_limit=time_limit, num_threads=NUM_THREADS, starting=len(launches))
     rates = {}
@@ -57,7 +57,7 @@ def _rates(measured: dict) -> list[float]:
 
 
 def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> Figure:
-    """ResNet-50 in bf16 on synthetic images."""
+    """Measure ResNet-50 in bf16 on synthetic images."""
     flags = _flags("resnet50", effort.large_shape, effort.large_batch[framework], 1000, effort.num_batches, effort)
     flags += ["--precision", "bf16", *(["--compile"] if compiled else [])]
     what = f"{framework}: resnet50 bf16{' compiled' if compiled else ''}, images/s / by hand"
@@ -66,7 +66,7 @@ def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> Fi
 
 
 def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
-    """Networks whose steps are bound by what starts them; and what --compile gains and --deterministic costs there."""
+    """Measure networks whose steps are bound by launch overhead, also with --compile and --deterministic."""
     commands: dict[str, Sequence[object]] = {}
     for model, shape in SMALL_SHAPES.items():
         flags = _flags(model, shape, effort.small_batch[model], 10, 5 * effort.num_batches, effort)
@@ -94,7 +94,7 @@ def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
 
 
 def real_images(effort: Effort, folder: Path) -> Figure:
-    """Training from JPEG files beside training from images that lie on the device: what the input costs."""
+    """Compare training from JPEG files with training from images on the device, to show what the input costs."""
     data, output = folder / "images", folder / "real"
     write_images(data, effort.num_images)
     batch = effort.large_batch["pytorch"]
@@ -117,7 +117,7 @@ def real_images(effort: Effort, folder: Path) -> Figure:
 
 
 def decoding(effort: Effort, folder: Path) -> list[Figure]:
-    """JPEG files by --decode gpu and by the CPU, with no network behind: how fast, and how far pixels are apart."""
+    """Compare rates and pixels of JPEG files decoded by --decode gpu and by the CPU, without training."""
     data, output, threads = folder / "images", folder / "decoding.json", effort.decode_threads
     write_images(data, effort.num_images // 4)
     flags = ("--data-dir", data, "--batch-size", effort.large_batch["pytorch"], "--image-size", effort.large_shape[0])
@@ -133,7 +133,7 @@ def decoding(effort: Effort, folder: Path) -> list[Figure]:
 def _flags(
     model: str, shape: Sequence[int], batch: int, num_classes: int, num_batches: int, effort: Effort
 ) -> list[object]:
-    """Flags that ours and the loops by hand have in common."""
+    """Return the flags that our jobs and the hand-written loops have in common."""
     return [
         *("--model", model, "--batch-size", batch, "--device", effort.device),
         *("--synthetic-shape", *shape, "--synthetic-classes", num_classes),
@@ -151,7 +151,7 @@ def _by_hand(framework: str, flags: Sequence[object]) -> list[object]:
 
 
 def _figure(what: str, rates: Rates, ours: str, reference: str, target: str = "") -> Figure:
-    """The rates of one command over those of another; a row that says so where one has failed."""
+    """Return the ratio of the rates of two commands, or a row that reports which of them has failed."""
     if failed := [name for name in (ours, reference) if name not in rates]:
         return missing(what, f"{' and '.join(failed)} failed")
     one, other = rates[ours], rates[reference]

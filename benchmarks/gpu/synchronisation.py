@@ -1,9 +1,9 @@
-"""How often a training step in PyTorch makes the host wait for the GPU:
+"""Count how often a training step in PyTorch makes the host wait for the GPU:
 
     python -m allstep.benchmarks.gpu.synchronisation FILE --device cuda ...
 
-The flags after the first are the trainer's. Writes to FILE the number of waits that torch's debug mode warns of in
-a number of steps. The engine looks at a step's loss later, which is not counted: it has started the next one by then.
+FILE is followed by flags of the trainer. Writes to FILE the number of waits that torch's debug mode reports in a few
+steps. The engine reads a step's loss only when it has started the next step; that wait is not counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def waits_of_steps(session: TrainingRun) -> list[str]:
-    """What torch warns of in NUM_STEPS steps, from images that lie where the loader leaves them."""
+    """Return torch's warnings of waits in NUM_STEPS steps on a batch in host memory, as the loader returns it."""
     import torch
 
     size, learning_rate = session.config.global_batch_size(1), session.config.schedule.base_lr
@@ -46,7 +46,7 @@ def waits_of_steps(session: TrainingRun) -> list[str]:
     def step() -> None:
         session.worker.train_step(batch, learning_rate)
 
-    for _ in range(3):  # what is made in the first steps may wait
+    for _ in range(3):  # the first steps may wait while they create buffers
         step()
     if torch.cuda.is_available():
         torch.cuda.synchronize()

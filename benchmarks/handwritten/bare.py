@@ -1,4 +1,4 @@
-"""The trainer's reference for start-up: import what a rank imports, join the others, and take one tiny step.
+"""Reference for the trainer's start-up: import what a rank imports, connect to the others, and take one tiny step.
 
     horovodrun -np 2 python -m allstep.benchmarks.handwritten.bare pytorch done
 

@@ -1,4 +1,4 @@
-"""What the loops by hand on a GPU share: flags, and blocks of batches that are timed in turn with another job's."""
+"""Code shared by the hand-written loops on a GPU: flags, and blocks of batches timed in turn with other jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOMENTUM = 0.9
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Those flags of `allstep.commands.compare.synthetic` that the loops know, under its names."""
+    """Parse those flags of `allstep.commands.compare.synthetic` that the loops have, under the same names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=("cnn", "resnet18", "resnet50"), required=True)
     parser.add_argument("--batch-size", type=int, required=True)
@@ -33,11 +33,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def time_blocks(flags: argparse.Namespace, step: Callable[[], object], wait: Callable[[], None]) -> None:
-    """Warm up, then time each block in its turn, and write what `allstep.commands.compare.synthetic` writes.
+    """Warm up, time each block in its turn, and write the blocks like `allstep.commands.compare.synthetic`.
 
     Args:
-        step: trains on one batch; may return before that is done.
-        wait: returns when all is done.
+        step: trains on one batch; may return before the work is done.
+        wait: returns when all work is done.
     """
     for _ in range(flags.num_warmup_batches):
         step()

@@ -1,6 +1,6 @@
-"""A loop under Horovod to be looked at by `allstep prove`: ResNet-18 on made images, which prints what its steps took.
+"""Horovod loop for `allstep prove` to observe: ResNet-18 on synthetic images, which prints the seconds of its steps.
 
-The first step, which makes buffers, is not counted.
+The first step, which creates buffers, is not counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An elastic job as Horovod's documentation writes it, beside which ours is measured:
+"""Elastic job as in Horovod's documentation, with which ours is compared:
 
     horovodrun -np 4 --min-np 2 --host-discovery-script FILE python SCRIPT --output-dir DIRECTORY
 
-It trains until it is ended, commits every tenth step, and writes events `start` and `step` as the trainers do.
+It trains until it is killed, commits every tenth step, and writes events `start` and `step` like the trainers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH_SIZE, NUM_INPUTS, NUM_CLASSES = 8, 64, 10
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train with whoever is there."""
+    """Train with the ranks that are running."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output-dir", type=Path, required=True)
     directory = parser.parse_args(argv).output_dir
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def write(directory: Path, event: str, **fields: int) -> None:
-    """A line of metrics.jsonl, by rank 0."""
+    """Write a line to metrics.jsonl on rank 0."""
     if hvd.rank() == 0:
         with (directory / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"event": event, **fields}) + "\n")

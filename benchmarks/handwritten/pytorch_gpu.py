@@ -1,7 +1,7 @@
-"""The trainer's reference on a GPU in PyTorch: what one writes for speed, on images that lie on the device.
+"""Reference for the trainer on a GPU in PyTorch: a loop written for speed, on images that are on the device.
 
-Autocast, channels last, cuDNN's search, the fused optimizer and torch.compile; no ranks and no checks. float32 is
-IEEE's, as the trainer's. The network is the trainer's, ResNet torchvision's; the loop is what this file is about.
+It uses autocast, channels last, cuDNN's search, the fused optimizer and torch.compile, without ranks and checks.
+float32 is IEEE's, as in the trainer. Only the loop is hand-written; networks are the trainer's, ResNets torchvision's.
 """
 
 from __future__ import annotations

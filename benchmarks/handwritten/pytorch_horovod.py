@@ -1,9 +1,9 @@
-"""The trainer's reference in PyTorch: the loop of Horovod's example, over tensors that lie in memory.
+"""Reference for the trainer in PyTorch: the loop of Horovod's example, over tensors in memory.
 
     horovodrun -np 2 python -m allstep.benchmarks.handwritten.pytorch_horovod result.json \\
         --num-samples 3840 --batch-size 64 --epochs 3
 
-The network is the trainer's and starts from the same weights; the loop is what this file is about.
+Only the loop is hand-written; the network is the trainer's and starts from the same weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from allstep.pytorch.models import build_model, export_weights, import_weights
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, and let rank 0 write the result."""
+    """Train and write the result on rank 0."""
     flags = arguments(argv)
     hvd.init()
     torch.set_num_threads(1)

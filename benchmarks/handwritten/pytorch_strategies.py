@@ -1,4 +1,4 @@
-"""What a user would write by hand for each strategy of PyTorch, over tensors that lie in memory.
+"""Reference for each strategy of PyTorch: the loop that a user would write, over tensors in memory.
 
     torchrun --nproc-per-node 2 -m allstep.benchmarks.handwritten.pytorch_strategies ddp result.json \\
         --num-samples 3840 --batch-size 64 --epochs 3
@@ -57,7 +57,7 @@ def fsdp(model, optimizer_of):
 def model_parallel(model, optimizer_of):
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    # Each stage has as many layers with weights as the other.
+    # Both stages have the same number of layers with weights, or the first has one more.
     weighted = [index for index, layer in enumerate(model) if list(layer.parameters())]
     cut = weighted[(len(weighted) + 1) // 2]
     is_first = dist.get_rank() == 0
@@ -89,9 +89,9 @@ STEPS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, and let rank 0 write the result."""
+    """Train and write the result on rank 0."""
     flags = arguments(argv, strategies=STEPS)
-    keep_freed_memory()  # as in the trainers: it is not the C library's allocator that is compared
+    keep_freed_memory()  # as in the trainers, since allocators are not to be compared
     torch.set_num_threads(1)
     rank, world_size = 0, 1
     if flags.strategy not in ("single", "data-parallel"):
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if flags.compile:
         layers = [layer for layer in model.children() if list(layer.parameters())]
         for part in layers if flags.strategy == "fsdp" else [model]:
-            part.forward = torch.compile(part.forward, dynamic=False)  # within the hooks of FSDP
+            part.forward = torch.compile(part.forward, dynamic=False)  # inside of FSDP's hooks
     step = STEPS[flags.strategy](
         model, lambda parameters: torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
     )
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write(flags.output, images_per_second=rates, losses=losses.tolist())
     if world_size > 1:
         dist.destroy_process_group()
-        os._exit(0)  # a thread of Gloo's may abort a process that takes Python apart (torch 2.14)
+        os._exit(0)  # a thread of Gloo may abort a process during Python's shutdown (torch 2.14)
 
 
 if __name__ == "__main__":

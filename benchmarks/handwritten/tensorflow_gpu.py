@@ -1,7 +1,7 @@
-"""The trainer's reference on a GPU in TensorFlow: what one writes for speed, on images that lie on the device.
+"""Reference for the trainer on a GPU in TensorFlow: a loop written for speed, on images that are on the device.
 
-A mixed policy, tf.function or XLA, Keras' own ResNet-50 and optimizer; no ranks and no checks. float32 is IEEE's, as
-the trainer's. Networks that Keras has not are the trainer's.
+It uses a mixed policy, tf.function or XLA, and Keras' own ResNet-50 and optimizer, without ranks and checks. float32 is
+IEEE's, as in the trainer. Networks that Keras does not have are the trainer's.
 """
 
 from __future__ import annotations

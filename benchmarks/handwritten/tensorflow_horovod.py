@@ -1,4 +1,4 @@
-"""The trainer's reference in TensorFlow: a custom loop of Keras 3 layers, over tensors that lie in memory.
+"""Reference for the trainer in TensorFlow: a custom loop of Keras 3 layers, over tensors in memory.
 
     horovodrun -np 2 python -m allstep.benchmarks.handwritten.tensorflow_horovod result.json \\
         --num-samples 3840 --batch-size 64 --epochs 3
@@ -26,7 +26,7 @@ from allstep.tensorflow.models import build_model, export_weights, import_weight
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, and let rank 0 write the result."""
+    """Train and write the result on rank 0."""
     flags = arguments(argv)
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)

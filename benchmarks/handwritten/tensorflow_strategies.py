@@ -1,10 +1,10 @@
-"""What a user would write by hand for each strategy of TensorFlow: Keras 3 in a custom loop, data in memory.
+"""Reference for each strategy of TensorFlow: the custom Keras 3 loop that a user would write, with data in memory.
 
     python -m allstep.benchmarks.handwritten.tensorflow_strategies mirrored result.json --num-devices 2 \\
         --num-samples 3840 --batch-size 128 --epochs 3
 
-`multi-worker-mirrored` and `parameter-server` find their places in TF_CONFIG, as TensorFlow's guides have it; a chief
-keeps the parameters itself. The batch size is that of a process, over all its devices.
+`multi-worker-mirrored` and `parameter-server` find their tasks in TF_CONFIG, as in TensorFlow's guides; the chief
+starts the server of the parameters itself. The batch size is that of a process, over all its devices.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ STRATEGIES = ("single", "mirrored", "central-storage", "multi-worker-mirrored", 
 
 def make_strategy(name: str, num_devices: int) -> tf.distribute.Strategy:
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    # MultiWorkerMirroredStrategy's own all-reduces are faster with a thread beside the one that computes: 1,857
-    # images/s, where they made 1,605 on the same thread.
+    # MultiWorkerMirroredStrategy's own all-reduces are faster on a second thread (1,857 images/s) than on the thread
+    # that computes (1,605 images/s).
     tf.config.threading.set_inter_op_parallelism_threads(2 if name == "multi-worker-mirrored" else num_devices)
     [cpu] = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
@@ -57,7 +57,7 @@ def serve(role: str, index: int) -> tf.distribute.Server:
 
 
 def serve_until(done: Path, index: int) -> None:
-    """What a worker does until the chief has written `done`: a server has no end of its own."""
+    """Serve as a worker until the chief has written `done`, since a server does not end by itself."""
     _server = serve("worker", index)
     while not done.exists():
         time.sleep(0.1)
@@ -65,9 +65,9 @@ def serve_until(done: Path, index: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, and let rank 0 write the result."""
+    """Train and write the result on rank 0."""
     flags = arguments(argv, strategies=STRATEGIES)
-    keep_freed_memory()  # as in the trainers: it is not the C library's allocator that is compared
+    keep_freed_memory()  # as in the trainers, since allocators are not to be compared
     task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
     is_asynchronous = flags.strategy == "parameter-server"
     if is_asynchronous and task["type"] == "worker":

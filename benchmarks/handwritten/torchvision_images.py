@@ -1,4 +1,4 @@
-"""The reference of image folders: torchvision's ImageFolder and a DataLoader with worker processes, no network behind.
+"""Reference for image folders: torchvision's ImageFolder and a DataLoader with worker processes, without training.
 
     python -m allstep.benchmarks.handwritten.torchvision_images result.json --data-dir DIRECTORY --workers 2 \\
         --batch-size 64 --image-size 224
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     num_images = sum(len(images) for images, _ in batches)
     seconds = time.perf_counter() - started
-    del batches  # the workers end, and what they took is known
+    del batches  # the workers end, so that their CPU time is known
     workers = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = time.process_time() - cpu + workers.ru_utime + workers.ru_stime
     result = {"images_per_second": num_images / seconds, "cpu_milliseconds": 1000 * cpu / len(dataset)}

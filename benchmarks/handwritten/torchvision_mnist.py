@@ -1,9 +1,9 @@
-"""The input pipeline's reference: that of Horovod's pytorch_mnist example, sample by sample through torchvision.
+"""Reference for the input pipeline: that of Horovod's pytorch_mnist example, sample by sample through torchvision.
 
     horovodrun -np 2 python -m allstep.benchmarks.handwritten.torchvision_mnist result.json \\
         --data-dir DIRECTORY --model cnn --batch-size 64
 
-As in the example the loader has no worker processes on CPUs. Only the network and the optimizer's numbers are the
+As in the example, the loader has no worker processes on CPUs. Only the network and the optimizer's settings are the
 trainer's.
 """
 
@@ -25,7 +25,7 @@ from allstep.pytorch.models import build_model
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, and let rank 0 write the result."""
+    """Train and write the result on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path, help="JSON file that rank 0 writes")
     parser.add_argument("--data-dir", type=Path, required=True, help="holds MNIST/raw")

@@ -1,12 +1,12 @@
-"""Say where two runs part that should be equal: the first step, the first tensor and the first rank.
+"""Find the first step, tensor and rank at which two runs diverge that should be equal.
 
     python pytorch/train.py --trace --deterministic --output-dir runs/a
     allstep bisect runs/a runs/b
 
-Both are output directories of runs with --trace. The step in which they part is trained again on both sides, from the
-nearest checkpoint before it: a side that gives its own digests again computes as it is configured; one that does not
-has a fault of hardware, a race, or sums in no fixed order. The exit status is 0 where the runs are equal, 1 where they
-part, 2 where they cannot be compared.
+Both arguments are output directories of runs with --trace. The step at which they diverge is trained again for both
+runs, from the nearest checkpoint before it. A run whose replay reproduces its own digests computes as configured; one
+whose replay does not has a hardware fault, a race, or sums in no fixed order. The exit status is 0 if the runs are
+equal, 1 if they diverge, 2 if they cannot be compared.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from allstep.common.process.exit import run_rank
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compare, replay and print; end with status 1 where the runs part."""
+    """Compare, replay and print; exit with status 1 if the runs diverge."""
     parser = Parser("allstep bisect", __doc__)
     parser.add_argument("first", type=nonempty_path, metavar="RUN", help="the output directory of a run")
-    parser.add_argument("second", type=nonempty_path, metavar="RUN", help="that of the other one")
+    parser.add_argument("second", type=nonempty_path, metavar="RUN", help="the output directory of the other run")
     parser.add_argument("--no-replay", action="store_true", help="only compare what was recorded")
     flags = parser.parse_args(argv)
     first, second = read(flags.first), read(flags.second)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _verdict(path: Path, recorded: Trace, step: int) -> str:
-    """What a replay of a run says of it."""
+    """Replay a run and return in words whether it reproduces its own digests."""
     try:
         difference = first_difference(recorded, replay(path, recorded.first, step))
     except NotReplayed as error:

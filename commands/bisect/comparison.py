@@ -1,4 +1,4 @@
-"""Where two traces part: the first step, the first tensor and the first rank."""
+"""Compare two traces: find the first step, tensor and rank at which they diverge."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """The first digest that is another one."""
+    """The first digest in which two traces differ."""
 
     step: int
     tensor: str
-    """In words."""
+    """Description of the tensor in words."""
     ranks: tuple[int, int]
-    """Of the first run and of the second."""
+    """Rank in the first run and rank in the second."""
     part: int | None
-    """Number of the slice, of what each slice has by itself."""
+    """Number of the slice, for digests of single slices; None for others."""
 
     def __str__(self) -> str:
         first, second = self.ranks
@@ -42,10 +42,10 @@ class Difference:
 
 
 def check_comparable(first: Header, second: Header) -> None:
-    """Refuse traces of which no digests could be equal.
+    """Refuse two traces whose digests could never be equal.
 
     Raises:
-        UserError: says why.
+        UserError: the traces differ in framework, network or --slices or, without --slices, in world size.
     """
     same = "two runs of one framework and one network, on as many ranks or with the same --slices"
     for name, one, other in (
@@ -65,10 +65,10 @@ def check_comparable(first: Header, second: Header) -> None:
 
 
 def common_steps(first: Trace, second: Trace) -> np.ndarray:
-    """The steps that every rank of both runs has.
+    """Return the steps that every rank of both runs has recorded.
 
     Raises:
-        UserError: there are none.
+        UserError: no step is common to all.
     """
     present = [rows["step"] for rows in (*first.rows, *second.rows)]
     steps = present[0]
@@ -87,7 +87,7 @@ def _of_rank_0(*traces: Trace) -> list[np.ndarray]:
 
 
 def first_difference(first: Trace, second: Trace) -> Difference | None:
-    """Where they part, among the steps that both have; None where they are equal there."""
+    """Return where two traces diverge among their common steps, or None if they are equal there."""
     steps, row_type = common_steps(first, second), first.first.row_type
     columns = row_type.itemsize // 8
     found: list[tuple[int, int, tuple[int, int]]] = []
@@ -98,7 +98,7 @@ def first_difference(first: Trace, second: Trace) -> Difference | None:
             .reshape(-1, columns)
             for trace, rank in zip((first, second), ranks, strict=True)
         )
-        # 0 was not recorded: weights before all but the first step, and the slices of other ranks.
+        # A digest of 0 was not recorded, e.g. of the weights before a later step or of the slices of other ranks.
         differs = (one != other) & (one != 0) & (other != 0)
         if differs.any():
             step = int(np.argmax(differs.any(axis=1)))
@@ -123,7 +123,7 @@ def first_difference(first: Trace, second: Trace) -> Difference | None:
 
 
 def _place(row: np.void, column: int) -> tuple[int, str, tuple[int, ...]]:
-    """Number and name of the field in which a column is, and its place there."""
+    """Return number and name of the field that contains a column, and the column's indices in that field."""
     for number, name in enumerate(row.dtype.names or ()):
         if (indices := np.argwhere(np.atleast_1d(row[name]) == column)).size:
             return number, name, tuple(map(int, indices[0]))
@@ -131,7 +131,7 @@ def _place(row: np.void, column: int) -> tuple[int, str, tuple[int, ...]]:
 
 
 def rank_pairs(first: Header, second: Header) -> list[tuple[int, int]]:
-    """The ranks whose digests can be compared."""
+    """Return the pairs of ranks, one of each run, whose digests can be compared."""
     if first.world_size == second.world_size:
         return [(rank, rank) for rank in range(first.world_size)]
     sizes = first.world_size, second.world_size
@@ -146,7 +146,7 @@ def rank_pairs(first: Header, second: Header) -> list[tuple[int, int]]:
 
 
 def settings_apart(first: Header, second: Header) -> Iterator[tuple[str, object, object]]:
-    """Name and both values of what is not the same in how and where the runs were."""
+    """Yield name and both values of each setting or circumstance in which two runs differ."""
     for item in fields(Header):
         one, other = getattr(first, item.name), getattr(second, item.name)
         if isinstance(one, dict):

@@ -1,8 +1,8 @@
-"""Train again up to one step, from the nearest checkpoint before it, in a folder of its own.
+"""Train a run again up to one step, from the nearest checkpoint before it, in a temporary folder.
 
     horovodrun -np 2 python -m allstep.commands.bisect.replay pytorch 12 [flags of train.py]
 
-is what `replay` starts: a trainer that stops after step 12.
+is the kind of command that `replay` starts: a trainer that stops after the given step, here 12.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
 
 _SECONDS = 3600
-# What a replay leaves out: where the run wrote, and how it began.
+# Flags of the run that a replay omits: those on its outputs and on how it started.
 _GIVEN_FLAGS = ("output-dir", "timeline", "tensorboard", "resume", "init-from", "checkpoint-every", "log-every")
 
 
 class NotReplayed(Exception):
-    """The message says why."""
+    """A run cannot be replayed; the message gives the reason."""
 
 
 def replay(output_dir: Path, header: Header, step: int) -> Trace:
-    """The trace of a replay of the run that `output_dir` holds; nothing is written there.
+    """Replay the run in `output_dir` up to `step` and return the trace; nothing is written to `output_dir`.
 
     Raises:
-        NotReplayed: it cannot be started here, or has failed.
+        NotReplayed: the replay cannot be started on this machine, or has failed.
     """
     if header.local_size != header.world_size:
         raise NotReplayed(f"it was on several hosts, and {header.world_size} ranks are more than this one had")
@@ -96,7 +96,7 @@ class _StopAfter(Hook):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train as a rank of the replay."""
+    """Train as one rank of a replay."""
     from allstep.commands.shared.rank import open_session
 
     framework, step, *arguments = sys.argv[1:] if argv is None else argv

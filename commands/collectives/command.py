@@ -59,8 +59,7 @@ def algorithm_bandwidth(num_bytes: int, seconds: float) -> float:
 
 
 def bus_bandwidth(collective: str, num_bytes: int, seconds: float, num_ranks: int) -> float:
-    """Return the bytes per second that each rank's link carried at least: comparable across collectives and world
-    sizes."""
+    """Return the minimum bytes per second over each rank's link: comparable across collectives and world sizes."""
     moved = _BUS_FACTORS[collective] * (num_ranks - 1) / num_ranks if collective in _BUS_FACTORS else 1
     return algorithm_bandwidth(num_bytes, seconds) * moved
 
@@ -233,8 +232,7 @@ def _print(rows: Sequence[Row], missing: dict[str, tuple[str, ...]]) -> None:
 
 
 def _reason(outcome: Outcome) -> str:
-    """Return why a launch failed, in one line: the error that a rank reported, else the first of the log's last
-    lines."""
+    """Return why a launch failed, in one line: the error that a rank reported, else the log's last lines' first."""
     log, reason = outcome.log or "", outcome.reason or ""
     lines = [line for line in log.splitlines() if line.strip(" -")]
     named = "allstep: " in reason or outcome.status == "timeout" or not lines

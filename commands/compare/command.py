@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     maximum = min(flags.batch_sizes)
     if flags.slices is not None and not minimum <= flags.slices <= maximum:
         parser.error(
-            f"expected --slices to be {minimum}, the most ranks, to {maximum}, the smallest batch, received {flags.slices}; "
-            "take another number, or change --ranks or --batch-sizes"
+            f"expected --slices to be {minimum}, the most ranks, to {maximum}, the smallest batch, received "
+            f"{flags.slices}; take another number, or change --ranks or --batch-sizes"
         )
     if flags.quick:
         vars(flags).update(QUICK)

@@ -1,4 +1,4 @@
-"""What `allstep compare` keeps: compare.json, a file for each sample, and one for each verdict of the parity gate."""
+"""Results of `allstep compare`: compare.json, a file for each sample, and one for each verdict of the parity gate."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Sample:
     round: int
     status: Status
     reason: str | None
-    """One line where the status is not ok."""
+    """One line if the status is not ok."""
     started: str
     load_average: tuple[float, ...]
     command: tuple[str, ...]
-    """Of the first of its processes."""
+    """Command of the first process."""
     seconds: float
     log: str | None
     created: str | None = None
-    """When the comparison was begun to which a file with this sample belongs."""
-    # What a launch has that went well.
+    """Start of the comparison that this sample belongs to."""
+    # Only set if the launch succeeded.
     blocks: tuple[Block, ...] = ()
     images_per_second: float | None = None
     startup_seconds: float | None = None
@@ -48,29 +48,29 @@ class Sample:
 
     @property
     def good(self) -> bool:
-        """Whether it may be counted, and need not be measured again."""
+        """Whether the sample counts and need not be measured again."""
         return self.status == "ok"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of the parity gate, on a curve."""
+    """Verdict of the parity gate on a curve."""
 
     FORMAT: ClassVar[str] = "allstep-compare"
     VERSION: ClassVar[int] = 2
 
     status: Literal["passed", "failed", "none"]
     reason: str | None = None
-    """One line where it has not passed."""
+    """One line if the status is not passed."""
     num_steps: int | None = None
     reference: str | None = None
-    """The id of the run whose curve this one was held against."""
+    """Id of the run with whose curve this one was compared."""
     loss_difference: float | None = None
     weight_difference: float | None = None
     bound: float | None = None
     log: str | None = None
     created: str | None = None
-    """When the comparison was begun to which a file with this verdict belongs."""
+    """Start of the comparison that this verdict belongs to."""
 
     @property
     def good(self) -> bool:
@@ -91,26 +91,26 @@ class Summary:
     peak_memory_bytes_by_rank: tuple[NonNegative, ...] | None
     curve: tuple[EpochResult, ...] | None
     joules_per_image: Estimate | None = None
-    """None where GPUs do not count it, and on CPUs."""
+    """None on CPUs, and on GPUs that do not count energy."""
     gpu_libraries: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By library, the files from which rank 0 had loaded it."""
+    """Files from which rank 0 loaded NVIDIA's libraries, by library."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult(Summary, Cell):
-    """A cell with all that is known of it."""
+    """A cell with all its results."""
 
     gate: Verdict
     comparable: bool
-    """Whether it may be held against others."""
+    """Whether the cell may be compared with others."""
     command: str
     samples: tuple[str, ...]
-    """Files, relative to compare.json."""
+    """Paths of the samples' files, relative to compare.json."""
     target_accuracy: float | None
     efficiency: dict[str, Estimate] | None
-    """Ratios of its speed to those of others, within rounds, by `samples.efficiency`'s names."""
+    """Ratios of its speed to those of other cells, within rounds, by the names of `samples.efficiency`."""
     against: dict[str, Estimate]
-    """By strategy, the same for its rivals in the ranking."""
+    """Ratios of its speed to those of its rivals in the ranking, by strategy."""
 
     def __post_init__(self) -> None:
         if self.comparable and not self.images_per_second:
@@ -118,16 +118,16 @@ class CellResult(Summary, Cell):
 
     @property
     def share_of_limit(self) -> Estimate | None:
-        """Its speed over that of as many independent processes, the machine's limit.
+        """Speed over that of as many independent processes, the machine's limit.
 
-        None for the limit itself, and where nothing was measured or may be compared.
+        None for the limit itself, and if one of the two was not measured or is not comparable.
         """
         return None if self.strategy == INDEPENDENT else (self.efficiency or {}).get("independent")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonResult:
-    """compare.json."""
+    """Contents of compare.json."""
 
     FORMAT: ClassVar[str] = "allstep-compare"
     VERSION: ClassVar[int] = 2

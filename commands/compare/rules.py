@@ -54,10 +54,10 @@ def rules(settings: Settings, *, num_rounds: int, oversubscribe: bool = False) -
         "Median, mean with its 95 % confidence interval (Student's t) and spread (standard deviation of one launch) "
         "are separate figures, over launches.",
         # cells.py
-        f"All cells have {settings.threads_per_rank} thread(s) a rank and the same images; those of one table have the "
-        "same model, precision and batch; compiled steps (--compile) have tables of their own, but "
+        f"All cells have {settings.threads_per_rank} thread(s) per rank and the same images; those of one table have "
+        "the same model, precision and batch; compiled steps (--compile) have tables of their own, but "
         "take turns with the others.",
-        "Weak scaling (the same batch a rank) and strong scaling (the same global batch) have tables of their own.",
+        "Weak scaling (the same batch per rank) and strong scaling (the same global batch) have tables of their own.",
         "Synthetic input (images made once, on the device: computation and communication) and real input "
         f"({settings.dataset} through the input pipeline) have tables of their own.",
         # samples.efficiency

@@ -1,11 +1,11 @@
-"""Training speed on images that are made once and lie on the device: computation and communication alone.
+"""Measure training speed on images that are made once and stay on the device: only computation and communication.
 
     horovodrun -np 4 python -m allstep.commands.compare.synthetic --framework pytorch --model resnet50 --batch-size 32
     python -m allstep.commands.compare.synthetic --framework tensorflow --model cnn --synthetic-shape 28 28 1
 
-Prints images/s of every iteration of a number of batches and, at the end, their mean with its 95 % confidence
-interval, per rank and over all ranks; the slowest rank counts. All flags of the trainers work as well, such as
---strategy ddp, --compression fp16 or --synthetic-classes 10. Without others: resnet50, 224 x 224 x 3, 1,000 classes.
+Prints images/s of every iteration of several batches and, at the end, their mean with its 95 % confidence interval, per
+rank and over all ranks; the slowest rank counts. All flags of the trainers work as well, such as --strategy ddp,
+--compression fp16 or --synthetic-classes 10. Defaults: resnet50, 224 x 224 x 3, 1,000 classes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from allstep.common.training.worker import Worker
 if TYPE_CHECKING:
     from allstep.common.training.training_run import TrainingRun
 
-# As many samples as there are, so that the batches of any number of ranks have enough.
+# The maximum number of samples, enough for the batches of any number of ranks.
 DEFAULTS = ("--dataset", "synthetic", "--synthetic-samples", str(MAX_SAMPLES), "--model", "resnet50")
 IMAGENET = ("--synthetic-shape", "224", "224", "3", "--synthetic-classes", "1000")
 
@@ -42,16 +42,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train and print the speed."""
     parser = Parser("python -m allstep.commands.compare.synthetic", __doc__)
     rank.add_flags(parser)
-    parser.add_argument("--num-warmup-batches", type=whole(1, 10**6), default=10, metavar="N", help="not timed")
+    parser.add_argument("--num-warmup-batches", type=whole(1, 10**6), default=10, metavar="N", help="untimed batches")
     parser.add_argument("--num-batches-per-iter", type=whole(1, 10**6), default=10, metavar="N", help="timed together")
-    parser.add_argument("--num-iters", type=whole(1, 10**6), default=10, metavar="N", help="samples")
+    parser.add_argument("--num-iters", type=whole(1, 10**6), default=10, metavar="N", help="timed iterations")
     flags, trainer_flags = parser.parse_known_args(argv)
     if session := rank.open_session(flags.framework, [*DEFAULTS, *IMAGENET, *trainer_flags]):
         measure(session, flags)
 
 
 def measure(session: TrainingRun, flags: argparse.Namespace) -> None:
-    """Train on one batch over and over, in place of `TrainingRun.train`."""
+    """Train on one batch repeatedly, instead of `TrainingRun.train`."""
     worker, dataset, config, placement = session.worker, session.dataset, session.config, session.placement
     steps_in_flight = session.strategy.steps_in_flight
     print_once = functools.partial(print, flush=True) if placement.rank == 0 else lambda _: None
@@ -88,7 +88,7 @@ def measure(session: TrainingRun, flags: argparse.Namespace) -> None:
 
 
 def run_steps(worker: Worker, batch: Batch, number: int, *, learning_rate: float, steps_in_flight: int) -> None:
-    """Train as the engine does, with the loss of a step looked at after the next ones were started, until all is done.
+    """Train as the engine does, reading a step's loss after the next steps have started, and finish all steps.
 
     The device is idle at the end.
     """
@@ -103,7 +103,7 @@ def run_steps(worker: Worker, batch: Batch, number: int, *, learning_rate: float
 
 
 def local_batch(dataset: Dataset, config: TrainConfig, worker: Worker) -> Batch:
-    """This rank's slice of the first global batch, on its device."""
+    """Return this rank's slice of the first global batch, on its device."""
     rank, world_size = worker.collectives.rank, worker.collectives.world_size
     num_global, num_slices = config.global_batch_size(world_size), config.parallel.num_slices
     batches = validation_batches(
@@ -116,7 +116,7 @@ def local_batch(dataset: Dataset, config: TrainConfig, worker: Worker) -> Batch:
 
 
 def _on_device(array: np.ndarray, worker: Worker) -> object:
-    """`array` where the worker computes."""
+    """Copy `array` to the device where the worker computes."""
     if worker.framework == "pytorch":
         import torch
 

@@ -1,9 +1,9 @@
-"""Train briefly and write the loss of each training sample, as `--curriculum` reads it:
+"""Train briefly and write the loss of each training sample in the format that `--curriculum` reads:
 
     allstep difficulty --output difficulty.npy [--framework tensorflow] [flags of the trainer, as --epochs 2]
     python pytorch/train.py --curriculum difficulty.npy
 
-Under a launcher, ranks train together and each looks at its share of the samples.
+Under a launcher, the ranks train together and each evaluates its share of the samples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class WriteLosses(Hook):
-    """At the end of a run, rank 0 writes the loss of each training sample."""
+    """Hook that writes the loss of each training sample, on rank 0, at the end of a run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,7 +39,7 @@ class WriteLosses(Hook):
         split, collectives = session.dataset.train, session.worker.collectives
         losses = np.zeros(len(split))
         begin, end = rank_slice(0, len(split), rank=collectives.rank, world_size=collectives.world_size)
-        # All ranks take as many steps: each may hold weights that the others need.
+        # All ranks take the same number of steps, since each may hold weights that the others need.
         for index in range(begin, begin - (-len(split) // collectives.world_size)):
             inputs, targets = split.read(np.array([min(index, end - 1)]), epoch=0)
             losses[min(index, end - 1)], _ = session.worker.eval_step(Batch(inputs, targets, 1, 1, 1.0, Position(0, 0)))
@@ -51,7 +51,7 @@ class WriteLosses(Hook):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, and write the file."""
+    """Train and write the file of losses."""
     parser = Parser("allstep difficulty", __doc__)
     parser.add_argument("--framework", type=one_of(*FRAMEWORKS), default=FRAMEWORKS[0], metavar="NAME")
     parser.add_argument("--output", type=output_file, required=True, metavar="FILE", help="an .npy file")

@@ -1,8 +1,8 @@
-"""The doctor on one host: answers the host that asks, a line of JSON for each question, until nobody asks any more.
+"""Doctor agent on one host: answers each question on standard input by a line of JSON, until the input ends.
 
     echo '{"question": "hello"}' | python -m allstep.commands.doctor.agent
 
-It listens at a port of all addresses meanwhile, so that others can try to reach it; it reads nothing from there.
+Meanwhile it listens on a port of all addresses, so that other hosts can try to connect; it reads nothing from there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from allstep.common.base.flag_types import Parser
 from allstep.common.files import strict_json
 from allstep.common.files.records import from_json, to_json
 
-# In front of each answer: shells may print something of their own where a user logs in.
+# Prefix of each answer, since login shells may print other lines.
 MARK = "allstep-doctor "
 CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a host listens."""
+    """Address on which a host listens."""
 
     host: str
     port: int
@@ -37,25 +37,25 @@ class Address:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked."""
+    """Question to an agent."""
 
     question: Literal["hello", "facts", "connect"]
     to: tuple[Address, ...] = ()
-    """connect: the hosts to reach."""
+    """Hosts to reach, if the question is connect."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The answer to hello."""
+    """Answer to hello."""
 
     unix_time: float
     port: int
-    """At which this host listens."""
+    """Port on which this host listens."""
 
 
 @dataclass(frozen=True)
 class Unreached:
-    """Another host that this one does not reach."""
+    """Host that cannot be reached from this one."""
 
     host: str
     why: str
@@ -63,7 +63,7 @@ class Unreached:
 
 @dataclass(frozen=True)
 class Connected:
-    """The answer to connect."""
+    """Answer to connect."""
 
     unreached: tuple[Unreached, ...]
 
@@ -71,8 +71,8 @@ class Connected:
 def main(argv: Sequence[str] | None = None) -> None:
     """Answer the questions on standard input."""
     parser = Parser("allstep.commands.doctor.agent", __doc__)
-    parser.add_argument("--data-dir", type=Path, help="where data sets are, as in the trainers")
-    parser.add_argument("--frameworks", action="store_true", help="ask PyTorch and TensorFlow, too")
+    parser.add_argument("--data-dir", type=Path, help="folder of the data sets")
+    parser.add_argument("--frameworks", action="store_true", help="check PyTorch and TensorFlow, too")
     parser.add_argument("--data", action="store_true", help="compute checksums of data sets")
     flags = parser.parse_args(argv)
     with socket.create_server(("", 0)) as listener:
@@ -90,7 +90,7 @@ def _answer(question: Question, flags: Namespace, listener: socket.socket) -> ob
             reasons = pool.map(_why_unreached, question.to)
             pairs = zip(question.to, reasons, strict=True)
             return Connected(tuple(Unreached(address.host, why) for address, why in pairs if why))
-    from allstep.commands.doctor.facts import gather  # it takes longer than a hello, from which clocks are compared
+    from allstep.commands.doctor.facts import gather  # slow to import, while hello must be fast for comparing clocks
 
     return gather(flags.data_dir, with_frameworks=flags.frameworks, with_data=flags.data)
 

@@ -1,4 +1,4 @@
-"""Whether hosts have the same: Python, packages, checkout, data sets, time. Ranks of one program must."""
+"""Checks that hosts agree in what all ranks of a job must share: Python, packages, checkout, data sets, time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from allstep.commands.doctor.conversation import Clock
 from allstep.commands.doctor.finding import Finding, fault, ok, several, warning
 from allstep.commands.doctor.software import Software
 
-# Files on a shared disk and the lines of logs get out of order; Slurm's munge and Kerberos refuse at 300 s.
+# Clock skew puts files on a shared disk and log lines out of order; Slurm's munge and Kerberos fail at 300 s.
 CLOCK_FAULT_SECONDS = 5.0
 CLOCK_WARNING_SECONDS = 0.5
 
 
 def check_software(software: Software, here: Software, here_name: str) -> list[Finding]:
-    """What a host has otherwise than the host that asks."""
+    """Report in which software a host differs from the host where the doctor runs."""
     findings = []
     if software.python != here.python:
         found = f"Python {software.python}, and {here.python} on {here_name}"
@@ -32,14 +32,14 @@ def check_software(software: Software, here: Software, here_name: str) -> list[F
 
 
 def differences(packages: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
-    """Packages of which there is another version, as in `torch 2.13.0, and 2.14.1`; what is missing is `none`."""
+    """Return packages whose versions differ, as in `torch 2.13.0, and 2.14.1`; a missing package is `none`."""
     names = sorted({*packages, *expected})
     pairs = ((name, packages.get(name, "none"), expected.get(name, "none")) for name in names)
     return [f"{name} {found}, and {wanted}" for name, found, wanted in pairs if found != wanted]
 
 
 def check_data(hosts: Mapping[str, Software]) -> list[Finding]:
-    """Whether data sets that are on several hosts have the same files."""
+    """Check whether data sets that are on several hosts have the same files."""
     findings = []
     for name in sorted({name for one in hosts.values() for name in one.data_sets}):
         digests = {host: one.data_sets[name].digest for host, one in hosts.items() if name in one.data_sets}
@@ -60,7 +60,7 @@ def check_data(hosts: Mapping[str, Software]) -> list[Finding]:
 
 
 def check_clock(clock: Clock, here_name: str) -> Finding:
-    """Whether a host's clock agrees with that of the host that asks."""
+    """Check whether a host's clock agrees with that of the host where the doctor runs."""
     away = abs(clock.seconds_ahead) - clock.uncertainty
     found = f"{abs(clock.seconds_ahead):.3g} s {'ahead of' if clock.seconds_ahead > 0 else 'behind'} {here_name}"
     fix = "start chrony or systemd-timesyncd on both"
@@ -72,10 +72,10 @@ def check_clock(clock: Clock, here_name: str) -> Finding:
 
 
 def check_ports(unreached: Mapping[str, Mapping[str, str]], num_hosts: int) -> list[Finding]:
-    """Whether all hosts reach each other at ports that nobody has reserved.
+    """Check whether all hosts reach each other at arbitrary free ports.
 
     Args:
-        unreached: why a host does not reach another one, by both names.
+        unreached: for each host, the reasons by name of the hosts that it does not reach.
     """
     pairs = [(one, other, why) for one, others in unreached.items() for other, why in others.items()]
     if not pairs:

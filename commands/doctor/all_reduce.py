@@ -1,4 +1,4 @@
-"""A real all-reduce by MPI, on each host and across them, beside what memory and network should give."""
+"""Real all-reduce by MPI, on each host and across hosts, compared with the bandwidth of memory and network."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from allstep.common.files import strict_json
 from allstep.common.files.records import Count, Positive, from_json
 
 _SECONDS = 60
-# Below this part of what the link should give, something else than protocols is in the way.
+# Protocol overhead cannot explain a bus bandwidth below this share of the link's bandwidth.
 _ENOUGH = 0.3
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a few ranks have measured."""
+    """Measurement of an all-reduce by a few ranks."""
 
     num_ranks: Count
     num_bytes: Count
-    """Of the message."""
+    """Size of the message."""
     seconds: Positive
     copy_bandwidth: Positive
-    """Bytes per second of a copy in memory by all ranks of a host at once, of the slowest."""
+    """Bytes per second of the slowest rank while all ranks of a host copy memory at the same time."""
     right: bool
-    """Whether the sum was the sum."""
+    """Whether the result was correct."""
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes per second that a rank's link must have carried (nccl-tests, doc/PERFORMANCE.md): 2(n-1)/n S/t."""
+        """Bus bandwidth in bytes per second (nccl-tests, doc/PERFORMANCE.md): 2(n-1)/n S/t."""
         return 2 * (self.num_ranks - 1) / self.num_ranks * self.num_bytes / self.seconds
 
 
 def measure(hosts: Sequence[Host]) -> Measurement | str:
-    """All-reduce over the slots of hosts; what went wrong, in a line, where it fails."""
+    """Run an all-reduce over the slots of hosts; if it fails, return the reason in one line."""
     num_ranks = sum(host.slots for host in hosts)
     command = [f"{sys.prefix}/bin/mpirun", "--allow-run-as-root", "--timeout", str(_SECONDS), "--bind-to", "none"]
     command += ["-np", str(num_ranks), "-H", to_list(hosts)]
@@ -52,7 +52,7 @@ def measure(hosts: Sequence[Host]) -> Measurement | str:
 
 
 def check_host(found: Measurement | str) -> Finding:
-    """All-reduce among the ranks of a host, whose link is memory."""
+    """Check the all-reduce among the ranks of a host, whose link is memory."""
     if failed := _failure(found, "on this host"):
         return failed
     assert isinstance(found, Measurement)
@@ -61,10 +61,10 @@ def check_host(found: Measurement | str) -> Finding:
 
 
 def check_across(found: Measurement | str, megabits: int) -> Finding:
-    """All-reduce with a rank on each host.
+    """Check the all-reduce with one rank per host.
 
     Args:
-        megabits: speed of the network in Mbit/s, 0 where it is not known.
+        megabits: speed of the network in Mbit/s, 0 if it is not known.
     """
     if failed := _failure(found, "across hosts"):
         return failed
@@ -86,7 +86,7 @@ def _bandwidth(found: Measurement) -> str:
 
 def _failure(found: Measurement | str, where: str) -> Finding | None:
     if isinstance(found, str):
-        return fault("all-reduce", f"fails {where}: {found}", "mend the faults above; try allstep collectives")
+        return fault("all-reduce", f"fails {where}: {found}", "fix the faults above; try allstep collectives")
     if not found.right:
         return fault("all-reduce", f"gives a wrong sum {where}", "take the host out, and test its memory")
     return None

@@ -1,4 +1,4 @@
-"""One rank of the doctor's all-reduce by MPI: larger and larger messages, until one takes long enough to be measured.
+"""One rank of the doctor's all-reduce by MPI, with growing messages until one takes long enough to be measured.
 
 mpirun -np 2 python -m allstep.commands.doctor.all_reduce_rank
 
@@ -24,7 +24,7 @@ _NUM_RUNS = 5
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, and have rank 0 print."""
+    """Measure the all-reduce, and print the result on rank 0."""
     world = MPI.COMM_WORLD
     num_bytes = _SMALLEST
     while True:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _median(run: Callable[[], object], world: MPI.Comm) -> float:
-    """Seconds of a run, the median of several, of the slowest rank."""
+    """Return the median duration of several runs in seconds, on the slowest rank."""
     seconds = []
     for _ in range(_NUM_RUNS):
         world.Barrier()

@@ -1,16 +1,16 @@
-"""`allstep doctor`: whether these hosts can train, what is in the way, and how to mend it.
+"""`allstep doctor`: checks whether these hosts can train, and tells how to fix what prevents it.
 
     allstep doctor                                  this host; in an allocation or an MPIJob, its hosts
     allstep doctor -H server1:4,server2:4           these hosts, by ssh
     allstep doctor --hosts hostfiles/two-servers --json
-    allstep doctor --skip all-reduce,frameworks     without what takes longest
+    allstep doctor --skip all-reduce,frameworks     without the slowest checks
 
-It looks at compiler, Open MPI, Horovod against the installed frameworks, GPUs, memory, cores, limits and disks of each
-host; at ssh, the same software and data everywhere, clocks, networks and ports between hosts; and measures a real
-all-reduce on each host and across them. Each line that is not ok says what to do. It ends with the command to start.
+It checks compiler, Open MPI, Horovod against the installed frameworks, GPUs, memory, cores, limits and disks of each
+host; ssh, agreement of software and data, clocks, networks and ports between hosts; and it measures a real all-reduce
+on each host and across hosts. Each line that is not ok tells what to do. The last line is the command to start with.
 
-It needs no rights of root, writes no files, and prints no environment. Exit status: 0 where there is no fault, 1 where
-there is one, 2 for a mistake in the flags.
+It needs no root privileges, writes no files, and prints no environment variables. Exit status: 0 without faults, 1 with
+faults, 2 for a mistake in the flags.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SKIPPABLE = ("frameworks", "data", "ports", "all-reduce")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Look, print, and end with status 1 where there is a fault.
+    """Run the checks, print the findings, and exit with status 1 if there is a fault.
 
     Raises:
         UserError: the flags or the hosts are wrong.
     """
     flags = _flags(argv)
     hosts = _hosts(flags)
-    from allstep.commands.doctor.examination import examine  # NumPy and psutil are not for --help
+    from allstep.commands.doctor.examination import examine  # imported late, since --help needs no NumPy and psutil
 
     findings = examine(hosts, skip=flags.skip, data_dir=flags.data_dir)
     command = launch_lines(hosts)["horovodrun, MPI"]
@@ -50,13 +50,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def to_json(findings: Sequence[Finding], command: str) -> str:
-    """The findings for other programs."""
+    """Return the findings as JSON for other programs."""
     content = {**_FORMAT, "findings": [vars(finding) for finding in findings], "command": command}
     return json.dumps(content, indent=1)
 
 
 def to_text(findings: Sequence[Finding], command: str) -> str:
-    """The findings for people, by host; what other hosts say is made safe for a terminal."""
+    """Return the findings as text, grouped by host; output of other hosts is made safe for a terminal."""
     lines = []
     for host, group in groupby(sorted(findings, key=lambda one: (not one.host, one.host)), lambda one: one.host):
         lines.append(host or "all hosts")
@@ -65,7 +65,7 @@ def to_text(findings: Sequence[Finding], command: str) -> str:
             lines.append(printable(f"  {one.level:8} {one.subject:20} {one.found}{advice}"))
     counted = {level: sum(one.level == level for one in findings) for level in ("fault", "warning")}
     said = ", ".join(f"{number} {level}{'s' * (number > 1)}" for level, number in counted.items() if number)
-    lines += ["", f"{said or 'all is well'}; {'mend the faults, then start' if counted['fault'] else 'to start'}:"]
+    lines += ["", f"{said or 'all is well'}; {'fix the faults, then start' if counted['fault'] else 'to start'}:"]
     return "\n".join([*lines, f"  {command}"])
 
 
@@ -73,7 +73,7 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
     parser = Parser("allstep doctor", __doc__)
     parser.add_argument("--hosts", type=nonempty_path, metavar="FILE", help="a hostfile")
     parser.add_argument("-H", dest="list", metavar="LIST", help="hosts as in server1:4,server2:4")
-    parser.add_argument("--data-dir", type=nonempty_path, metavar="DIR", help="where data sets are, as in the trainers")
+    parser.add_argument("--data-dir", type=nonempty_path, metavar="DIR", help="folder of the data sets")
     parser.add_argument(
         "--skip",
         type=listed(one_of(*_SKIPPABLE)),
@@ -86,7 +86,7 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
 
 
 def _hosts(flags: Namespace) -> list[Host]:
-    """The hosts that are given, or those of the allocation, or this one with a rank for each GPU, else two."""
+    """Return the hosts of the flags, else of the allocation, else this host with a slot per GPU or at most two."""
     if flags.hosts and flags.list is not None:
         raise UserError("expected --hosts or -H, received both; give one of them")
     if flags.list is not None:

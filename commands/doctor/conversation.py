@@ -1,4 +1,4 @@
-"""The side that asks: an agent on each host, started by ssh without a question, or here without ssh."""
+"""Client of the doctor's agents, which it starts on each host by non-interactive ssh, or locally without ssh."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from allstep.common.files.schema import Mismatch
 Answer = TypeVar("Answer")
 
 CONNECT_SECONDS = 10
-# PyTorch and TensorFlow are imported meanwhile, perhaps from a network file system that has not seen them today.
+# The agent imports PyTorch and TensorFlow meanwhile, perhaps from a network file system with a cold cache.
 ANSWER_SECONDS = 120
 _MAX_BYTES = 2**24
 _NUM_HELLOS = 5
 
 
 class NoAnswer(Exception):
-    """An agent is not there, or says nothing that can be understood; `finding` says why."""
+    """No agent, or no valid answer; `finding` gives the reason."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.found)
@@ -40,15 +40,15 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class Clock:
-    """How a host's clock differs from ours."""
+    """Offset of a host's clock from the local one."""
 
     seconds_ahead: float
     uncertainty: float
-    """Half of the time that question and answer took."""
+    """Half of the round-trip time."""
 
 
 class Agent:
-    """The doctor on one host."""
+    """Connection to the doctor's agent on one host."""
 
     def __init__(self, host: str, flags: Sequence[str], *, is_here: bool) -> None:
         command = [sys.executable, "-m", "allstep.commands.doctor.agent", *flags]
@@ -61,10 +61,10 @@ class Agent:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def ask(self, question: Question, kind: type[Answer]) -> Answer:
-        """What the agent answers.
+        """Return the agent's answer to a question.
 
         Raises:
-            NoAnswer: nothing, or nothing that is a `kind`.
+            NoAnswer: the agent did not answer, or the answer is not a `kind`.
         """
         assert self._process.stdin and self._process.stdout  # both are pipes
         limit = threading.Timer(ANSWER_SECONDS, self._process.kill)
@@ -76,7 +76,7 @@ class Agent:
                 if line.startswith(MARK.encode()):
                     return from_json(kind, strict_json.loads(line[len(MARK) :]), f"the answer of {self.host}")
         except BrokenPipeError:
-            pass  # it has ended, and says why on standard error
+            pass  # the agent has exited, and printed the reason to standard error
         except (strict_json.NotJson, Mismatch) as error:
             raise NoAnswer(fault("ssh", f"answers with something else: {error}", _SAME_VERSION)) from None
         finally:
@@ -88,7 +88,7 @@ class Agent:
         return why_gone(self.host, self._process.returncode, errors.decode(errors="replace"))
 
     def clock(self) -> tuple[Clock, int]:
-        """How its clock differs, from the quickest of a few answers, and the port at which it listens."""
+        """Return the offset of the host's clock, from the fastest of a few answers, and the agent's port."""
         readings = []
         for _ in range(_NUM_HELLOS):
             asked = time.time()
@@ -100,7 +100,7 @@ class Agent:
         return Clock(ahead, half), port
 
     def end(self) -> None:
-        """Ask nothing more: the agent ends by itself."""
+        """Close the agent's input, upon which it exits."""
         try:
             self._process.communicate(timeout=CONNECT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -110,7 +110,7 @@ class Agent:
 
 _SAME_VERSION = "have the same version of the repository there"
 _SSH_REASONS = (
-    ("Host key verification failed", "asks whether the host's key is right", "log in once by hand: ssh {host}"),
+    ("Host key verification failed", "asks whether the host's key is right", "log in once interactively: ssh {host}"),
     ("Permission denied", "asks for a password or a passphrase", "install your key: ssh-copy-id {host}; run ssh-agent"),
     ("Could not resolve", "its name is not known", "correct the name, or add it to /etc/hosts or ~/.ssh/config"),
     ("Connection refused", "nothing listens at its port of ssh", "start sshd there"),
@@ -120,11 +120,11 @@ _SSH_REASONS = (
 
 
 def why_gone(host: str, status: int, errors: str) -> Finding:
-    """Why there is no agent any more.
+    """Return the reason for which an agent has exited.
 
     Args:
-        status: with which ssh, or the agent itself, has ended; ssh has 255 for its own failures.
-        errors: what it said.
+        status: exit status of ssh or of a local agent; ssh uses 255 for its own failures.
+        errors: standard error of the process.
     """
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     last = quoted(lines[-1]) if lines else f"status {status}"
@@ -142,7 +142,7 @@ def why_gone(host: str, status: int, errors: str) -> Finding:
 
 
 def is_this_host(name: str) -> bool:
-    """Whether a name means the host that asks: ranks here are started without ssh."""
+    """Return whether a name means this host, where ranks are started without ssh."""
     if name in ("localhost", socket.gethostname()):
         return True
     try:
@@ -151,7 +151,7 @@ def is_this_host(name: str) -> bool:
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((address, 0))  # an address of another host cannot be bound to
+            probe.bind((address, 0))  # fails for an address of another host
         except OSError:
             return False
     return True

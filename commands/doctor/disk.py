@@ -1,4 +1,4 @@
-"""Where a job writes: the folder that it is started in, temporary files, data sets; whether there is room."""
+"""Checks the free space where a job writes: in the working directory, the temporary folder and the data folder."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 
 from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
 
-# A rank's sockets and logs need little; a checkpoint of ResNet-50 with its momentum has 200 MB.
+# Sockets and logs of a rank need little; a checkpoint of ResNet-50 with its momentum takes 200 MB.
 FULL_BYTES = 100_000_000
 LOW_BYTES = 2_000_000_000
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A place to write to."""
+    """Folder to which a job writes."""
 
     path: str
     free_bytes: int
     free_files: int | None
-    """None where the file system does not count them."""
+    """Number of files that can still be created; None if the file system has no such limit."""
     writable: bool
 
 
 def read(data_dir: Path) -> tuple[Folder, ...]:
-    """The working directory, that of temporary files and that of data sets, or where it would be made."""
+    """Read the state of working directory, temporary folder and data folder, or of their closest existing parent."""
     return tuple(_read_folder(path) for path in (Path.cwd(), Path(tempfile.gettempdir()), data_dir))
 
 
@@ -42,14 +42,14 @@ def _read_folder(path: Path) -> Folder:
 
 
 def check(facts: tuple[Folder, ...]) -> list[Finding]:
-    """A line for each place that lacks something, or one for all."""
+    """Return one finding for each folder with a problem, or one for all folders."""
     findings = []
     for folder in facts:
         free = f"{size(folder.free_bytes)} free in {folder.path}"
         if not folder.writable:
             findings.append(fault("disk", f"{folder.path} cannot be written", "change its owner or its mode"))
         elif folder.free_bytes < FULL_BYTES:
-            findings.append(fault("disk", f"{free}: it is full", "remove what nobody needs there"))
+            findings.append(fault("disk", f"{free}: it is full", "remove files that are no longer needed"))
         elif folder.free_files == 0:
             findings.append(fault("disk", f"no file more fits in {folder.path}", "remove files there"))
         elif folder.free_bytes < LOW_BYTES:

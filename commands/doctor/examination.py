@@ -1,4 +1,4 @@
-"""All that the doctor looks at, on each host and between them, in the order in which it prints it."""
+"""All checks of the doctor, on each host and between hosts, in the order in which findings are printed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from allstep.commands.hosts.command import Host
 
 @dataclass(frozen=True)
 class Visit:
-    """What a host has answered."""
+    """Answers of a host."""
 
     agent: Agent
     facts: Facts
@@ -37,22 +37,22 @@ class Visit:
 
 
 def examine(hosts: Sequence[Host], *, skip: Collection[str] = (), data_dir: Path | None = None) -> list[Finding]:
-    """Look at all hosts at once, then at what is between them.
+    """Check all hosts at once, then what is between them.
 
     Args:
-        skip: what to leave out: frameworks, data, ports, all-reduce.
-        data_dir: where data sets are; None for where the trainers look without --data-dir.
+        skip: checks to leave out: frameworks, data, ports, all-reduce.
+        data_dir: folder of the data sets; None for the default of --data-dir.
     """
     here = next((host.name for host in hosts if is_this_host(host.name)), socket.gethostname())
     agents = [_agent(host.name, is_here=host.name == here, skip=skip, data_dir=data_dir) for host in hosts]
-    if here not in [host.name for host in hosts]:  # it starts the ranks of others, and trains itself with none
+    if here not in [host.name for host in hosts]:  # this host only launches ranks on others
         agents.append(_agent(here, is_here=True, skip=("frameworks", "data", *skip), data_dir=data_dir))
     try:
         with ThreadPoolExecutor(len(agents)) as pool:
             answers = list(pool.map(_visit, agents))
         visits = {answer.agent.host: answer for answer in answers if isinstance(answer, Visit)}
         findings = [answer for answer in answers if isinstance(answer, Finding)]
-        if here not in visits:  # with which all others are compared
+        if here not in visits:  # all others would be compared with this host
             return findings
         slots = {host.name: host.slots for host in hosts}
         for name, visit in visits.items():
@@ -82,9 +82,9 @@ def _visit(agent: Agent) -> Visit | Finding:
 
 
 def _check_host(visit: Visit, num_ranks: int, here: Visit) -> list[Finding]:
-    """All about one host; `num_ranks` is 0 where it only starts the ranks of others."""
+    """Check one host; `num_ranks` is 0 if it only launches ranks on other hosts."""
     facts, is_here = visit.facts, visit is here
-    findings = [] if is_here else [ok("ssh", "without a question")]
+    findings = [] if is_here else [ok("ssh", "logs in without a prompt")]
     findings += launchers.check(facts.launchers)
     if is_here:
         findings += launchers.check_path(facts.launchers)
@@ -101,7 +101,7 @@ def _check_host(visit: Visit, num_ranks: int, here: Visit) -> list[Finding]:
 
 
 def _check_between(visits: Mapping[str, Visit], hosts: Collection[str], skip: Collection[str]) -> list[Finding]:
-    """What is between all that were visited, of which `hosts` train."""
+    """Check networks, data and ports between all visited hosts, of which `hosts` run ranks."""
     findings = network.check({name: visit.facts.interfaces for name, visit in visits.items()})
     if "data" not in skip:
         findings += agreement.check_data({name: visits[name].facts.software for name in hosts if name in visits})
@@ -113,17 +113,17 @@ def _check_between(visits: Mapping[str, Visit], hosts: Collection[str], skip: Co
 
 
 def _unreached(visit: Visit, visits: Mapping[str, Visit]) -> dict[str, str]:
-    """Why a host does not reach another, by the other's name."""
+    """Return the reasons for which a host does not reach others, by their names."""
     others = tuple(Address(name, other.port) for name, other in visits.items() if other is not visit)
     try:
         connected = visit.agent.ask(Question("connect", others), Connected)
-    except NoAnswer as error:  # the host has gone since it was asked for its facts
+    except NoAnswer as error:  # the host has gone down since it answered the first question
         return {address.host: str(error) for address in others}
     return {one.host: one.why for one in connected.unreached}
 
 
 def _check_all_reduce(hosts: Sequence[Host], visits: Mapping[str, Visit], before: Sequence[Finding]) -> list[Finding]:
-    """On each host that has several ranks, and across hosts, as far as ranks can be started there."""
+    """Measure all-reduce on each host with several ranks, and across hosts if ranks can be started there."""
     several = [[host] for host in hosts if host.name in visits and host.slots > 1]
     with ThreadPoolExecutor(max(1, len(several))) as pool:
         measured = zip(several, pool.map(all_reduce.measure, several), strict=True)

@@ -1,4 +1,4 @@
-"""All that the doctor observes on one host."""
+"""All facts that the doctor gathers on one host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allstep.common.config.data_config import default_data_dir
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found on a host."""
+    """Facts about a host."""
 
     toolchain: toolchain.Toolchain
     launchers: launchers.Launchers
@@ -22,14 +22,14 @@ class Facts:
     interfaces: tuple[network.Interface, ...]
     software: software.Software
     frameworks: frameworks.Frameworks | None
-    """None where they were left out."""
+    """None if frameworks were skipped."""
 
 
 def gather(data_dir: Path | None, *, with_frameworks: bool, with_data: bool) -> Facts:
-    """Observe this host; frameworks report in processes of their own meanwhile.
+    """Gather the facts about this host, while separate processes import the frameworks.
 
     Args:
-        data_dir: where data sets are; None for where the trainers look without --data-dir.
+        data_dir: folder of the data sets; None for the default of --data-dir.
     """
     folder = data_dir or default_data_dir()
     with ThreadPoolExecutor() as pool:

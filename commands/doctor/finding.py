@@ -1,4 +1,4 @@
-"""What the doctor says: a line for each thing that it looked at."""
+"""Findings of the doctor: one line per check."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ Level = Literal["ok", "warning", "fault"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line."""
+    """Result of a check, in one line."""
 
     level: Level
-    """fault: a job would fail, or compute something else than it should. warning: it would be slow, or may fail."""
+    """Severity: with a fault a job would fail or compute wrong results, with a warning it would be slow or may fail."""
     subject: str
-    """What was looked at."""
+    """Subject of the check."""
     found: str
     fix: str = ""
-    """What to do; empty where all is well."""
+    """Advice; empty if there is no problem."""
     host: str = ""
-    """The host that it is about; empty where it is about all of them."""
+    """Host that the finding is about; empty if it is about all of them."""
 
 
 def ok(subject: str, found: str) -> Finding:
-    """A line about what is as it should be."""
+    """Return a finding without a problem."""
     return Finding("ok", subject, found)
 
 
 def warning(subject: str, found: str, fix: str) -> Finding:
-    """A line about what makes a job slow, or may make it fail."""
+    """Return a finding about a problem that makes a job slow, or may make it fail."""
     return Finding("warning", subject, found, fix)
 
 
 def fault(subject: str, found: str, fix: str) -> Finding:
-    """A line about what makes a job fail."""
+    """Return a finding about a problem that makes a job fail."""
     return Finding("fault", subject, found, fix)
 
 
 def size(num_bytes: float) -> str:
-    """As in 1.5 GB."""
+    """Format a number of bytes, as in 1.5 GB."""
     for unit, length in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= length:
             return f"{num_bytes / length:.3g} {unit}"
@@ -47,6 +47,6 @@ def size(num_bytes: float) -> str:
 
 
 def several(words: list[str], maximum: int = 3) -> str:
-    """Some of the words in a list, and how many more there are."""
+    """Join the first words of a list, and append how many more there are."""
     more = len(words) - maximum
     return ", ".join(words[:maximum]) + (f" and {more} more" if more > 0 else "")

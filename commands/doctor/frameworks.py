@@ -1,6 +1,6 @@
-"""PyTorch and TensorFlow: whether they and Horovod in them can be imported, and whether Horovod was built for them.
+"""Checks whether PyTorch, TensorFlow and Horovod can be imported, and whether Horovod was built for these versions.
 
-This process imports neither: each reports in a process of its own (`pytorch/installation.py` and its twin).
+This process imports neither framework: each is imported by its own process (`installation.py` in its folder).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SECONDS = 60
 
 @dataclass(frozen=True)
 class Frameworks:
-    """What is installed, by `pytorch` and `tensorflow`."""
+    """Installed frameworks, by the names `pytorch` and `tensorflow`."""
 
     installed: dict[str, Installation]
     errors: dict[str, str]
-    """Why one cannot be imported, in a line."""
+    """Import error of each framework that cannot be imported, in one line."""
     horovod: HorovodBuild | None
 
 
 def read() -> Frameworks:
-    """Ask both frameworks at once."""
+    """Import both frameworks at once, each in its own process."""
     with ThreadPoolExecutor() as pool:
         answers = dict(zip(TITLES, pool.map(_ask, TITLES), strict=True))
     return Frameworks(
@@ -54,7 +54,7 @@ def _ask(framework: str) -> Installation | str:
 
 
 def check(facts: Frameworks) -> list[Finding]:
-    """A line for each framework, and one for what Horovod can do."""
+    """Return a finding for each framework, and one for Horovod's features."""
     found = [_check_one(name, facts) for name in TITLES]
     if facts.horovod is None:
         return [*found, fault("horovod", "not installed", "run make setup")]

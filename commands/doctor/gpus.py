@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs: driver, toolkit, how they reach each other, and which files of its libraries a framework loads."""
+"""Checks of NVIDIA GPUs: driver, toolkit, links between GPUs, and the library files that a framework loads."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from allstep.commands.doctor.reading import run_output
 from allstep.common.catalog.strategies import TITLES
 from allstep.common.process.gpu_libraries import loaded_twice
 
-# The first driver that runs CUDA of a release (its release notes, table of minimum driver versions).
+# First driver for each CUDA release (release notes, table of minimum driver versions).
 _OLDEST_DRIVERS = {"12": 525, "13": 580}
 _LIBRARIES = ("NCCL", "cuDNN", "cuBLAS")
-# Of `nvidia-smi topo -m`: SYS crosses the CPUs' sockets; the others stay on one, or have a link of their own.
+# Links in the table of `nvidia-smi topo -m`: SYS crosses CPU sockets; the others stay on one socket or use NVLink.
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """What the driver says, without any framework."""
+    """GPUs as reported by the driver, without any framework."""
 
     devices: int
-    """GPUs on the PCI bus, whether a driver serves them or not."""
+    """Number of GPUs on the PCI bus, with or without a driver."""
     names: tuple[str, ...]
     driver: str | None
     toolkit: str | None
-    """What nvcc on the PATH says; the wheels of the frameworks need none."""
+    """Version of nvcc on the PATH; the wheels of the frameworks need none."""
     links: dict[str, str]
-    """How two GPUs reach each other, as in "0-1": "NV18"."""
+    """Link between each pair of GPUs, as in "0-1": "NV18"."""
 
 
 def read() -> Gpus:
-    """By nvidia-smi, nvcc and the PCI bus (vendor 0x10de, class 0x03: display)."""
+    """Query nvidia-smi, nvcc and the PCI bus (vendor 0x10de, class 0x03: display)."""
     rows = (run_output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader") or "").splitlines()
     cards = [row.rpartition(", ") for row in rows]
     release = re.search(r"release ([\d.]+)", run_output("nvcc", "--version") or "")
@@ -55,7 +55,7 @@ def _is_gpu(vendor: Path) -> bool:
 
 
 def links(topology: str) -> dict[str, str]:
-    """How each pair of GPUs is joined, from the table that `nvidia-smi topo -m` prints."""
+    """Parse the link between each pair of GPUs from the table that `nvidia-smi topo -m` prints."""
     rows = [line.split() for line in topology.splitlines()]
     table = [row[1:] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
     found = {f"{one}-{other}": table[one][other] for one, other in combinations(range(len(table)), 2)}
@@ -63,7 +63,7 @@ def links(topology: str) -> dict[str, str]:
 
 
 def check(facts: Gpus, frameworks: Frameworks | None) -> list[Finding]:
-    """The GPUs themselves and, where frameworks were asked, whether these can use them."""
+    """Check the GPUs and, unless frameworks were skipped, whether these can use them."""
     if facts.driver is None:
         if facts.devices:
             fix = "install NVIDIA's driver, of release 580 or newer, and nvidia-smi"
@@ -91,7 +91,7 @@ def _check_links(links: Mapping[str, str]) -> list[Finding]:
 
 
 def _check_framework(name: str, one: Installation, facts: Gpus) -> list[Finding]:
-    assert facts.driver  # the caller has seen it
+    assert facts.driver  # the caller has checked it
     title, oldest = TITLES[name], _OLDEST_DRIVERS.get((one.cuda or "").partition(".")[0])
     if one.cuda is None:
         return [warning(name, f"{title} is built for CPUs, and there are GPUs", "run make setup GPU=1")]

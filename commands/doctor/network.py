@@ -1,4 +1,4 @@
-"""The network interfaces of hosts: which networks they share, how fast, and with packets of what size."""
+"""Checks of the hosts' network interfaces: shared networks, their speed and their packet size."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from allstep.commands.doctor.finding import Finding, fault, ok, warning
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface that is up, with one of its IPv4 addresses."""
+    """Network interface that is up, with one of its IPv4 addresses."""
 
     name: str
     address: str
     network: str
-    """As in 10.0.0.0/24."""
+    """Network, as in 10.0.0.0/24."""
     megabits: int
-    """Speed in Mbit/s, as its driver says; 0 where it does not."""
+    """Speed in Mbit/s; 0 if the driver does not report it."""
     mtu: int
-    """The largest packet, in bytes."""
+    """Maximum packet size in bytes."""
 
 
 def read() -> tuple[Interface, ...]:
-    """Those with an address that others could use: neither loopback nor link-local."""
-    import psutil  # not for --help
+    """Return the interfaces with an address that other hosts can use: neither loopback nor link-local."""
+    import psutil  # imported late, since --help does not need it
 
     stats, found = psutil.net_if_stats(), []
     for name, addresses in psutil.net_if_addrs().items():
@@ -39,7 +39,7 @@ def read() -> tuple[Interface, ...]:
 
 
 def common_networks(hosts: Mapping[str, tuple[Interface, ...]]) -> dict[str, dict[str, Interface]]:
-    """The networks that all hosts are on: by network and host, the interface; the fastest network first."""
+    """Return the interfaces by network and host for the networks that all hosts share, the fastest network first."""
     by_host = [{interface.network for interface in interfaces} for interfaces in hosts.values()]
     shared = {
         network: {
@@ -52,12 +52,12 @@ def common_networks(hosts: Mapping[str, tuple[Interface, ...]]) -> dict[str, dic
 
 
 def slowest(interfaces: Mapping[str, Interface]) -> int:
-    """The speed of a network in Mbit/s: that of its slowest interface; 0 where one does not say."""
+    """Return the speed of a network in Mbit/s, i.e. of its slowest interface; 0 if a speed is unknown."""
     return min(interface.megabits for interface in interfaces.values())
 
 
 def check(hosts: Mapping[str, tuple[Interface, ...]]) -> list[Finding]:
-    """Whether the hosts share a network, of one speed and one size of packets."""
+    """Check whether the hosts share a network, and whether its interfaces agree in speed and packet size."""
     lonely = [host for host, interfaces in hosts.items() if not interfaces]
     if lonely:
         return [fault("network", f"{lonely[0]} has no interface with an address", "look at ip address there")]
@@ -87,7 +87,7 @@ def _check_network(network: str, interfaces: Mapping[str, Interface]) -> list[Fi
 
 
 def speed_name(megabits: int) -> str:
-    """As in 10 Gbit/s."""
+    """Format a speed, as in 10 Gbit/s."""
     if not megabits:
         return "of unknown speed"
     return f"{megabits / 1000:g} Gbit/s" if megabits >= 1000 else f"{megabits} Mbit/s"

@@ -1,4 +1,4 @@
-"""What other programs and the kernel say, where they say anything."""
+"""Output of other programs and content of kernel files, or None if there is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def run_output(*command: str, given: str = "", seconds: float = 10) -> str | None:
-    """What a command prints; None where there is no such command, or it fails or hangs."""
+    """Return the output of a command; None if the command does not exist, fails or hangs."""
     environ = {**os.environ, "LC_ALL": "C"}
     try:
         result = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds, env=environ)
@@ -18,13 +18,13 @@ def run_output(*command: str, given: str = "", seconds: float = 10) -> str | Non
 
 
 def first_line(*command: str) -> str | None:
-    """The first line that a command prints."""
+    """Return the first line of a command's output; None if there is none."""
     lines = (run_output(*command) or "").splitlines()
     return lines[0] if lines else None
 
 
 def content(path: str | Path) -> str | None:
-    """What a file of the kernel's says; None where there is none."""
+    """Return the content of a kernel file; None if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:

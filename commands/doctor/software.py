@@ -1,4 +1,4 @@
-"""What must be the same on all hosts: Python, packages, the checkout's files, the data sets' files."""
+"""Software and data that must be the same on all hosts: Python, packages, the checkout's files, data sets' files."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ import allstep.common
 from allstep.commands.doctor.reading import run_output
 from allstep.common.files.disk import sha256_of
 
-# Larger data sets are compared by names and sizes alone: reading all of ImageNet takes minutes.
+# Larger data sets are compared only by names and sizes: reading all of ImageNet takes minutes.
 READ_BYTES = 2**28
 _PARTS = ("common", "pytorch", "tensorflow", "benchmarks")
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """The files of a data set."""
+    """Files of a data set."""
 
     num_files: int
     num_bytes: int
     digest: str
-    """Of all names and sizes, and contents where they have been read."""
+    """Hash of all names and sizes, and of the contents if the data set is small."""
 
 
 @dataclass(frozen=True)
 class Software:
-    """What is installed on a host."""
+    """Software and data sets on a host."""
 
     python: str
     packages: dict[str, str]
     """Version by name."""
     commit: str | None
-    """Of the checkout; None where there is no git."""
+    """Commit of the checkout; None if it cannot be read."""
     sources: dict[str, str]
-    """The checksum of each of our files."""
+    """Checksum of each source file, by path."""
     data_dir: str
     data_sets: dict[str, DataSet]
-    """By the name of their folder."""
+    """Data sets by the name of their folder."""
 
 
 def read(data_dir: Path, *, data: bool) -> Software:
-    """As found; the data sets only where they are asked for.
+    """Read what is installed, and the data sets if `data` is true.
 
     Args:
-        data_dir: what --data-dir of the trainers is.
+        data_dir: folder of the data sets (--data-dir).
     """
     root = Path(allstep.common.__path__[0]).parent
     return Software(

@@ -1,4 +1,4 @@
-"""What `make setup` builds Horovod with: compiler, make and CMake. PyTorch's --compile needs the compiler as well."""
+"""Checks of the tools that build Horovod in `make setup`: compiler, make and CMake. --compile needs a compiler, too."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 from allstep.commands.doctor.finding import Finding, fault, ok, warning
 from allstep.commands.doctor.reading import first_line, run_output
 
-# A compiler that takes -std=c++20 but lacks these headers fails in the middle of the build.
+# A compiler that accepts -std=c++20 but lacks these headers would fail in the middle of the build.
 _CXX20 = "#include <concepts>\n#include <ranges>\nint main() { return 0; }\n"
 _INSTALL_COMPILER = "install GCC 11 or newer: apt-get install g++ make (or name another with CXX=...)"
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The programs that are there."""
+    """Build tools found on this host."""
 
     compiler: str | None
-    """What it says of itself; None where there is none."""
+    """Version line of the compiler; None if there is none."""
     takes_cxx20: bool
     make: bool
     cmake: str | None
 
 
 def read() -> Toolchain:
-    """The compiler that CMake will take ($CXX, else c++), which is asked to read a program but writes none."""
+    """Find the tools, and let the compiler that CMake will use ($CXX, else c++) check a program without output."""
     compiler = _words(os.environ.get("CXX") or "c++")
     version = first_line(*compiler, "--version")
     reading = (*compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", "-")
@@ -46,12 +46,12 @@ def read() -> Toolchain:
 def _words(command: str) -> list[str]:
     try:
         return shlex.split(command)
-    except ValueError:  # a quote that is not closed: there is no program of that name
+    except ValueError:  # an unclosed quote; no program has this name
         return [command]
 
 
 def check(facts: Toolchain) -> list[Finding]:
-    """Whether Horovod could be built here; where it need not be, that does no harm."""
+    """Check whether Horovod can be built here. A missing tool is only a warning, since this host may not build it."""
     if facts.compiler is None:
         compiler = warning("compiler", "no C++ compiler", _INSTALL_COMPILER)
     elif not facts.takes_cxx20:

@@ -1,4 +1,4 @@
-"""How much training an accuracy takes, and what loss a number of parameters can reach."""
+"""Epochs needed for an accuracy, and the loss that a number of parameters can reach."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ KAPLAN_PARAMETERS, KAPLAN_EXPONENT = 8.8e13, 0.076
 
 
 def epochs_needed(epochs: float, global_batch_size: int, critical_batch_size: float = math.inf) -> float:
-    """Passes over the data that a target accuracy takes with a global batch.
+    """Return the passes over the data that a target accuracy takes with a global batch.
 
     E = E_min (1 + B / B_crit) (McCandlish et al. 2018, An Empirical Model of Large-Batch Training, equation 2.11, with
     E proportional to the samples): below the critical batch a pass is worth the same with any batch.
 
     Args:
-        epochs: passes that it takes with a small batch.
+        epochs: passes needed with a small batch.
         critical_batch_size: samples at which twice the passes are needed.
     """
     return epochs * (1 + global_batch_size / critical_batch_size)
 
 
 def loss_by_parameters(num_parameters: float) -> float:
-    """Test loss, in nats a token, of a language model of that many parameters with data and computing to spare.
+    """Return the test loss, in nats per token, of a language model with ample data and compute.
 
     L(N) = (N_c / N)^0.076 with N_c = 8.8e13, embeddings not counted (Kaplan et al. 2020, equation 1.1).
     """

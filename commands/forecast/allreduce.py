@@ -1,6 +1,6 @@
-"""How long an all-reduce takes, in closed form, for each algorithm.
+"""Time of an all-reduce, in closed form, for each algorithm.
 
-Each is a number of hops, which cost latency, and a number of times that the message crosses the slowest link.
+It consists of a number of hops, which cost latency, and of the times that the message crosses the slowest link.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ AllReduce = Callable[[float, int, Cluster], float]
 
 
 def ring(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
-    """Seconds of a ring over all ranks: 2(N-1) latency + 2(N-1)/N S/B (Patarasuk and Yuan 2009, section 3).
+    """Return the seconds of a ring: 2(N-1) latency + 2(N-1)/N S/B (Patarasuk and Yuan 2009, section 3).
 
-    All ranks send at once, 2(N-1) times, so the slowest link paces every turn: one between nodes where there is one.
+    All ranks send at once, 2(N-1) times, so the slowest link paces every turn: one between nodes, if there is one.
     """
     if num_ranks == 1:
         return 0.0
@@ -26,10 +26,10 @@ def ring(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
 
 
 def tree(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
-    """Seconds of a double binary tree over the nodes, with a chain in each (Sanders, Speck and Traeff 2009; NCCL 2.4).
+    """Return the seconds of a double binary tree over nodes and a chain in each, as in NCCL 2.4.
 
-    Up and down again the message crosses log2 M links between nodes and the chain's k-1 in a node, and every link
-    carries the message twice.
+    Up and down, the message crosses log2 M links between nodes and the chain's k-1 links in a node, and every link
+    carries the message twice (Sanders, Speck and Traeff 2009).
     """
     if num_ranks == 1:
         return 0.0
@@ -44,10 +44,10 @@ def tree(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
 
 
 def hierarchical(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
-    """Seconds of reduce-scatter in each node, all-reduce between nodes by recursive halving and doubling, all-gather.
+    """Return the seconds of reduce-scatter in nodes, recursive halving and doubling between them, all-gather in nodes.
 
-    That is what Horovod does under HOROVOD_HIERARCHICAL_ALLREDUCE and what Goyal et al. 2017 did (section 4.1); halving
-    and doubling takes 2 log2 M hops and 2(M-1)/M S/B (Thakur, Rabenseifner and Gropp 2005).
+    Horovod does this under HOROVOD_HIERARCHICAL_ALLREDUCE, and Goyal et al. 2017 did it (section 4.1); halving and
+    doubling takes 2 log2 M hops and 2(M-1)/M S/B (Thakur, Rabenseifner and Gropp 2005).
     """
     if num_ranks == 1:
         return 0.0

@@ -5,16 +5,16 @@
     allstep predict --validate [--measured DIR --collectives FILE,...] [--output FILE]
     allstep predict --loss-of-parameters 175e9
 
-Needed: the step time of one rank, the parameters per layer, and latency and bandwidth of the links in a node and
-between nodes (`allstep collectives` measures them). Every rank has the same batch on any number of ranks. A row shows
-what costs most at that size, and the one change that would help most. `closed` is the step time without overlap and
-fusion: computing, then one all-reduce of everything, 2(N-1)/N S/B and latency for a ring. A second
-table has what the watch and the checks of the ranks add, at most, where that is more than 1 % of a step.
+The inputs are the step time of one rank, the parameters per layer, and the latency and bandwidth of the links in a node
+and between nodes (`allstep collectives` measures them). The batch per rank is the same for any number of ranks. A row
+shows what costs most at that size, and the change that would help most. `closed` is the step time without overlap and
+fusion: computing, then one all-reduce of everything, 2(N-1)/N S/B and latency for a ring. A second table shows the
+upper limit of what heartbeats and replica checks add, if that is over 1 % of a step.
 
-`--run` takes step time, parameters and jitter from a run, and from one that has measured the gradient noise scale (in
-passes, by --accumulate-steps) the critical batch. `--validate` forecasts published tables and, if named, your
-own compare results, and prints the errors; its exit status is 1 where an efficiency is off by more than 5 points. Own
-results need a file of `allstep collectives` for each number of ranks.
+`--run` takes step time, parameters and jitter from a run, and the critical batch if the run has measured the gradient
+noise scale (with --accumulate-steps). `--validate` forecasts published tables and, if given, your own compare results,
+and prints the errors; its exit status is 1 if an efficiency is off by more than 5 points. Your own results need a file
+of `allstep collectives` for each number of ranks.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from allstep.common.base.flag_types import (
 
 GIGABIT = 1e9 / 8
 NUM_LAYERS = 50
-"""Into which a network is cut of which nothing but the number of parameters is known."""
+"""Number of layers assumed for a network of which only the number of parameters is known."""
 JITTER = 0.02
-"""Of GPUs in a data center (published/); where nothing was measured."""
+"""Jitter of GPUs in a data center (published/), used if none was measured."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,47 +67,47 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> Parser:
-    # Far beyond what was ever built, and what their products are still numbers of.
+    # Limits far beyond any machine, with products that are still finite.
     some, positive, part = number(0, 1e18), number(0, 1e18, above=True), number(0, 1)
     parser = Parser("allstep predict", __doc__)
     what = parser.add_argument_group("what one rank does")
     what.add_argument(
-        "--network", type=nonempty_text, metavar="NAME", help="a known one (resnet50), or a YAML file of its layers"
+        "--network", type=nonempty_text, metavar="NAME", help="a known network (resnet50), or a YAML file of layers"
     )
-    what.add_argument("--parameters", type=whole(1, 10**15), metavar="N", help="instead: that many, in even layers")
-    what.add_argument("--batch-size", type=whole(1, MAX_COUNT), default=32, metavar="N", help="samples a rank and step")
-    what.add_argument("--step-ms", type=positive, metavar="MS", help="step time of one rank alone")
+    what.add_argument("--parameters", type=whole(1, 10**15), metavar="N", help="or parameters, in equal layers")
     what.add_argument(
-        "--run", type=nonempty_path, metavar="DIR", help="instead: a training run on one rank that was measured"
+        "--batch-size", type=whole(1, MAX_COUNT), default=32, metavar="N", help="samples per rank and step"
     )
-    what.add_argument("--backward-share", type=part, default=2 / 3, metavar="X", help="backward's share of it")
+    what.add_argument("--step-ms", type=positive, metavar="MS", help="step time of a single rank")
+    what.add_argument("--run", type=nonempty_path, metavar="DIR", help="take these from a training run on one rank")
+    what.add_argument("--backward-share", type=part, default=2 / 3, metavar="X", help="backward's share of a step")
     what.add_argument(
-        "--jitter", type=some, metavar="X", help=f"deviation of its step time over mean; else --run's, else {JITTER:g}"
+        "--jitter", type=some, metavar="X", help=f"deviation of step times over mean; default: --run's, or {JITTER:g}"
     )
     where = parser.add_argument_group("the machine")
     where.add_argument("--ranks-per-node", type=whole(1, MAX_COUNT), default=8, metavar="N")
     where.add_argument("--intra-us", type=some, default=3.4, metavar="US", help="latency of a hop in a node")
-    where.add_argument("--intra-gbit", type=positive, default=800.0, metavar="GBIT/S", help="bandwidth that is reached")
+    where.add_argument("--intra-gbit", type=positive, default=800.0, metavar="GBIT/S", help="measured bandwidth")
     where.add_argument("--inter-us", type=some, default=14.0, metavar="US", help="latency of a hop between nodes")
     where.add_argument("--inter-gbit", type=positive, default=90.0, metavar="GBIT/S", help="shared by a node's ranks")
     where.add_argument(
         "--collectives",
         type=listed(nonempty_path),
         metavar="FILE,...",
-        help="instead: links of a node that were measured",
+        help="take the links in a node from results of allstep collectives",
     )
-    where.add_argument("--contention", type=part, default=0.0, metavar="X", help="of its speed backward then loses")
+    where.add_argument("--contention", type=part, default=0.0, metavar="X", help="share of speed backward loses")
     where.add_argument(
-        "--crowding", type=number(1, 1e18), default=1.0, metavar="X", help="step time in a full node, over alone"
+        "--crowding", type=number(1, 1e18), default=1.0, metavar="X", help="step time in a full over an idle node"
     )
     where.add_argument("--node-input", type=positive, default=math.inf, metavar="N", help="samples/s of a node")
     where.add_argument("--storage-input", type=positive, default=math.inf, metavar="N", help="samples/s for all nodes")
-    how = parser.add_argument_group("how gradients meet")
+    how = parser.add_argument_group("how gradients are all-reduced")
     how.add_argument("--algorithm", type=one_of(*ALGORITHMS, BEST), default=BEST, metavar="NAME")
-    how.add_argument("--fusion-mib", type=some, default=128.0, metavar="MIB", help="fusion threshold, or bucket")
+    how.add_argument("--fusion-mib", type=some, default=128.0, metavar="MIB", help="fusion threshold or bucket size")
     how.add_argument("--cycle-ms", type=some, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME")
     how.add_argument("--buckets", action="store_true", help="buckets of --fusion-mib as in DDP")
-    how.add_argument("--request-us", type=some, default=0.0, metavar="US", help="of rank 0, a rank and gradient")
+    how.add_argument("--request-us", type=some, default=0.0, metavar="US", help="rank 0's time per rank and gradient")
     how.add_argument("--compression", type=one_of("none", "fp16"), default="none", metavar="NAME")
     parser.add_argument(
         "--ranks",
@@ -116,15 +116,15 @@ def _parser() -> Parser:
         metavar="N,...",
     )
     goal = parser.add_argument_group("time to accuracy")
-    goal.add_argument("--samples", type=whole(1, 10**15), metavar="N", help="in an epoch")
-    goal.add_argument("--epochs", type=positive, default=90.0, metavar="X", help="that it takes, small batches")
+    goal.add_argument("--samples", type=whole(1, 10**15), metavar="N", help="samples in an epoch")
+    goal.add_argument("--epochs", type=positive, default=90.0, metavar="X", help="epochs needed with small batches")
     goal.add_argument(
-        "--critical-batch", type=positive, metavar="N", help="that takes twice as many; else --run's noise scale"
+        "--critical-batch", type=positive, metavar="N", help="takes twice the epochs; default: --run's noise scale"
     )
-    kept = "keep the forecast, or the errors, as JSON"
+    kept = "write the forecast, or the errors, as JSON"
     parser.add_argument("--output", type=files.output_file, metavar="FILE", help=kept)
     parser.add_argument("--validate", action="store_true", help="forecast published tables, and print the errors")
-    parser.add_argument("--measured", type=nonempty_path, metavar="DIR", help="with --validate: own results, too")
+    parser.add_argument("--measured", type=nonempty_path, metavar="DIR", help="with --validate: own results")
     parser.add_argument("--loss-of-parameters", type=positive, metavar="N", help="print L(N) of a language model")
     return parser
 
@@ -171,10 +171,10 @@ def _forecast(flags: Namespace, command: str) -> None:
 
 
 def _print_control_planes(found: dict[int, ControlPlane]) -> None:
-    """A row for each number of ranks."""
+    """Print a row for each number of ranks."""
     if not found:
         return
-    print("\nControl plane: what is added to a step at most, where rank 0 has no core to spare\n")
+    print("\nControl plane: upper limit of what is added to a step, if rank 0 has no core to spare\n")
     print(f"{'ranks':>7} {'beats':>9} {'replica check':>22} {'stop agreed':>11} {'state sent':>11} {'connections':>11}")
     for num_ranks, control in found.items():
         share_of_step = f"{control.replica_check_share:.1%}, " if control.replica_check_share else ""

@@ -1,7 +1,7 @@
-"""What the ranks say to each other beside gradients, as it grows with their number.
+"""Cost of messages between ranks other than gradients, as it grows with the number of ranks.
 
-The costs of the watch are fitted to what `benchmarks/control_plane.py` has measured (docs/scale.md), within 15 %
-of each share from 64 to 4,096 ranks; beyond, they are straight lines.
+The costs of heartbeats are fitted to measurements by `benchmarks/control_plane.py` (docs/scale.md), within 15 %
+of each share from 64 to 4,096 ranks; beyond, they are extrapolated linearly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from allstep.commands.forecast.links import Cluster
 from allstep.commands.forecast.networks import BYTES_PER_PARAMETER
 from allstep.common.watch.relay import BEAT_SECONDS, RELAYED_FROM
 
-# Of a core of rank 0 in each second: the monitor's own rounds, a connection, a rank's beat in a message.
+# Seconds of rank 0's core per second: for the monitor's rounds, per connection, and per rank's heartbeat in a message.
 _ROUNDS, _CONNECTION, _BEAT = 0.004, 14e-6, 4e-6
 # Seconds that each connection adds until a stop is agreed.
 _STOP = 0.3e-3
@@ -22,47 +22,47 @@ _STOP = 0.3e-3
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """What it costs a job, beside the all-reduce of its gradients."""
+    """Cost of a job's control plane, in addition to the all-reduce of gradients."""
 
     num_connections: int
-    """Of rank 0: to the other ranks or, in large jobs, to the other hosts and to the ranks of its own."""
+    """Connections of rank 0: to the other ranks or, in large jobs, to the other hosts and to the ranks of its host."""
     beats: float
-    """Seconds of a core of rank 0 in each second, for hearing where the ranks are. Where no core is free for that,
-    rank 0 computes by as much more slowly, and all others wait for it."""
+    """Seconds of rank 0's core per second for receiving heartbeats. If no core is free for that, rank 0 computes more
+    slowly by this share, and all others wait for it."""
     replica_check: float
-    """Seconds for comparing the checksums of all ranks, once an epoch."""
+    """Seconds for comparing the checksums of all ranks, once per epoch."""
     replica_check_share: float
-    """Of the time of an epoch's steps; 0 where nobody has said how many samples an epoch has."""
+    """Share of that in the time of an epoch's steps; 0 if the number of samples is not given."""
     stop: float
-    """Seconds from a notice to one rank until all know where to stop."""
+    """Seconds from a notice to one rank until all ranks know where to stop."""
     broadcast: float
-    """Seconds in which all receive the state of a resumed run from rank 0."""
+    """Seconds until all ranks have the state of a resumed run from rank 0."""
 
     @property
     def share(self) -> float:
-        """What it adds to a step, at most, over the step's time."""
+        """Upper limit of the time added to a step, over the step's time."""
         return self.beats + self.replica_check_share
 
     @property
     def costliest(self) -> str:
-        """The part that adds most to a step."""
+        """Name of the part that adds most to a step."""
         return "beats" if self.beats >= self.replica_check_share else "replica check"
 
 
 def control_plane(
     workload: Workload, cluster: Cluster, num_ranks: int, *, step_seconds: float, samples: int | None = None
 ) -> ControlPlane:
-    """The cost on `num_ranks`, N, with T tensors and S bytes of weights and momentum.
+    """Return the cost on `num_ranks`, N, with T tensors and S bytes of weights and momentum.
 
-    - beats: 0.4 % + 14 us connections + 4 us (N - 1), a second;
-    - replica check: all-gather of 8 T bytes a rank by a ring, (N - 1) (latency + 8 T / bandwidth);
-    - stop: the second for which rank 0's agent sleeps, and 0.3 ms a connection;
+    - beats, per second: 0.4 % + 14 us connections + 4 us (N - 1);
+    - replica check: all-gather of 8 T bytes per rank by a ring, (N - 1) (latency + 8 T / bandwidth);
+    - stop: the second for which rank 0's agent sleeps, and 0.3 ms per connection;
     - broadcast: scatter and all-gather, (log2 N + N - 1) latency + 2 (N - 1) / N S / bandwidth (Thakur, Rabenseifner
       and Gropp 2005, section 4.3).
 
     Args:
-        step_seconds: of a step on `num_ranks`.
-        samples: in an epoch.
+        step_seconds: time of a step on `num_ranks`.
+        samples: samples in an epoch.
     """
     if num_ranks == 1:
         return ControlPlane(0, 0.0, 0.0, 0.0, 0.0, 0.0)

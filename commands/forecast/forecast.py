@@ -1,4 +1,4 @@
-"""From one rank's step and a cluster's links to step time and efficiency on any number of ranks, and their limits."""
+"""Forecast of step time, efficiency and bottlenecks on any number of ranks, from one rank's step and the links."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from allstep.commands.forecast.stragglers import slowdown
 
 BEST = "best"
 NOTICED = 0.01
-"""Share of the step time below which nothing is called a bottleneck."""
+"""Share of the step time from which a bottleneck is reported."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one rank does in a step."""
+    """Work of one rank in a step."""
 
     network: Network
     batch_size: int
-    """Samples a rank and step, on any number of ranks (weak scaling)."""
+    """Samples per rank and step, for any number of ranks (weak scaling)."""
     step_seconds: float
-    """Mean step time of one rank alone."""
+    """Mean step time of a single rank."""
     backward_share: float = 2 / 3
-    """Backward's part of it: two products of matrices for each one of forward."""
+    """Backward's share of the step: two matrix products for each one of forward."""
     jitter: float = 0.0
     """Standard deviation of a rank's step time over its mean."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the ranks run on, and how gradients meet there."""
+    """The machine of the ranks, and how they all-reduce gradients."""
 
     cluster: Cluster
     algorithm: str = "ring"
-    """One of ALGORITHMS, or `best`: the fastest one for each message."""
+    """Key in ALGORITHMS, or `best`: the fastest one for each message."""
     fusion: Fusion = Fusion()
     wire_bytes: int = BYTES_PER_PARAMETER
-    """Bytes in which a parameter's gradient travels: 4, or 2 compressed."""
+    """Bytes sent for a parameter's gradient: 4, or 2 if compressed."""
     contention: float = 0.0
-    """See `simulate`."""
+    """Share of its speed that backward loses during all-reduces; see `simulate`."""
     request: float = 0.0
     """Seconds that the coordinator takes for one rank's request for one gradient."""
     crowding: float = 1.0
-    """Step time of a node's rank while all the node's ranks compute over its time alone, without communication."""
+    """Step time of a rank while all ranks of its node compute, over its time on an idle node, without communication."""
     node_input: float = math.inf
     """Samples per second that a node can read and prepare."""
     storage_input: float = math.inf
-    """Samples per second that the storage gives to all nodes together."""
+    """Samples per second that the storage delivers to all nodes together."""
 
     def all_reduce(self, num_bytes: float, num_ranks: int) -> float:
-        """Seconds of an all-reduce over `num_ranks`."""
+        """Return the seconds of an all-reduce over `num_ranks`."""
         if self.algorithm != BEST:
             return ALGORITHMS[self.algorithm](num_bytes, num_ranks, self.cluster)
         return min(seconds(num_bytes, num_ranks, self.cluster) for seconds in ALGORITHMS.values())
@@ -62,22 +62,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A step on `num_ranks`, in seconds."""
+    """Forecast of a step on `num_ranks`, in seconds."""
 
     num_ranks: int
     total: float
     efficiency: float
-    """The one rank's step time over `total`."""
+    """Step time of one rank over `total`."""
     images_per_second: float
-    """Of all ranks together."""
+    """Speed of all ranks together."""
     step: SimulatedStep
-    """Without the limits of input."""
+    """The step without limits of input."""
     closed_form: float
-    """Computing, then one all-reduce of everything: what `total` is without overlap, fusion and negotiation."""
+    """Computing, then one all-reduce of everything: `total` without overlap, fusion and negotiation."""
 
 
 def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
-    """Forecast a step."""
+    """Forecast a step on `num_ranks`."""
     cluster = machine.cluster
     local = min(num_ranks, cluster.ranks_per_node)
     crowd = 1 + (machine.crowding - 1) * (local - 1) / max(1, cluster.ranks_per_node - 1)
@@ -108,21 +108,21 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
 
 
 def gradients(network: Network, backward: float, wire_bytes: int) -> list[Gradient]:
-    """The gradients of a network in the order of a backward pass of `backward` seconds.
+    """Return the gradients of a network in the order of a backward pass of `backward` seconds.
 
-    A layer takes its share of the time by its multiplications.
+    A layer's share of the time is its share of the multiplications.
     """
     whole = sum(layer.multiplications for layer in network.layers)
     ready, found = 0.0, []
     for layer in reversed(network.layers):
         ready += backward * layer.multiplications / whole
         found.append(Gradient(ready, layer.num_parameters * wire_bytes, layer.num_tensors))
-    found[-1] = replace(found[-1], ready=backward)  # whatever rounding left over
+    found[-1] = replace(found[-1], ready=backward)  # free of rounding errors
     return found
 
 
 def bottleneck(workload: Workload, machine: Machine, num_ranks: int) -> tuple[str, float]:
-    """What costs most at this size, and the share of the step time that would go if it were perfect."""
+    """Return what costs most at this size, and the share of the step time that would be saved if it were perfect."""
     total = forecast(workload, machine, num_ranks).total
     name, gain = max(
         ((name, 1 - forecast(*changed, num_ranks).total / total) for name, changed in _perfect(workload, machine)),
@@ -132,7 +132,7 @@ def bottleneck(workload: Workload, machine: Machine, num_ranks: int) -> tuple[st
 
 
 def what_helps(workload: Workload, machine: Machine, num_ranks: int) -> tuple[str, float] | None:
-    """The one change of `_changes` that gains most, and the efficiency with it; None where none is noticed."""
+    """Return the change that gains most, and the efficiency with it; None if the gain is less than NOTICED."""
     efficiency = forecast(workload, machine, num_ranks).efficiency
     name, changed = max(
         ((name, forecast(*changed, num_ranks).efficiency) for name, changed in _changes(workload, machine)),
@@ -142,7 +142,7 @@ def what_helps(workload: Workload, machine: Machine, num_ranks: int) -> tuple[st
 
 
 def _perfect(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[Workload, Machine]]]:
-    """Each resource in turn without its limit."""
+    """Yield workload and machine with each resource in turn unlimited."""
     unlimited = replace(machine, node_input=math.inf, storage_input=math.inf)
     yield "input", (workload, unlimited)
     yield "bandwidth", (workload, _with_links(machine, bandwidth=math.inf))
@@ -153,7 +153,7 @@ def _perfect(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[
 
 
 def _changes(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[Workload, Machine]]]:
-    """What one could do."""
+    """Yield the changes that a user could make."""
     twice = replace(workload, batch_size=2 * workload.batch_size, step_seconds=2 * workload.step_seconds)
     yield "twice the batch a rank", (twice, machine)
     yield "half the jitter", (replace(workload, jitter=workload.jitter / 2), machine)
@@ -170,7 +170,7 @@ def _changes(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[
 
 
 def _with_links(machine: Machine, *, latency: float = 1.0, bandwidth: float = 1.0) -> Machine:
-    """The machine with links' latency and bandwidth times these factors."""
+    """Return the machine with the links' latency and bandwidth multiplied by these factors."""
     old = machine.cluster
     links = (Link(link.latency * latency, link.bandwidth * bandwidth) for link in (old.intra, old.inter))
     return replace(machine, cluster=Cluster(old.ranks_per_node, *links))

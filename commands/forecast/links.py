@@ -1,4 +1,4 @@
-"""How ranks are connected: equal nodes, one kind of link in a node and one between nodes."""
+"""Links between ranks: equal nodes, one kind of link in a node and one between nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Link:
     latency: float
     """Seconds for the first byte, software included."""
     bandwidth: float
-    """Bytes per second in one direction that a long message reaches: what was measured, not what the box says."""
+    """Bytes per second in one direction that a long message reaches: the measured value, not the nominal one."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Cluster:
 
     ranks_per_node: int
     intra: Link
-    """Between two ranks of a node."""
+    """Link between two ranks of a node."""
     inter: Link
-    """Between two nodes; all ranks of a node share it."""
+    """Link between two nodes; all ranks of a node share it."""
 
     def num_nodes(self, num_ranks: int) -> int:
         return -(-num_ranks // self.ranks_per_node)

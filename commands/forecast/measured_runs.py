@@ -1,4 +1,4 @@
-"""Our own measurements: a run on one rank, links from `allstep collectives`, rates from `allstep compare`."""
+"""Our own measurements: a run on one rank, links from `allstep collectives`, speeds from `allstep compare`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
 from allstep.common.files.schema import Mismatch, brief
 
 CPU_CONTENTION = 1.0
-"""Ranks on CPUs reduce with the cores that backward would use."""
+"""Contention on CPUs, where ranks reduce with the cores that backward would use."""
 STRATEGIES = {
-    # Who waits for the last gradient does not wait for the cycle (tools/horovod_patches/better, awaited-cycles).
+    # A rank that awaits the last gradient skips the cycle (tools/horovod_patches/better, awaited-cycles).
     "horovod": ("mpi4py", Fusion(FUSION_THRESHOLD_ON_CPU, 0.0)),
     "ddp": ("torch-gloo", Fusion(25 * MIB, 0.0, buckets=True)),
     "multi-worker-mirrored": ("tf-distribute", Fusion(0, 0.0)),
 }
-"""What gradients travel through, a backend of `allstep collectives`, and how the trainers fuse them on CPUs."""
+"""Backend of `allstep collectives` that carries a strategy's gradients, and how the trainers fuse them on CPUs."""
 NOTES = (
-    "Own runs: a step is that of one plain process; the cores and the memory that ranks share slow it as they slow "
-    "as many independent processes. Those are as fast as the slowest of them over a block of steps; ranks wait for the "
-    "slowest in each step, whose deviation is estimated from that of the independent processes' blocks as if steps "
-    "were independent. An all-reduce takes what allstep collectives measured on as many ranks for that many bytes, and "
-    "computing stands still meanwhile. Nothing is estimated from the rows themselves.",
+    "Own runs: a step is that of one plain process; sharing cores and memory slows it as much as it slows the same "
+    "number of independent processes. Those wait for the slowest once in a block of steps, ranks in each step; the "
+    "deviation of a step is estimated from that of the independent processes' blocks as if steps were independent. An "
+    "all-reduce takes what allstep collectives measured on as many ranks for that many bytes, and computing stops "
+    "meanwhile. Nothing is estimated from the rows themselves.",
 )
 
 
@@ -47,17 +47,17 @@ class MeasuredRun:
     """A training run on one rank."""
 
     step_seconds: float
-    """The median of its epochs after the first."""
+    """Median step time of the epochs after the first."""
     batch_size: int
     num_parameters: int
     jitter: float | None
-    """Deviation over mean of the steps of its epochs after the first; None where there is but one.
+    """Deviation over mean of the epochs' step times after the first epoch; None if there is only one.
 
-    What averages out within an epoch is not seen. What else a machine does lasts longer: with other work on it, single
-    steps of the CNN deviated by 21%, the means of 30 of them still by 14%.
+    Deviations that average out within an epoch are not seen. Other load on a machine lasts longer: under it, single
+    steps of the CNN deviated by 21%, means of 30 steps still by 14%.
     """
     noise_scale: float | None = None
-    """Gradient noise scale of its last epoch that has one, in samples; a run in passes measures it."""
+    """Gradient noise scale, in samples, of the last epoch that has one; runs with --accumulate-steps measure it."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ class MeasuredMachine(Machine):
     """A machine whose all-reduces were measured."""
 
     times: tuple[tuple[float, float], ...] = ()
-    """Bytes and seconds, by size."""
+    """Pairs of bytes and seconds, by size."""
 
     def all_reduce(self, num_bytes: float, num_ranks: int) -> float:
-        """Seconds, on a line between the two nearest sizes: caches make large messages dearer by the byte."""
+        """Return the seconds, interpolated between sizes because caches make large messages slower per byte."""
         return interpolated(self.times, num_bytes)
 
 
 def read_run(directory: Path) -> MeasuredRun:
-    """A training run on one rank.
+    """Read a training run on one rank.
 
     Raises:
-        UserError: there is no such run, or it had more ranks.
+        UserError: there is no such run, or it had several ranks.
     """
     path = directory / FILE
     try:
@@ -103,12 +103,12 @@ def read_run(directory: Path) -> MeasuredRun:
 
 
 def read_link(path: Path) -> Link:
-    """The link that MPI's all-reduces of `allstep collectives` on one node amount to.
+    """Return the link that corresponds to MPI's all-reduces of `allstep collectives` on one node.
 
-    Latency is a hop's share of the smallest message's time, bandwidth the largest message's bus bandwidth.
+    Its latency is a hop's share of the smallest message's time, its bandwidth the largest message's bus bandwidth.
 
     Raises:
-        UserError: the file is none of them, or lacks all-reduces of mpi4py.
+        UserError: the file is no result of `allstep collectives`, or lacks all-reduces of mpi4py.
     """
     result = files.read_input(CollectivesResult, path)
     rows = _all_reduces(result, "mpi4py", path)
@@ -119,14 +119,14 @@ def read_link(path: Path) -> Link:
 def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]:
     """Forecast the cells of `allstep compare` whose strategy is in STRATEGIES, on synthetic input.
 
-    Cells of networks that are not known, that may not be compared, or without independent processes beside them, are
-    left out.
+    Cells are left out if their network is unknown, if they may not be compared, or if the result has no independent
+    processes to match.
 
     Args:
         collectives: results of `allstep collectives`, one for each number of ranks.
 
     Raises:
-        UserError: the directory has no whole compare result, or `collectives` lacks a number of ranks or a backend.
+        UserError: the directory has no complete compare result, or `collectives` lacks a number of ranks or a backend.
     """
     result = files.read_input(ComparisonResult, directory / SUMMARY)
     links = {(found := files.read_input(CollectivesResult, path)).ranks: (found, path) for path in collectives}
@@ -148,7 +148,7 @@ def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]
         backend, fusion = STRATEGIES[cell.strategy]
         rows = _all_reduces(links[num_ranks][0], backend, links[num_ranks][1]) if num_ranks > 1 else []
         block_jitter = _block_jitter(directory, together)
-        nowhere = Link(0.0, 1.0)  # not looked at
+        nowhere = Link(0.0, 1.0)  # not used
         on = MeasuredMachine(
             Cluster(num_ranks, nowhere, nowhere),
             fusion=fusion,
@@ -166,10 +166,10 @@ def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]
 
 
 def interpolated(times: Sequence[tuple[float, float]], num_bytes: float) -> float:
-    """Seconds of a message between those that were measured; beyond them, as fast by the byte as the largest.
+    """Return the seconds of a message between measured sizes; beyond them, it takes as long per byte as the largest.
 
     Args:
-        times: bytes and seconds, by size.
+        times: pairs of bytes and seconds, by size.
     """
     if num_bytes <= times[0][0]:
         return times[0][1]
@@ -180,7 +180,7 @@ def interpolated(times: Sequence[tuple[float, float]], num_bytes: float) -> floa
 
 
 def _all_reduces(result: CollectivesResult, backend: str, path: Path) -> list[Row]:
-    """The rows of a library's all-reduces, by size."""
+    """Return the rows of a library's all-reduces, by size."""
     rows = [row for row in result.rows if (row.collective, row.backend) == ("all-reduce", backend)]
     if not rows:
         raise UserError(f"expected all-reduces of {backend} in {path}, received none; measure it with --backends")
@@ -188,23 +188,23 @@ def _all_reduces(result: CollectivesResult, backend: str, path: Path) -> list[Ro
 
 
 def _independent(cell: Cell, ranks: int) -> Cell:
-    """The cell of independent processes, as many as there are ranks, that a cell is compared with."""
+    """Return the cell of `ranks` independent processes with which a cell is compared."""
     what = (cell.model, cell.batch_size, cell.precision, cell.compiled)
     return Cell(cell.workload, cell.framework, INDEPENDENT, ranks, *what)
 
 
 def _block_jitter(directory: Path, cell: CellResult) -> float:
-    """Deviation of the time of a block of steps within a launch, the median over launches; 0 where there is but one."""
+    """Return the deviation of a block's time within a launch, the median over launches; 0 with single blocks."""
     launches = [_sample(directory, name).blocks for name in cell.samples]
     seconds = [[1 / block.images_per_second for block in blocks] for blocks in launches if len(blocks) > 1]
     return statistics.median(map(jitter_of, seconds)) if seconds else 0.0
 
 
 def _sample(directory: Path, name: str) -> Sample:
-    """A sample, whose name a comparison gives: in its own directory, and nowhere else.
+    """Read a sample that a comparison names, if it is in the comparison's own directory.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such sample.
     """
     try:
         if not (directory / name).resolve().is_relative_to(directory.resolve()):
@@ -215,12 +215,12 @@ def _sample(directory: Path, name: str) -> Sample:
 
 
 def _efficiency(cell: CellResult) -> float:
-    """Efficiency against one plain process, the median of the rounds' ratios.
+    """Return the efficiency against one plain process, the median of the rounds' ratios.
 
     Raises:
         UserError: the comparison has none.
     """
     ratio = (cell.efficiency or {}).get("single_process")
     if ratio is None:
-        raise UserError(f"expected the efficiency of {cell.id} against one process, received none; measure it anew")
+        raise UserError(f"expected the efficiency of {cell.id} against one process, received none; measure it again")
     return ratio.median

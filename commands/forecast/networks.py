@@ -1,4 +1,4 @@
-"""Networks as a forecast sees them: per layer the parameters, and the share of the computing that it is."""
+"""Networks as a forecast needs them: the parameters of each layer and its share of the computation."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Layer:
     name: str
     num_parameters: int
     multiplications: NonNegative = 1.0
-    """Per sample, forward: what decides which share of the time the layer takes. Any unit."""
+    """Multiplications of a sample's forward pass, in any unit; they determine the layer's share of the time."""
     num_tensors: int = 2
-    """Gradients in it: a weight and a bias, or with batch norm a weight and two of the norm."""
+    """Number of gradients: of a weight and a bias, or with batch norm of a weight and two of the norm."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Network:
 
 @functools.cache
 def known_networks() -> dict[str, Network]:
-    """The networks of networks.yaml, by name."""
+    """Return the networks of networks.yaml, by name."""
     import yaml
 
     content = yaml.safe_load(_FILE.read_text())
@@ -50,10 +50,10 @@ def known_networks() -> dict[str, Network]:
 
 
 def read_network(path: Path) -> Network:
-    """A network from a YAML file: a list of `[name, parameters, multiplications, tensors]`, the last two optional.
+    """Read a network from a YAML file: a list of `[name, parameters, multiplications, tensors]`, the last two optional.
 
     Raises:
-        UserError: the file is no such list.
+        UserError: the file has no such list.
     """
     from allstep.common.files import strict_yaml
 
@@ -75,16 +75,16 @@ def _no_layers(path: Path, error: Exception) -> UserError:
 
 
 def uniform(num_parameters: int, num_layers: int) -> Network:
-    """A network whose layers are all alike, where nothing but the number of parameters is known."""
+    """Return a network of equal layers, for use if only the number of parameters is known."""
     per_layer = [num_parameters * (i + 1) // num_layers - num_parameters * i // num_layers for i in range(num_layers)]
     return Network("uniform", tuple(Layer(f"layer{i}", count, 1.0) for i, count in enumerate(per_layer)))
 
 
 def _network(name: str, rows: Any) -> Network:
-    """The network of a list of layers, each with its values in the order of `Layer`'s fields.
+    """Return the network of a list of layers, each with its values in the order of `Layer`'s fields.
 
     Raises:
-        Mismatch: it is no such list.
+        Mismatch: `rows` is no such list.
     """
     list_of(list_of(anything, minimum=2, maximum=4), minimum=1)(rows, "the list")
     names = [field.name for field in fields(Layer)]

@@ -1,4 +1,4 @@
-"""What `allstep predict` keeps: a forecast, or forecasts beside measurements."""
+"""Results of `allstep predict`: forecasts, alone or with the measurements that they are compared with."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from allstep.common.files.schema import list_of, mapping
 
 @dataclass(frozen=True)
 class ForecastRow(Forecast):
-    """A forecast with what limits it."""
+    """A forecast with its bottleneck."""
 
     bottleneck: str
-    """What costs most."""
+    """Name of what costs most."""
     bottleneck_share: float
-    """Of the step time."""
+    """Share of the bottleneck in the step time."""
     helps: tuple[str, float] | None
-    """The one change that gains most, and the efficiency with it."""
+    """The change that gains most, and the efficiency with it."""
     seconds_to_accuracy: float | None
     control_plane: ControlPlane | None = None
-    """What the ranks say to each other beside gradients, which is not in `total`; None in results from before."""
+    """Cost of messages other than gradients, not included in `total`; None in older results."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,6 @@ class ValidationResult:
 
     command: str
     largest_error: float
-    """That is allowed of an efficiency."""
+    """Largest allowed error of an efficiency."""
     rows: tuple[Checked, ...]
     notes: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""One training step, event by event: gradients that get ready, fuse, and travel while backward goes on.
+"""One training step, event by event: gradients become ready, are fused and all-reduced while backward goes on.
 
-Times are those of the slowest rank, for which the others wait. Two ways to fuse are known: Horovod's, whose background
-thread wakes every cycle and packs what is ready (Sergeev and Del Balso 2018, section 4), and DDP's, whose buckets are
-laid out before (Li et al. 2020, section 3.2.3).
+Times are those of the slowest rank, for which the others wait. There are two ways of fusing: Horovod's, whose
+background thread wakes every cycle and packs the gradients that are ready (Sergeev and Del Balso 2018, section 4), and
+DDP's, whose buckets are laid out in advance (Li et al. 2020, section 3.2.3).
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ _DDP_FIRST_BUCKET = 1 * MIB
 
 @dataclass(frozen=True)
 class Gradient:
-    """What one layer's backward pass yields."""
+    """The gradients of one layer."""
 
     ready: float
-    """Seconds of backward work until it is there."""
+    """Seconds of backward work until they are ready."""
     num_bytes: float
     num_tensors: int = 1
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """How gradients are put together before they travel."""
+    """Fusion of gradients into messages."""
 
     threshold: float = 128 * MIB
-    """Bytes that travel together at most; 0 sends each gradient alone, and a larger gradient always travels alone."""
+    """Maximum bytes of a message; 0 sends each gradient separately, and a larger gradient is its own message."""
     cycle: float = 0.001
-    """Seconds between two looks at what is ready."""
+    """Seconds between two checks for ready gradients."""
     buckets: bool = False
     """Whether buckets are laid out in the order of backward, each sent when it is full, as DDP does."""
 
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """How a step went; all in seconds."""
+    """Times of a simulated step, in seconds."""
 
     total: float
     compute: float
-    """Forward and backward of the slowest rank, as they would be without communication."""
+    """Forward and backward of the slowest rank, without slowdown by communication."""
     communication: float
-    """During which an all-reduce was under way."""
+    """Time during which an all-reduce was running."""
 
 
 def simulate(
@@ -57,27 +57,27 @@ def simulate(
     contention: float = 0.0,
     request: float = 0.0,
 ) -> SimulatedStep:
-    """Let a step pass.
+    """Simulate a step.
 
     Args:
         forward: seconds until backward begins.
-        gradients: in the order in which backward yields them; the last `ready` is backward's length.
-        all_reduce: seconds that a message of so many bytes takes. One is under way at a time.
-        contention: share of its speed that backward loses while an all-reduce is under way: 0 for a network that
-            works alone, 1 for ranks on CPUs that reduce by themselves.
-        request: seconds that the coordinator takes to learn of one gradient from all ranks, one after the other.
+        gradients: gradients in the order of the backward pass; the last `ready` is the duration of backward.
+        all_reduce: returns the seconds of a message of so many bytes. One all-reduce runs at a time.
+        contention: share of its speed that backward loses while an all-reduce runs: 0 if the network hardware does the
+            work, 1 for ranks on CPUs that reduce themselves.
+        request: seconds that the coordinator takes to receive all ranks' requests for one gradient.
     """
     clock, work, busy = forward, 0.0, 0.0
     done = 0  # gradients that are ready
-    sent = 0  # and those that have travelled
+    sent = 0  # gradients that were sent
     num_collectives = 0
-    known = forward  # when the coordinator has time again
+    known = forward  # when the coordinator is free again
     negotiated: list[float] = []
     backward = gradients[-1].ready
-    look = forward  # when Horovod's thread looks next
+    look = forward  # when Horovod's thread wakes next
 
     def advance(until: float, rate: float) -> None:
-        """Let backward work until the clock shows `until`, and note what gets ready."""
+        """Run backward until the clock shows `until`, and record the gradients that become ready."""
         nonlocal clock, work, done, known
         while done < len(gradients):
             needed = (gradients[done].ready - work) / rate if rate > 0 else math.inf
@@ -111,7 +111,7 @@ def simulate(
 
 
 def _next_look(look: float, now: float, cycle: float) -> float:
-    """The first moment from `now` on at which a thread looks that does so at `look` and every cycle after it."""
+    """Return the first moment from `now` on at which a thread wakes that wakes at `look` and every cycle later."""
     if cycle == 0 or now <= look:
         return max(now, look)
     return look + math.ceil((now - look) / cycle - 1e-9) * cycle
@@ -120,7 +120,7 @@ def _next_look(look: float, now: float, cycle: float) -> float:
 def _packed(
     gradients: Sequence[Gradient], negotiated: Sequence[float], first: int, now: float, threshold: float
 ) -> int:
-    """The end of the run of gradients from `first` on that travel together."""
+    """Return the end of the run of gradients from `first` on that are sent together."""
     last, num_bytes = first + 1, gradients[first].num_bytes
     while last < len(negotiated) and negotiated[last] <= now and num_bytes + gradients[last].num_bytes <= threshold:
         num_bytes += gradients[last].num_bytes
@@ -129,7 +129,7 @@ def _packed(
 
 
 def _bucket_ends(gradients: Sequence[Gradient], fusion: Fusion) -> list[int]:
-    """Where DDP's buckets end: one closes with the gradient that fills it, the first one early."""
+    """Return the ends of DDP's buckets: a bucket closes with the gradient that fills it; the first one is smaller."""
     ends, num_bytes, limit = [], 0.0, min(_DDP_FIRST_BUCKET, fusion.threshold)
     for number, gradient in enumerate(gradients, 1):
         num_bytes += gradient.num_bytes

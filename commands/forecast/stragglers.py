@@ -1,4 +1,4 @@
-"""How long the slowest of many ranks takes, where all wait for it in every step."""
+"""Time of the slowest of many ranks, for which all ranks wait in every step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _REACH = 9.0  # standard deviations; the largest of 100,000 is at 4.4
 
 @functools.cache
 def expected_largest(number: int) -> float:
-    """Expected largest of `number` independent standard normal values: 0 for 1, 1.42 for 8, 3.04 for 512.
+    """Return the expected largest of `number` independent standard normal values: 0 for 1, 1.42 for 8, 3.04 for 512.
 
-    The mean of the distribution function F(x)^n: integral of 1 - F^n above 0 less that of F^n below (David and
-    Nagaraja 2003, Order Statistics, section 3.1).
+    It is the mean of the distribution function F(x)^n: the integral of 1 - F^n above 0 minus that of F^n below (David
+    and Nagaraja 2003, Order Statistics, section 3.1).
     """
     if number == 1:
         return 0.0
@@ -27,7 +27,7 @@ def expected_largest(number: int) -> float:
 
 
 def slowdown(num_ranks: int, jitter: float) -> float:
-    """Expected time of the slowest of `num_ranks`, in units of the mean one.
+    """Return the expected time of the slowest of `num_ranks`, in units of the mean time.
 
     Args:
         jitter: standard deviation of a rank's step time over its mean.
@@ -36,5 +36,5 @@ def slowdown(num_ranks: int, jitter: float) -> float:
 
 
 def jitter_of(seconds: Sequence[float]) -> float:
-    """Standard deviation over mean of measured step times of one rank; at least two."""
+    """Return standard deviation over mean of at least two measured step times of one rank."""
     return statistics.stdev(seconds) / statistics.fmean(seconds)

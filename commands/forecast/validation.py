@@ -1,7 +1,7 @@
-"""Forecasts beside what others and we have measured.
+"""Forecasts compared with published measurements and our own.
 
-A table is a YAML file as in published/: systems with physical parameters, each with where it is known from, and rows.
-`estimated` marks a row from which a parameter was estimated, so that its own error says little.
+A table is a YAML file as in published/: systems with physical parameters and their sources, and rows. `estimated` marks
+a row from which a parameter was estimated, so that its error means little.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST_ERROR = 0.05
 
 @dataclass(frozen=True)
 class Checked:
-    """A measured efficiency and what was forecast for it."""
+    """A measured efficiency and its forecast."""
 
     DERIVED: ClassVar[tuple[str, ...]] = ("error", "within")
 
@@ -58,7 +58,7 @@ class System:
     fusion: Fusion = Fusion()
     contention: NonNegative = 0.0
     jitter: NonNegative = 0.0
-    """Of its ranks."""
+    """Deviation over mean of a rank's step times."""
 
     @property
     def machine(self) -> Machine:
@@ -77,7 +77,7 @@ class Row:
     ranks: Count
     efficiency: Positive
     step_seconds: Positive | None = None
-    """Of one rank; else `images_per_second` is."""
+    """Step time of one rank; either this or `images_per_second` is given."""
     images_per_second: Positive | None = None
     backward_share: float = Workload.backward_share
     baseline_ranks: Count = 1
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def rank_step_seconds(self) -> float:
-        """Of a step on one rank, from whichever of the two is given."""
+        """Step time of one rank, computed from `images_per_second` if not given."""
         if self.step_seconds is not None:
             return self.step_seconds
         if self.images_per_second is None:
@@ -95,7 +95,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Published:
-    """A table."""
+    """A published table."""
 
     title: str
     sources: dict[str, str]

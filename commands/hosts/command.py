@@ -1,16 +1,16 @@
-"""`allstep hosts`: the hosts of a job, from any launcher's notation to any other, checked, and the lines to start it.
+"""`allstep hosts`: check a job's hosts, convert them between launcher notations, and print the commands to start it.
 
     allstep hosts hostfiles/two-servers                   the topology, and the launch line of each launcher
     allstep hosts -H server1:4,server2:4 --to hostfile    the same hosts as a hostfile of horovodrun and Open MPI
-    allstep hosts                                         in an allocation of Slurm, PBS or LSF, or an MPIJob: its hosts
+    allstep hosts                                         the hosts of a Slurm, PBS or LSF allocation, or of an MPIJob
 
 Notations: a hostfile of horovodrun or Open MPI (`server1 slots=4`), that of a Kubernetes MPIJob (the same, or
 `server1:4`), the list after -H (`server1:4,server2:4`), Slurm's SLURM_JOB_NODELIST with SLURM_TASKS_PER_NODE, the file
-that PBS names in PBS_NODEFILE (a line a slot), and LSF's LSB_MCPU_HOSTS (`server1 4 server2 4`).
-A slot is a rank; ranks fill the hosts in the order given.
+that PBS names in PBS_NODEFILE (a line per slot), and LSF's LSB_MCPU_HOSTS (`server1 4 server2 4`).
+A slot is a rank; ranks fill the hosts in the given order.
 
-Hosts come from files that somebody else may have written, and launchers hand their names on to shells. So a name that
-is not made of letters, digits, dots, hyphens and underscores alone goes no further than the error message.
+Host files may be untrusted, and launchers pass host names to shells. So a name may only consist of letters, digits,
+dots, hyphens and underscores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from allstep.common.launch.variables import MAX_PER_HOST
 
 MPIJOB_HOSTFILE = Path("/etc/mpi/hostfile")  # where the MPI operator of Kubeflow mounts it
 MAX_BYTES = 2**20
-MASTER_PORT = 29500  # torchrun's own default
+MASTER_PORT = 29500  # default of torchrun
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _ENTRY = re.compile(r"([^\s:]+)(?::|\s+slots\s*=\s*)(\d{1,5})(?:\s+max[-_]slots\s*=\s*\d{1,5})?", re.ASCII)
@@ -43,19 +43,19 @@ _ENTRY = re.compile(r"([^\s:]+)(?::|\s+slots\s*=\s*)(\d{1,5})(?:\s+max[-_]slots\
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many ranks it takes."""
+    """Host with its number of ranks."""
 
     name: str
-    """A name or an IPv4 address; nothing in it means anything to a shell."""
+    """Name or IPv4 address, without characters that have a meaning in a shell."""
     slots: int
-    """Number of ranks, from 1 to as many as Linux has hardware threads."""
+    """Number of ranks, from 1 to `MAX_PER_HOST`."""
 
 
 def parse_host(text: str, where: str) -> Host:
-    """A host from `server1 slots=4` or `server1:4`; `where` it was found is for the message.
+    """Parse a host from `server1 slots=4` or `server1:4`; `where` is its source for error messages.
 
     Raises:
-        UserError: it is neither, the name has a character that no name has, or no host has so many slots.
+        UserError: the text has another form, an invalid character in the name, or an invalid number of slots.
     """
     match = _ENTRY.fullmatch(text)
     if not match:
@@ -66,10 +66,10 @@ def parse_host(text: str, where: str) -> Host:
 
 
 def read_hostfile(path: Path) -> list[Host]:
-    """The hosts of a hostfile, one a line; empty lines and what follows a # count for nothing.
+    """Read the hosts of a hostfile, one per line; empty lines and comments after # are ignored.
 
     Raises:
-        UserError: the file cannot be read, is no regular one or above a mebibyte, or a line is no host.
+        UserError: the file cannot be read, is not a regular file or above a mebibyte, or a line is not a host.
     """
     lines = enumerate(_read(path, "hostfile").split("\n"), 1)
     entries = [(number, line.partition("#")[0].strip()) for number, line in lines]
@@ -77,15 +77,15 @@ def read_hostfile(path: Path) -> list[Host]:
 
 
 def parse_list(text: str) -> list[Host]:
-    """The hosts of what launchers take after -H: `server1:4,server2:4`."""
+    """Parse the list of hosts that launchers take after -H: `server1:4,server2:4`."""
     return [parse_host(entry.strip(), "-H") for entry in text.split(",")]
 
 
 def slurm_hosts(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts of a Slurm allocation, from its environment.
+    """Read the hosts of a Slurm allocation from its environment.
 
     Raises:
-        UserError: the list of hosts or that of tasks is missing or wrong, or they do not fit each other.
+        UserError: the list of hosts or that of tasks is missing or wrong, or their lengths differ.
     """
     names = expand_nodelist(environ["SLURM_JOB_NODELIST"])
     tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
@@ -98,10 +98,10 @@ def slurm_hosts(environ: Mapping[str, str]) -> list[Host]:
 
 
 def pbs_hosts(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts of a PBS allocation: of the file that PBS_NODEFILE names, in which a host has a line for each slot.
+    """Read the hosts of a PBS allocation from the file that PBS_NODEFILE names, in which a host has a line per slot.
 
     Raises:
-        UserError: the file cannot be read, or a line is no host.
+        UserError: the file cannot be read, or a line is not a host.
     """
     path = Path(environ["PBS_NODEFILE"])
     names = Counter(filter(None, map(str.strip, _read(path, "PBS_NODEFILE").split("\n"))))
@@ -109,10 +109,10 @@ def pbs_hosts(environ: Mapping[str, str]) -> list[Host]:
 
 
 def lsf_hosts(environ: Mapping[str, str]) -> list[Host]:
-    """The hosts of an LSF job: LSB_MCPU_HOSTS has the name and the slots of each in turn.
+    """Read the hosts of an LSF job from LSB_MCPU_HOSTS, which has the name and the slots of each in turn.
 
     Raises:
-        UserError: it has something else.
+        UserError: the variable has another form.
     """
     words = environ["LSB_MCPU_HOSTS"].split()
     pairs = zip_longest(words[::2], words[1::2], fillvalue="")
@@ -120,10 +120,10 @@ def lsf_hosts(environ: Mapping[str, str]) -> list[Host]:
 
 
 def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HOSTFILE) -> list[Host]:
-    """The hosts of the allocation or the MPIJob that this process is in; none where it is in neither.
+    """Return the hosts of the allocation or the MPIJob that this process is in; an empty list if it is in neither.
 
     Raises:
-        UserError: what they say is wrong.
+        UserError: the description of the hosts is wrong.
     """
     readers = {"SLURM_JOB_NODELIST": slurm_hosts, "PBS_NODEFILE": pbs_hosts, "LSB_MCPU_HOSTS": lsf_hosts}
     for variable, read in readers.items():
@@ -135,10 +135,10 @@ def find_hosts(environ: Mapping[str, str] = os.environ, mpijob: Path = MPIJOB_HO
 
 
 def check(hosts: Sequence[Host]) -> None:
-    """Refuse hosts that no launcher could start on.
+    """Refuse a list of hosts that no launcher accepts.
 
     Raises:
-        UserError: there is no host, or one is given twice.
+        UserError: the list is empty, or has a host twice.
     """
     if not hosts:
         raise UserError("expected at least one host, received none; give one as in server1:4")
@@ -148,10 +148,10 @@ def check(hosts: Sequence[Host]) -> None:
 
 
 def check_names(hosts: Sequence[Host]) -> None:
-    """Refuse hosts that this machine does not know by their names.
+    """Refuse hosts whose names this machine cannot resolve to different addresses.
 
     Raises:
-        UserError: a name has no address, or two names have the same one: launchers would count local ranks wrong.
+        UserError: a name has no address, or two names have the same one, so launchers would count local ranks wrong.
     """
     with ThreadPoolExecutor(min(32, len(hosts))) as pool:
         addresses = list(pool.map(_address, hosts))
@@ -171,22 +171,22 @@ def check_names(hosts: Sequence[Host]) -> None:
 
 
 def to_hostfile(hosts: Sequence[Host]) -> str:
-    """As horovodrun, Open MPI and the MPIJobs that run it write hosts."""
+    """Format hosts for a hostfile of horovodrun, Open MPI, or an MPIJob that runs Open MPI."""
     return "\n".join(f"{host.name} slots={host.slots}" for host in hosts)
 
 
 def to_list(hosts: Sequence[Host]) -> str:
-    """As launchers take hosts after -H."""
+    """Format hosts for the flag -H of launchers."""
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 def to_mpich(hosts: Sequence[Host]) -> str:
-    """As MPIJobs that run Intel MPI or MPICH write hosts."""
+    """Format hosts for a hostfile of an MPIJob that runs Intel MPI or MPICH."""
     return "\n".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 def to_slurm(hosts: Sequence[Host]) -> str:
-    """As the environment of a Slurm allocation, ready to be read by a shell."""
+    """Format hosts as environment variables of a Slurm allocation, quoted for a shell."""
     groups = [(slots, len(list(group))) for slots, group in groupby(host.slots for host in hosts)]
     tasks = ",".join(f"{slots}(x{times})" if times > 1 else f"{slots}" for slots, times in groups)
     variables = {"SLURM_JOB_NODELIST": compress([host.name for host in hosts]), "SLURM_TASKS_PER_NODE": tasks}
@@ -205,7 +205,7 @@ FORMS: dict[str, Callable[[Sequence[Host]], str]] = {
 
 
 def topology(hosts: Sequence[Host]) -> str:
-    """Which ranks are on which host, a line each."""
+    """Describe which ranks are on which host, in a line per host."""
     width = max(len(host.name) for host in hosts)
     firsts = accumulate([0, *(host.slots for host in hosts)])
     lines = [f"{len(hosts)} host{'s' * (len(hosts) > 1)}, {sum(host.slots for host in hosts)} ranks"]
@@ -217,17 +217,17 @@ def topology(hosts: Sequence[Host]) -> str:
 
 
 def launch_lines(hosts: Sequence[Host]) -> dict[str, str]:
-    """What starts the PyTorch trainer on `hosts`, by launcher; torchrun has a line for each host, to be typed there."""
+    """Return the commands that start the PyTorch trainer on `hosts`, by launcher; torchrun needs one on each host."""
     num_ranks, trainer = str(sum(host.slots for host in hosts)), ("python", "pytorch/train.py")
     on_hosts = ("-np", num_ranks, "-H", to_list(hosts))
     lines = {
         "horovodrun, MPI": ("horovodrun", *on_hosts, *trainer),
         "horovodrun, Gloo": ("horovodrun", "--gloo", *on_hosts, *trainer),
-        # -x: the ranks on other hosts find the python that is first on the PATH here.
+        # With -x, ranks on other hosts find the python that is first on the PATH here.
         "mpirun": ("mpirun", *on_hosts, "--bind-to", "none", "-x", "PATH", *trainer),
     }
     ddp = ("--strategy", "ddp")
-    if len({host.slots for host in hosts}) == 1:  # srun has one number of tasks for all hosts
+    if len({host.slots for host in hosts}) == 1:  # srun starts the same number of tasks on all hosts
         nodes = ("--nodelist", compress([host.name for host in hosts]), "--ntasks-per-node", str(hosts[0].slots))
         lines["srun"] = ("srun", *nodes, "--ntasks", num_ranks, *trainer, *ddp)
     for number, host in enumerate(hosts):
@@ -239,16 +239,16 @@ def launch_lines(hosts: Sequence[Host]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command `allstep hosts`.
+    """Run the command `allstep hosts`.
 
     Raises:
-        UserError: what the arguments or the environment give are no hosts.
+        UserError: the arguments or the environment do not describe valid hosts.
     """
     parser = Parser("allstep hosts", __doc__)
     parser.add_argument("hostfile", nargs="?", type=Path, metavar="FILE", help="a hostfile")
     parser.add_argument("-H", dest="hosts", metavar="LIST", help="hosts as in server1:4,server2:4")
     parser.add_argument("--to", choices=tuple(FORMS), metavar="FORM", help=f"print in one of {', '.join(FORMS)}")
-    parser.add_argument("--no-resolve", action="store_true", help="do not ask whether this machine knows the names")
+    parser.add_argument("--no-resolve", action="store_true", help="do not check that this machine resolves the names")
     flags = parser.parse_args(argv)
     if flags.hostfile and flags.hosts is not None:
         raise UserError("expected a hostfile or -H, received both; give one of them")

@@ -1,13 +1,13 @@
-"""`allstep launch`: a batch script for Slurm that trains, saves when it is told to end, and goes on when it is back.
+"""`allstep launch`: Slurm batch scripts that train, save a checkpoint before they are stopped, and resume later.
 
     allstep launch --slurm --nodes 2 --ranks-per-node 4 --gpus --time 4:00:00 -- pytorch/train.py --output-dir runs/a
     allstep launch --slurm --nodes 2 --submit -- tensorflow/train.py --output-dir runs/b --checkpoint-every 100
     allstep launch --slurm --each seed=0,1,2 -- pytorch/train.py --output-dir runs/seeds
     allstep launch --slurm --cpus-per-rank 16 --each models=cnn,resnet18 -- allstep compare --output-dir runs/compare
 
-It prints the script; --submit hands it to sbatch. Two minutes before the time limit, and at a pre-emption where Slurm
-gives notice (SlurmctldParameters=preempt_send_user_signal, and a grace time), the ranks save a checkpoint and end; the
-job is queued again, and goes on by --resume latest. A command of allstep runs once, on one host, and starts its ranks
+It prints the script; --submit passes it to sbatch. Two minutes before the time limit, and before a pre-emption that
+Slurm announces (SlurmctldParameters=preempt_send_user_signal, and a grace time), the ranks save a checkpoint and end;
+the job is requeued, and resumes by --resume latest. A command of allstep runs once, on one host, and starts its ranks
 itself. --each makes a job array with a task for each value of that flag, and a folder for each in --output-dir.
 """
 
@@ -29,7 +29,7 @@ from allstep.common.cli.command_line import read_files
 from allstep.common.launch.variables import MAX_PER_HOST, MAX_RANKS
 
 _TRAINERS = ("pytorch/train.py", "tensorflow/train.py")
-# Nothing of these means anything to a shell, or to Slurm in a line of options.
+# None of these characters has a meaning in a shell, or for Slurm in a line of options.
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,200}"
 _EACH = rf"([a-z][a-z0-9-]*)=({_NAME})"
 _TIME = r"([0-9]{1,4}-)?[0-9]{1,5}(:[0-9]{1,2}){0,2}"
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     Raises:
         UserError: the flags, or the command after --, are wrong.
-        Fault: sbatch did not take it.
+        Fault: sbatch rejected the script.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
@@ -60,25 +60,25 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _in_one_line(word: str) -> str:
-    """A word as a shell takes it, in one line."""
+    """Return a word quoted for a shell, in one line."""
     return shlex.quote(word) if word.isprintable() else shlex.quote(ascii(word))
 
 
 def _flags(words: Sequence[str]) -> Namespace:
     parser = Parser("allstep launch", __doc__)
     add = parser.add_argument
-    add("--slurm", action="store_true", required=True, help="write for Slurm, the only scheduler that is known")
+    add("--slurm", action="store_true", required=True, help="write for Slurm, the only supported scheduler")
     add("--nodes", type=whole(1, MAX_RANKS), default=1, metavar="N")
     add("--ranks-per-node", type=whole(1, MAX_PER_HOST), default=1, metavar="N")
     add("--cpus-per-rank", type=whole(1, MAX_PER_HOST), default=1, metavar="N")
-    add("--gpus", action="store_true", help="a GPU for each rank")
+    add("--gpus", action="store_true", help="request a GPU for each rank")
     add("--launcher", type=one_of("mpirun", "srun"), default="mpirun", metavar="NAME", help="mpirun or srun")
     add("--time", type=_matching(_TIME, "a time of Slurm's", "4:00:00"), metavar="TIME", help="limit, as in 4:00:00")
     add("--partition", type=_matching(_NAME, "names", "gpu"), metavar="NAME")
     add("--account", type=_matching(_NAME, "a name", "physics"), metavar="NAME")
     add("--job-name", type=_matching(_NAME, "a name", "allstep"), default="allstep", metavar="NAME")
-    add("--each", type=_each, metavar="FLAG=V,...", help="a job array, with a task for each value of a flag")
-    add("--submit", action="store_true", help="hand the script to sbatch")
+    add("--each", type=_each, metavar="FLAG=V,...", help="make a job array with a task for each value of a flag")
+    add("--submit", action="store_true", help="submit the script with sbatch")
     return parser.parse_args(words)
 
 
@@ -100,10 +100,10 @@ def _each(text: str) -> Each:
 
 
 def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
-    """The job that the flags and the command describe.
+    """Return the job that the flags and the command describe.
 
     Raises:
-        UserError: the command is none that can be run, or has what the script gives by itself.
+        UserError: the command is not a trainer or of allstep, or has flags that the script sets itself.
     """
     known = f"{' or '.join(_TRAINERS)} with its flags, or a command of allstep"
     if not command:
@@ -138,7 +138,7 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
 
 
 def _runs_horovod(words: Sequence[str]) -> bool:
-    """Whether a trainer with these flags takes Horovod, as far as the files of its --config can be read from here."""
+    """Return whether a trainer with these flags uses Horovod; files of its --config count if they can be read here."""
     parser = Parser("allstep launch", None, add_help=False)
     parser.add_argument("--strategy")
     parser.add_argument("--config", action="append", type=Path, default=[])
@@ -149,7 +149,7 @@ def _runs_horovod(words: Sequence[str]) -> bool:
 
 
 def _without(words: list[str], flag: str) -> tuple[list[str], str | None]:
-    """The words without a flag, and its value; None where it is not there."""
+    """Return the words without a flag, and its value, or None if the flag is missing."""
     for placement, word in enumerate(words):
         if word == flag and placement + 1 < len(words):
             return words[:placement] + words[placement + 2 :], words[placement + 1]

@@ -1,7 +1,7 @@
-"""The batch script of `allstep launch --slurm`, as a pure function of what was asked for.
+"""Batch script of `allstep launch --slurm`, as a pure function of the job.
 
-Slurm sends its notice to the script alone, which passes it on: the ranks save a checkpoint and end, and the script
-queues its job again. Slurm queues it again by itself where it takes the hosts away without a notice, or one fails.
+Slurm sends its warning signal only to the script, which forwards it: the ranks save a checkpoint and end, and the
+script requeues its job. Slurm itself requeues the job if it takes the hosts away without a warning, or if one fails.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ NOTICE_SECONDS = 120
 
 @dataclass(frozen=True)
 class Each:
-    """A flag of which each task of a job array has another value."""
+    """Flag that has a different value in each task of a job array."""
 
     flag: str
-    """Without its hyphens."""
+    """Name of the flag, without hyphens."""
     values: tuple[str, ...]
-    """Of letters, digits and what means nothing to a shell."""
+    """Values of letters, digits and characters without a meaning in a shell."""
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What is to be run where."""
+    """Command and resources of a batch job."""
 
     command: tuple[str, ...]
-    """A trainer with its flags, or a command of allstep."""
+    """Trainer with its flags, or a command of allstep."""
     output_dir: str
-    """Its --output-dir."""
+    """Value of the command's --output-dir."""
     trains: bool
-    """Whether it is a trainer, started on every rank; a command of allstep starts its ranks itself, on one host."""
+    """Whether the command is a trainer, started on every rank; a command of allstep starts its ranks on one host."""
     nodes: int
     ranks_per_node: int
     cpus_per_rank: int
     gpus: bool
     """Whether each rank has a GPU."""
     launcher: str
-    """mpirun or srun."""
+    """Name of the launcher: mpirun or srun."""
     by_mpi: bool
-    """Whether the ranks are to be an MPI job, as Horovod's."""
+    """Whether the ranks must form an MPI job, as with Horovod."""
     options: dict[str, str]
-    """Of sbatch, by their long names: job-name, time, partition, account."""
+    """Options of sbatch by their long names: job-name, time, partition, account."""
     each: Each | None
 
 
 def to_script(job: BatchJob, *, written_by: str, repository: Path, environment: Path) -> str:
-    """The script.
+    """Return the script of a job.
 
     Args:
-        written_by: the command that asked for it, in one line.
+        written_by: command line that generates the script, in one line.
         environment: the virtual environment whose programs run.
     """
     words = [shlex.quote(word) for word in job.command]
@@ -63,27 +63,27 @@ def to_script(job: BatchJob, *, written_by: str, repository: Path, environment: 
         output_dir = f'{output_dir}/"$value"'
         words += [f"--{job.each.flag}", '"$value"']
     if job.command[:2] == ("allstep", "compare"):
-        # It compares on one host, and refuses to go on on another one, to which the job may be sent after a restart.
+        # A comparison cannot continue on another host, on which Slurm may restart the job.
         output_dir = f'{output_dir}/"$SLURMD_NODENAME"'
     words += ["--output-dir", output_dir]
     settings.append("job=$SLURM_JOB_ID")
     if job.trains:
         if job.launcher == "srun" and job.by_mpi:
-            # Else Open MPI's own PMIx has a page to say if it lacks a way of signing that Slurm's has beside others.
+            # Otherwise Open MPI's PMIx prints a page of warnings if it lacks a security module of Slurm's PMIx.
             settings.append("export OMPI_MCA_mca_base_component_show_load_errors=0")
         settings += ["resume=()", _RESUME.format(output_dir=output_dir)]
         words = [*_start(job), "python", *words, '"${resume[@]}"']
     line = " ".join(words)
     if not job.trains:
-        # The launchers that it calls would take the one task of the allocation for all the ranks that may be. The
-        # script itself keeps them: scontrol may need SLURM_CONF.
+        # Launchers that the command calls would take the allocation's single task for the limit of ranks, so unset
+        # Slurm's variables. The script keeps them, because scontrol may need SLURM_CONF.
         line = f'(unset "${{!SLURM_@}}" && exec {line})'
     return _SCRIPT.format(
         written_by=written_by,
         options="\n".join(f"#SBATCH --{name}={value}" for name, value in _options(job).items()),
         settings="\n".join(settings),
         line=line,
-        # A trainer saves on either; other commands end on SIGTERM, and go on when they are called again.
+        # A trainer saves on either signal; other commands end on SIGTERM, and continue when they are called again.
         signal="USR1" if job.trains else "TERM",
     )
 
@@ -124,7 +124,7 @@ _SCRIPT = """\
 set -euo pipefail
 {settings}
 
-# Before the time limit or a pre-emption: what runs saves its state and ends; then the job waits for its turn again.
+# Before the time limit or a pre-emption, the command saves its state and ends, and the job is requeued.
 noticed=
 trap 'noticed=yes; trap "" USR1; kill -{signal} "${{!:-}}" || {{ scontrol requeue "$job"; exit; }}' USR1
 {line} &

@@ -1,8 +1,8 @@
-"""Whether runs with --slices leave the same bits in every strategy, launcher and number of ranks of this machine.
+"""Check that runs with --slices end with the same bits under every strategy, launcher and number of ranks.
 
-It is `allstep parity --bits`. Each run is a short one on digits, and leaves three digests, each of which must be the
-same within a framework: of the weights, of all numbers in metrics.jsonl but times, and of the checkpoints' arrays, in
-which are the optimizer's slots and batch norm's running statistics.
+This is `allstep parity --bits`. Each run trains briefly on digits and gives three digests, which must be the same for
+all runs of a framework: of the weights, of all numbers in metrics.jsonl except times, and of the checkpoints' arrays,
+which include the optimizer's slots and batch norm's running statistics.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ _LAUNCHERS: dict[str, tuple[str | None, ...]] = {
     "fsdp": ("torchrun", None),
     "multi-worker-mirrored": ("horovodrun-gloo", "mpirun"),
 }
-"""What starts a strategy's ranks, where it is not the trainer itself alone; None for its own flag."""
+"""Launchers of the strategies that have any; None means that a flag of the trainer starts the ranks."""
 _FLAGS = (
     *("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59, "--epochs", 1, "--log-every", 1),
     *("--base-lr", 0.05, "--checkpoint-every", 10),
 )
 _BUCKET_SIZE = 0.05
-"""Megabytes: the gradients of the network travel in three buckets of PyTorch."""
+"""Megabytes; small enough that PyTorch sends the network's gradients in three buckets."""
 _TIMES = ("time", "epoch_seconds", "cumulative_seconds", "images_per_second", "peak_memory_bytes")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run trains."""
+    """Framework, strategy, launcher and number of ranks of a run."""
 
     framework: str
     strategy: str
     launcher: str | None
     num_ranks: int
-    """Or devices of one process."""
+    """Number of ranks, or of devices of a single process."""
 
 
 @dataclass(frozen=True)
 class Digests:
-    """What a run left, 12 hexadecimal digits each."""
+    """Digests of the results of a run, 12 hexadecimal digits each."""
 
     weights: str
     numbers: str
@@ -61,10 +61,10 @@ class Digests:
 def prove(
     frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int], *, slices: int, flags: Sequence[object] = ()
 ) -> None:
-    """Run and print the table; end with status 1 where a digest differs from the first of its framework.
+    """Train all runs and print the table; exit with status 1 if a run differs from the first of its framework.
 
     Args:
-        flags: of the trainers, besides.
+        flags: further flags of the trainers.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -90,7 +90,7 @@ def prove(
 
 
 def places(frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int], slices: int) -> Iterator[Place]:
-    """Every strategy of `names` that has --slices, by each of its launchers that is there; `single` comes first."""
+    """Yield each strategy of `names` that has --slices with each of its installed launchers, `single` first."""
     for framework in frameworks:
         entries = STRATEGIES[framework].items()
         for name, entry in sorted(entries, key=lambda item: item[0] != "single"):
@@ -103,10 +103,10 @@ def places(frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int]
 
 
 def train(placement: Place, flags: Sequence[object]) -> Digests:
-    """Run a trainer as a user would; what it left.
+    """Run a trainer as a user would and return the digests of its results.
 
     Raises:
-        Fault: it failed; the message has its output.
+        Fault: the trainer failed; the message contains its output.
     """
     entry = STRATEGIES[placement.framework][placement.strategy]
     own = (entry.num_ranks_flag, placement.num_ranks) if placement.launcher is None and entry.num_ranks_flag else ()
@@ -123,12 +123,12 @@ def train(placement: Place, flags: Sequence[object]) -> Digests:
 
 
 def digests_of(output_dir: Path) -> Digests:
-    """Of what a run has left in its output directory."""
+    """Return the digests of the results in a run's output directory."""
     events = [json.loads(line) for line in (output_dir / FILE).read_text().splitlines()]
     numbers = [
         {name: value for name, value in event.items() if name not in _TIMES}
         for event in events
-        if event["event"] != "start"  # which has the number of ranks
+        if event["event"] != "start"  # the start event has the number of ranks
     ]
     files = sorted(output_dir.rglob("*.safetensors"))
     return Digests(

@@ -1,35 +1,35 @@
-"""Whether the same training gives the same curve in both frameworks and on any number of ranks.
+"""Check that the same training gives the same curve in both frameworks and on any number of ranks.
 
     allstep parity [--optimizers momentum,adam] [--frameworks pytorch,tensorflow] [--ranks 1,2,4] [--seed 1]
     allstep parity --strategies all
     allstep parity --bits [--slices 4] [--ranks 1,2,3,4]
     allstep parity --model examples/my_model.py:build --optimizers momentum
 
-Trains a network (the CNN, unless --model names another) on digits, or the text that it is for, in float32 with one
-global batch, once alone and once by each strategy (Horovod, unless others are named; all are the synchronous ones) on
-each number of ranks that it can have, and prints of every optimizer the largest differences of loss and of weights at
-each step:
+Trains a network (the CNN, or the one that --model names) in float32 with a fixed global batch, on digits or on the text
+that the network is made for: once in a single process, and once with each strategy (by default Horovod; `all` means all
+synchronous ones) on each supported number of ranks. For every optimizer, it prints the largest differences of loss and
+weights at each step:
 
-    runs         of each framework's runs by any strategy on any number of ranks from its run alone
-    frameworks   between the frameworks, both alone and by the same strategy on the same number of ranks
+    runs         between each framework's single-process run and its runs with any strategy and number of ranks
+    frameworks   between the frameworks, for the same strategy and number of ranks
 
-With --bits it is not how far runs differ, but whether those with --slices are the same bit by bit, by every strategy
-and launcher of this machine (`bits.py`).
+With --bits, it checks instead that runs with --slices are equal bit by bit, under every strategy and launcher of this
+machine (`bits.py`).
 
-`curves.py` says how a difference is measured. The exit status is 0 where all are within the bounds, 1 else.
+`curves.py` defines how a difference is measured. The exit status is 0 if all are within the bounds, 1 otherwise.
 
-What no implementation can do better: where the input of a ReLU is within a rounding error of 0, its gradient is one
-or the other by chance, and the weights of that unit part by 1e-4 and more from one step to the next. Half a unit in
-the last place of the initial weights did so to PyTorch alone in 0 to 4 of 12 seeds, by optimizer. So a bound that is
-exceeded with one --seed, from one step on and by one comparison, may be such a kink; with several seeds it is a fault.
-(Four micro-batches of a batch have one at step 26 of seed 0: so do `model-parallel` and `single --accumulate-steps 4`.)
+No implementation can avoid kinks: if the input of a ReLU is within a rounding error of 0, its gradient is 0 or 1 by
+chance, and the weights of that unit diverge by 1e-4 and more from one step to the next. Changing the initial weights by
+half a unit in the last place caused a kink in PyTorch in 0 to 4 of 12 seeds, depending on the optimizer. So a bound
+that is exceeded with one --seed, from one step on and in one comparison, may be a kink; with several seeds, it is a
+fault. (With seed 0, four micro-batches per batch, as in `single --accumulate-steps 4`, have a kink at step 26.)
 
-Adam, AdamW, LAMB, RMSprop and Adagrad divide a gradient by its own running size. Where that is no larger than the
-rounding errors of its sum, the update is made of rounding errors, and yet as large as any other: the same half unit
-moved the weights after 50 steps of Adam by 1e-6 to 1e-1 (median 1e-5), where SGD with momentum moved by 5e-7 to 7e-6.
-So their bounds are wider than SGD's; with the default seed weights differ by 5e-7 to 8e-6, under Adagrad by 8e-5. With
-another seed they may be exceeded in that way, or by a kink, which these optimizers enlarge: LAMB with a rate of 0.01
-has one in a channel of the second convolution at step 6, in TensorFlow, and 0.46 has come of it at step 50.
+Adam, AdamW, LAMB, RMSprop and Adagrad divide a gradient by its running magnitude. If that is no larger than the
+rounding errors of the sum, the update consists of rounding errors, yet is as large as any other. The same half unit
+moved the weights after 50 steps of Adam by 1e-6 to 1e-1 (median 1e-5), those of SGD with momentum by 5e-7 to 7e-6.
+Their bounds are therefore wider than SGD's. With the default seed, weights differ by 5e-7 to 8e-6 (Adagrad: 8e-5).
+Other seeds may exceed the bounds in that way, or by a kink, which these optimizers amplify: LAMB with a rate of 0.01
+has one in TensorFlow, in a channel of the second convolution at step 6, which grows to 0.46 by step 50.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ SYNCHRONOUS = strategy_names(synchronous=True)
 # 1,437 samples make 24 batches and one of 21: neither divides by 2 or 4, so ranks have slices of unequal sizes.
 DATA_FLAGS = ("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59)
 DATASETS = {"text-encoder": "text-topics", "text-decoder": "text"}
-"""Of the networks that are not for digits; their epochs have more steps."""
+"""Data sets of the networks that do not train on digits; their epochs have more steps."""
 STEPS_PER_EPOCH = 25
 SEED = 1
-"""A run without a kink, in however many micro-batches a batch is taken (of the seeds 0 to 6: 1, 3, 4 and 5)."""
+"""Seed whose runs have no kink for any number of micro-batches; of the seeds 0 to 6, these are 1, 3, 4 and 5."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The largest differences that pass, of losses and of weights alike."""
+    """Largest allowed differences, of losses as well as of weights."""
 
     runs: float = 1e-5
     frameworks: float = 1e-4
@@ -70,13 +70,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Setting:
-    """An optimizer to compare with, and what is expected of it."""
+    """Flags of an optimizer, and the bounds that its runs must keep."""
 
     flags: tuple[str | float, ...]
     bounds: Bounds = Bounds()
 
 
-# The module's description says why they are wider than those of SGD.
+# The module's docstring explains why these are wider than SGD's.
 ADAPTIVE_BOUNDS = Bounds(2e-5, 4e-4)
 SGD = ("--optimizer", "sgd", "--base-lr", 0.05)
 SETTINGS = {
@@ -90,16 +90,16 @@ SETTINGS = {
     "lamb": Setting(("--optimizer", "lamb", "--base-lr", 0.002, "--weight-decay", 0.01), ADAPTIVE_BOUNDS),
     "novograd": Setting(("--optimizer", "novograd", "--base-lr", 0.01, "--weight-decay", 0.001)),
     "adagrad": Setting(("--optimizer", "adagrad", "--base-lr", 0.01), Bounds(4e-4, 4e-4)),
-    # Its first step is ten times the rate in every weight, since the mean of squares begins at 0.
+    # Its first step moves every weight by ten times the rate, since the mean of squares begins at 0.
     "rmsprop": Setting(("--optimizer", "rmsprop", "--base-lr", 0.0001), ADAPTIVE_BOUNDS),
 }
 
 
-_STRATEGIES_HELP = "single and horovod where none are named; all of those that have --slices with --bits"
+_STRATEGIES_HELP = "by default single and horovod, or with --bits all that have --slices"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, print the tables and end with status 1 where a bound is exceeded."""
+    """Train, print the tables and exit with status 1 if a bound is exceeded."""
     parser = Parser("allstep parity", __doc__)
     parser.add_argument("--optimizers", type=listed(one_of(*SETTINGS)), default=tuple(SETTINGS), metavar="NAME,...")
     parser.add_argument("--frameworks", type=listed(one_of(*FRAMEWORKS)), default=FRAMEWORKS, metavar="NAME,...")
@@ -107,15 +107,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--strategies", type=listed(one_of(*SYNCHRONOUS, "all")), metavar="NAME,...", help=_STRATEGIES_HELP
     )
     parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 4), metavar="N,...")
-    parser.add_argument("--bits", action="store_true", help="compare bits of runs with --slices")
-    parser.add_argument("--slices", type=whole(1, 2**12), default=4, metavar="V", help="of the runs of --bits")
-    parser.add_argument("--model", type=model_name, default="cnn", metavar="NAME", help="as the trainers take it")
+    parser.add_argument("--bits", action="store_true", help="check that runs with --slices have equal bits")
+    parser.add_argument("--slices", type=whole(1, 2**12), default=4, metavar="V", help="slices of the runs of --bits")
+    parser.add_argument("--model", type=model_name, default="cnn", metavar="NAME", help="--model of the trainers")
     parser.add_argument("--steps", type=whole(1, 10**6), default=50, metavar="N")
     parser.add_argument(
         "--every", type=whole(1, MAX_COUNT), default=5, metavar="N", help="compare weights at every N-th step"
     )
     parser.add_argument("--seed", type=whole(0, 2**64 - 1), default=SEED, metavar="N")
-    parser.add_argument("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help="of the runs")
+    parser.add_argument("--device", type=one_of("auto", "cpu", "cuda"), default="auto", help="device of the runs")
     flags = parser.parse_args(argv)
     if flags.bits:
         names = flags.strategies or SYNCHRONOUS
@@ -164,7 +164,7 @@ ParityRun = tuple[str, int]
 
 
 def runs(framework: str, names: Sequence[str], ranks: Sequence[int]) -> list[ParityRun]:
-    """Where a framework trains by the strategies that it has of `names`; `single` comes first if it is one of them."""
+    """Return the runs of a framework with those strategies of `names` that it has, `single` first if it is included."""
     entries = {name: entry for name, entry in STRATEGIES[framework].items() if name in names}
     return [
         (name, num_ranks)
@@ -185,10 +185,10 @@ def train(
     device: str = "auto",
     model: str = "cnn",
 ) -> Curve:
-    """Run a trainer as a user would and read what it left.
+    """Run a trainer as a user would and return its curve.
 
     Raises:
-        Fault: it failed; the message has its output.
+        Fault: the trainer failed; the message contains its output.
     """
     strategy, num_ranks = placement
     print(f"{optimizer}: {framework}, {strategy}, {num_ranks} ranks", file=sys.stderr, flush=True)
@@ -197,7 +197,7 @@ def train(
             *(*DATA_FLAGS, "--model", model, "--dataset", DATASETS.get(model, "digits")),
             *(*SETTINGS[optimizer].flags, "--seed", seed),
             *("--epochs", math.ceil(num_steps / STEPS_PER_EPOCH), "--output-dir", output_dir, "--log-every", 1),
-            *("--device", device, "--deterministic"),  # on GPUs the order of a sum is left to chance otherwise
+            *("--device", device, "--deterministic"),  # without it, the order of sums on GPUs varies
             *("--checkpoint-every", every, "--keep-checkpoints", num_steps + STEPS_PER_EPOCH),
         )
         try:
@@ -208,7 +208,7 @@ def train(
 
 
 def compare(curves: Mapping[tuple[str, ParityRun], Curve]) -> dict[str, dict[int, Difference]]:
-    """Columns of the table: of each framework how far its runs differ from its first one, and between frameworks."""
+    """Return the table's columns: differences of each framework's runs from its first, and between the frameworks."""
     by_framework: dict[str, dict[ParityRun, Curve]] = {}
     for (framework, placement), curve in curves.items():
         by_framework.setdefault(framework, {})[placement] = curve
@@ -225,18 +225,18 @@ def compare(curves: Mapping[tuple[str, ParityRun], Curve]) -> dict[str, dict[int
 
 
 def bound_of(bounds: Bounds, column: str) -> float:
-    """The bound of a column of `compare`."""
+    """Return the bound of a column of `compare`."""
     return bounds.frameworks if column == "frameworks" else bounds.runs
 
 
 def passes(differences: Mapping[int, Difference], bounds: Bounds, column: str) -> bool:
-    """Whether a column stays within its bound; a difference that is no number does not."""
+    """Return whether a column stays within its bound; NaN does not."""
     bound = bound_of(bounds, column)
     return all(one.loss <= bound and one.weights <= bound for one in differences.values())
 
 
 def print_table(optimizer: str, columns: Mapping[str, Mapping[int, Difference]], bounds: Bounds) -> None:
-    """One row a step with known weights, then the largest of all rows and the bounds."""
+    """Print a row for each step with known weights, then the largest differences of all rows and the bounds."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -1,7 +1,7 @@
-"""What runs went through, and how far two of them differ: the measures of `allstep parity` and others.
+"""Losses and weights over a run, and how far those of two runs differ, for `allstep parity` and others.
 
-The difference of two losses a and b is |a - b| / |a|. That of two sets of weights is max |a - b| / max |a| over the
-elements of a tensor, the largest over all tensors.
+The difference of two losses a and b is |a - b| / |a|. The difference of two sets of weights is the largest over all
+tensors of max |a - b| / max |a|, the maxima being over the elements of a tensor.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from allstep.common.checkpoint import TrainState, load
 
 @dataclass(frozen=True)
 class Curve:
-    """What a run went through."""
+    """Losses and weights over the steps of a run."""
 
     losses: Mapping[int, float]
-    """Of every step, from 1."""
+    """Loss of every step, from step 1."""
     weights: Mapping[int, Mapping[str, np.ndarray]]
-    """By canonical name, after some of the steps."""
+    """Weights by canonical name, after some of the steps."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Difference:
     """How far two curves differ at a step."""
 
     loss: float
-    """The largest of the steps since the row before."""
+    """Largest difference of losses since the previous step with known weights."""
     weights: float
 
 
 def read_curve(output_dir: Path, num_steps: int) -> Curve:
-    """The first `num_steps` steps of a run from its metrics.jsonl and its checkpoints."""
+    """Read the first `num_steps` steps of a run from its metrics.jsonl and its checkpoints."""
     losses = {event.step: event.loss for event in read_events(output_dir / FILE).steps}
     weights = {}
     for path in sorted((output_dir / "checkpoints").glob("step-*")):
@@ -51,12 +51,12 @@ def read_curve(output_dir: Path, num_steps: int) -> Curve:
 
 
 def weights_of(state: TrainState) -> dict[str, np.ndarray]:
-    """The weights in a checkpoint, without what the optimizer remembers."""
+    """Return the weights in a checkpoint, without the optimizer's state."""
     return {name: array for name, array in state.arrays.items() if name.startswith("model/")}
 
 
 def apart(reference: Curve, other: Curve) -> dict[int, Difference]:
-    """How far two curves differ, at each step whose weights are known."""
+    """Return how far two curves differ at each step whose weights are known."""
     losses = {step: abs(loss - other.losses[step]) / abs(loss) for step, loss in reference.losses.items()}
     differences, before = {}, 0
     for step, weights in reference.weights.items():
@@ -67,10 +67,10 @@ def apart(reference: Curve, other: Curve) -> dict[int, Difference]:
 
 
 def weights_apart(reference: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
-    """max |a - b| / max |a| over the elements of a tensor, the largest over all tensors; 0 for equal ones.
+    """Return the difference of two sets of weights; 0 if they are equal.
 
     Raises:
-        Fault: the tensors are not the same ones.
+        Fault: the names or shapes of the tensors differ.
     """
     if {name: array.shape for name, array in reference.items()} != {name: array.shape for name, array in other.items()}:
         raise Fault(f"expected the same tensors, received {sorted(reference)} and {sorted(other)}")
@@ -85,12 +85,12 @@ def _tensors_apart(reference: np.ndarray, other: np.ndarray) -> float:
 
 
 def largest(comparisons: Sequence[Mapping[int, Difference]]) -> dict[int, Difference]:
-    """The largest differences of several comparisons at each step."""
+    """Return the largest differences of several comparisons at each step."""
     return {step: largest_of([one[step] for one in comparisons]) for step in comparisons[0]}
 
 
 def largest_of(differences: Iterable[Difference]) -> Difference:
-    """The largest loss and the largest weights of all."""
-    # np.max, unlike max, lets no nan go unseen.
+    """Return the largest difference of losses and the largest difference of weights."""
+    # np.max, unlike max, propagates NaN.
     losses, weights = zip(*((one.loss, one.weights) for one in differences), strict=True)
     return Difference(float(np.max(losses)), float(np.max(weights)))

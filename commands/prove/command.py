@@ -1,12 +1,12 @@
-"""Say whether a distributed training script is right: run a few of its steps on 1 and on N ranks, and compare them.
+"""Check a distributed training script: run a few of its steps on 1 and on N ranks, and compare them.
 
     allstep prove train.py -- --lr 0.1
     allstep prove -np 4 --launcher torchrun train.py
 
-The script is any that trains with PyTorch under Horovod or DistributedDataParallel, or with Keras under Horovod or a
-mirrored strategy of tf.distribute. It runs as it would, observed by its libraries' own hooks. Its epochs are cut after
---steps batches, and it is stopped when two of them were seen and it does not end soon. What it writes, it writes. The
-exit status is 0 where nothing is wrong, 1 where something is, 2 where the script could not be looked at.
+It can be any script that trains with PyTorch under Horovod or DistributedDataParallel, or with Keras under Horovod or a
+mirrored strategy of tf.distribute. It runs unmodified, observed through hooks in its libraries. Its epochs are cut
+after --steps batches, and it is stopped after two of them if it does not end soon. Files that the script writes are
+really written. The exit status is 0 if nothing is wrong, 1 if something is, 2 if the script could not be checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from allstep.common.files.regular_file import read_regular
 from allstep.common.process.exit import run_rank
 
 _LARGEST_SCRIPT = 16 * 2**20
-# The first that a script speaks of is how its ranks are started.
+# The first pattern that occurs in a script determines how its ranks are started.
 _SIGNS = (
     (r"\b(mp|multiprocessing)\.spawn\(", ITSELF),
     (r"\bMultiWorkerMirroredStrategy\b", TF_CONFIG),
@@ -39,15 +39,15 @@ _SIGNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the script, print what is wrong with it, and end with status 1 where anything is."""
+    """Run the script, print what is wrong with it, and exit with status 1 if anything is."""
     parser = Parser("allstep prove", __doc__)
     add = parser.add_argument
-    add("-np", dest="num_ranks", type=local_ranks(2), default=2, metavar="N", help="ranks to run it on, beside one (2)")
+    add("-np", dest="num_ranks", type=local_ranks(2), default=2, metavar="N", help="ranks to compare with one rank (2)")
     launchers = one_of(*LAUNCHERS, TF_CONFIG, MIRRORED, ITSELF)
-    add("--launcher", type=launchers, help="what starts its ranks; by default, by its text")
-    add("--steps", type=whole(3, 10**6), default=10, metavar="K", help="looked at in each of two epochs (10)")
+    add("--launcher", type=launchers, help="what starts the ranks; by default inferred from the script")
+    add("--steps", type=whole(3, 10**6), default=10, metavar="K", help="observed in each of two epochs (10)")
     add("--timeout", type=number(1, WEEK), default=600, metavar="S", help="seconds for each of the two runs (600)")
-    add("script", type=nonempty_path, metavar="SCRIPT", help="a Python file; what follows it are its own arguments")
+    add("script", type=nonempty_path, metavar="SCRIPT", help="a Python file, followed by its own arguments")
     argv = list(sys.argv[1:] if argv is None else argv)
     own, arguments = _split(argv)
     flags = parser.parse_args(own)
@@ -67,7 +67,7 @@ _WITH_VALUE = ("-np", "--launcher", "--steps", "--timeout")
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, up to the script, and the script's, with or without -- before them."""
+    """Split the words into ours, up to the script, and the script's, with or without -- before them."""
     index = 0
     while index < len(argv) and argv[index].startswith("-") and argv[index] != "--":
         index += 2 if argv[index] in _WITH_VALUE else 1
@@ -76,10 +76,10 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _read(path: Path) -> str:
-    """The script's text.
+    """Return the text of the script.
 
     Raises:
-        UserError: there is none, or it is not Python.
+        UserError: the file cannot be read, or is not Python.
     """
     try:
         data = read_regular(path, maximum=_LARGEST_SCRIPT)

@@ -1,4 +1,4 @@
-"""What is wrong with a script: a finding has a name, evidence, the script's line where it can, and what mends it."""
+"""Findings: each names a fault of a script, its evidence, the script's line if known, and the fix."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong."""
+    """One fault of a script."""
 
     name: str
-    """Of its kind; docs/prove.md lists them."""
+    """Name of this kind of fault; docs/prove.md lists them."""
     what: str
     evidence: str
-    """Ranks, steps, tensors, samples."""
+    """Ranks, steps, tensors or samples that show the fault."""
     mend: str
-    """The change of code."""
+    """Change of the script that fixes the fault."""
     line: str = ""
-    """FILE:NUMBER, or empty."""
+    """FILE:NUMBER in the script, or empty."""
 
     def __str__(self) -> str:
         where = f" ({self.line})" if self.line else ""
@@ -26,11 +26,11 @@ class Finding:
 
 
 def listed(names: Collection[object], *, maximum: int = 4) -> str:
-    """Names in a line: the first ones, and how many more there are."""
+    """Return the first names in a line, and how many more there are."""
     first = ", ".join(map(str, list(names)[:maximum]))
     return f"{first} and {len(names) - maximum} more" if len(names) > maximum else first
 
 
 def ranks(numbers: Collection[int]) -> str:
-    """Ranks in words."""
+    """Return ranks in words, such as `ranks 0 and 1`."""
     return f"rank{'s' if len(numbers) > 1 else ''} {' and '.join(map(str, numbers))}"

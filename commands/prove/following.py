@@ -1,8 +1,8 @@
-"""Follows what the ranks of a launch write down, until they have ended or wait for each other for ever.
+"""Follow the records that the ranks of a launch write, until the ranks have ended or are in a deadlock.
 
-The latter are recognised by what they have written: all of them wait, in many looks nothing has happened and none has
-computed, and they do not stand at the same place. Looks are counted and not seconds, since a busy host slows us as it
-slows the ranks.
+A deadlock is recognised by the records: all ranks wait, over many polls nothing is written and no rank computes, and
+the ranks are not at the same place. Polls are counted instead of seconds, since a busy host slows this process as much
+as the ranks.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from allstep.common.files.records import from_json
 _POLL_SECONDS = 0.1
 _STILL_LOOKS = 50
 _END_SECONDS = 10.0
-"""For a script that was seen enough to end by itself."""
+"""Seconds that a script has to end by itself once enough of it was observed."""
 
 
 def follow(job: Job, folder: Path, num_ranks: int, time_limit: float) -> tuple[Run, int | None]:
-    """Follow a launch to its end.
+    """Follow a launch until it has ended, was observed enough or is in a deadlock.
 
     Args:
-        time_limit: in seconds.
+        time_limit: limit in seconds.
 
-    Returns: what was seen; and the status with which the launch has ended, if it has by itself.
+    Returns: the observed run, and the exit status of the launch, if it has ended by itself.
 
     Raises:
-        TimeoutError: it has neither ended nor been seen enough; the message says how far it has come.
+        TimeoutError: the launch has got to none of these in time; the message says how far it has come.
     """
     journals: dict[Path, _Journal] = {}
     stillness = _Stillness()
@@ -61,7 +61,7 @@ def follow(job: Job, folder: Path, num_ranks: int, time_limit: float) -> tuple[R
 
 
 class _Stillness:
-    """How long nothing was written, and in how many of the looks at them ranks computed meanwhile."""
+    """Counts the polls since anything was written, and those of them in which ranks computed."""
 
     def __init__(self) -> None:
         self._start()
@@ -70,10 +70,10 @@ class _Stillness:
         self._num_looks = self._num_busy = 0
 
     def lasts(self, has_news: bool, ranks: Sequence[Rank]) -> bool:
-        """Look once more; returns whether they have been still for long.
+        """Poll once more and return whether the ranks have been still for long.
 
-        Threads of libraries wake now and then; those of MPI never sleep, so that of a rank that waits for others alone
-        nothing is looked at.
+        Threads of libraries wake now and then, and those of MPI never sleep. Ranks that only wait for others are
+        therefore not examined.
         """
         if has_news:
             self._start()
@@ -88,16 +88,16 @@ class _Stillness:
 
 
 def _computes(pid: int) -> bool:
-    """Whether a thread of a process runs, or waits for a core."""
+    """Return whether a thread of a process runs, or waits for a core."""
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             if stat.read_text().rpartition(")")[2].split()[0] == "R":
                 return True
     return False
 
 
 class _Journal:
-    """The file of a process, read as it grows."""
+    """The journal file of a process, read as it grows."""
 
     def __init__(self, path: Path) -> None:
         self.records: list[Record] = []
@@ -105,7 +105,7 @@ class _Journal:
         self._rest = b""
 
     def read(self) -> bool:
-        """Read what is new; returns whether there was anything."""
+        """Read new records and return whether there were any."""
         *lines, self._rest = (self._rest + self._stream.read()).split(b"\n")
         for line in lines:
             content = strict_json.loads(line)
@@ -114,7 +114,7 @@ class _Journal:
 
     @property
     def is_of_rank(self) -> bool:
-        """Whether it is a rank's: what starts ranks neither meets others nor steps."""
+        """Whether the journal is a rank's; launchers neither join a process group nor call models nor step."""
         return any(isinstance(record, (records.World, records.Step, records.Forward)) for record in self.records)
 
 
@@ -132,9 +132,9 @@ def _is_deadlock(ranks: Sequence[Rank]) -> bool:
 
 
 def _stacks(folder: Path, ranks: Sequence[Rank]) -> dict[int, str]:
-    """Where each rank stands, by its own account upon a signal."""
+    """Return the stacks that the ranks write upon a signal, by rank."""
     for rank in ranks:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the process has ended
             os.kill(rank.pid, STACKS)
     time.sleep(0.5)
     return {rank.number: (folder / f"{rank.pid}.stacks").read_text() for rank in ranks}

@@ -1,4 +1,4 @@
-"""Launches a script under its observer, and refuses what shows nothing."""
+"""Launch a script under the observer, and refuse runs that show nothing."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.launch.rendezvous import free_ports
 
 ITSELF = "python"
-"""No launcher: the script starts its ranks."""
+"""Launcher of a script that starts its ranks itself."""
 MIRRORED = "mirrored"
-"""No launcher: one process, in which a strategy of tf.distribute uses several devices."""
+"""Launcher of a script that is one process, in which a strategy of tf.distribute uses several devices."""
 TF_CONFIG = "tf-config"
-"""The launcher of ranks that MultiWorkerMirroredStrategy reads from the variable TF_CONFIG."""
+"""Launcher that describes the ranks to MultiWorkerMirroredStrategy by the variable TF_CONFIG."""
 _BY_ITSELF = (ITSELF, MIRRORED)
 
 
@@ -40,12 +40,12 @@ class Script:
     time_limit: float
 
     def observe(self, num_ranks: int) -> Run:
-        """Run it on so many ranks. Where it fails after all of several have stepped, their steps may show why.
+        """Run the script on one or several ranks. If it fails after several have all stepped, the steps may show why.
 
-        What one rank has written in training is put back, for the run on several to begin as it began.
+        Files that a single rank overwrites in training are restored, so that the run on several ranks begins alike.
 
         Raises:
-            UserError: it fails before, takes longer than the limit, or never steps.
+            UserError: the script fails earlier, exceeds the time limit, or never steps.
         """
         with tempfile.TemporaryDirectory(prefix="allstep-prove-") as name:
             folder = Path(name).resolve()
@@ -77,10 +77,10 @@ class Script:
         return [["env", f"TF_CONFIG={json.dumps(task)}", *start(None), *words] for task in tasks]
 
     def refusal(self, run: Run, failure: str) -> UserError:
-        """Of a script that fails by itself."""
+        """Return the error for a script that fails by itself."""
         return UserError(
             f"expected {quote(self.path)} to run on {run.num_ranks} rank(s), received its failure: {failure}; "
-            "mend that first"
+            "fix that first"
         )
 
     def _check(self, run: Run, failure: str) -> None:
@@ -101,22 +101,22 @@ class Script:
 
 
 def failure_of(run: Run, status: int | None, printed: str) -> str:
-    """Why a script has failed by itself, in a line; empty where it has not.
+    """Return in one line why a script has failed by itself; empty if it has not.
 
     Args:
-        status: of what has launched it; None where that had not ended yet.
-        printed: by the script and what has launched it.
+        status: exit status of the launcher; None if it has not ended yet.
+        printed: output of the script and its launcher.
     """
     if run.was_seen or run.stacks or run.is_deserted:
         return ""
     errors = [rank.error for rank in run.ranks if rank.error]
-    if errors or not status:  # a launcher may take long to see the former
+    if errors or not status:  # a launcher may take long to notice a failed rank
         return errors[0] if errors else ""
     return _cause(printed) or f"status {status}"
 
 
 def _cause(printed: str) -> str | None:
-    """The last error that was printed, without torchrun's own, which names none."""
+    """Return the last error that was printed, except torchrun's own, which names no cause."""
     lines = [re.sub(r"^\[\d+(,\d+)?\]<std(out|err)>:", "", line).strip() for line in printed.splitlines()]
     errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)(:|$))", line)]
     return next((error for error in reversed(errors) if not error.startswith("torch.distributed.elastic")), None)

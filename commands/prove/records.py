@@ -1,4 +1,4 @@
-"""What an observed rank writes down: a frozen dataclass a kind of event, one JSON object a line, in order.
+"""Records that an observed rank writes in order: a frozen dataclass for each kind of event, one JSON object per line.
 
 Digests are 64 bits in hexadecimal digits. A line of the script is written FILE:NUMBER.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 Projections = tuple[float, ...]
-"""Products of a tensor's values, or of some of them, with fixed directions: linear, so that means can be compared."""
+"""Products of a tensor's values, or of some of them, with fixed directions. They are linear: means can be compared."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """A process of the script has something to write down."""
+    """A process of the script writes its first record."""
 
     pid: int
     rank: int
-    """By the environment that its launcher has made."""
+    """Rank according to the environment variables of its launcher."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,24 @@ class Wrapped:
     kind: str
     line: str
     operation: str = "average"
-    """The reduction that was asked for: average, sum or adasum."""
+    """The requested reduction: average, sum or adasum."""
     finds_unused: bool = False
-    """DDP's find_unused_parameters."""
+    """Value of DDP's find_unused_parameters."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """What decides which samples a loader reads."""
+    """The sampler that decides which samples a loader reads."""
 
     kind: str
     shuffles: bool
     num_replicas: int | None = None
-    """With rank, seed and epoch: of a DistributedSampler."""
+    """Number of replicas of a DistributedSampler; rank, seed and epoch are also set for that class only."""
     rank: int | None = None
     seed: int | None = None
     epoch: int | None = None
     reads_all: bool = False
-    """Whether it draws every sample of the data set, once an epoch, for this rank alone."""
+    """Whether this rank's sampler draws every sample of the data set once per epoch."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,21 @@ class Loop:
     """The iteration over a loader, or an epoch of Keras' fit, begins."""
 
     number: int
-    """From 1, in the order of their beginnings."""
+    """Number of the loop, from 1, in the order in which loops begin."""
     line: str
     num_batches: int | None
-    """That it would have if it were not cut."""
+    """Number of batches that the loop would have if it were not cut."""
     batch_size: int | None = None
     num_samples: int | None = None
-    """Of the data set."""
+    """Number of samples in the data set."""
     sampler: Sampler | None = None
     may_end_early: bool = False
-    """Whether the script itself says how far an epoch goes: it leaves its loop, or gives fit a number of steps."""
+    """Whether the script itself limits an epoch, by leaving its loop or by giving fit a number of steps."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the training data of a rank hold in a few places, each of which has other contents."""
+    """Digests of a rank's training data at a few positions, all with different contents."""
 
     digests: tuple[str, ...]
 
@@ -94,30 +94,30 @@ class Forward:
     """The model has been called."""
 
     step: int
-    """The step that comes next, from 1."""
+    """Number of the next step, from 1."""
     loop: int
-    """The loop that began last; 0 before the first."""
+    """Number of the loop that began last; 0 before the first."""
     is_training: bool
     rows: tuple[str, ...]
     """Digest of each sample."""
     random_state: str | None
     """Digest of the random state before the call, if the call drew from it."""
     batch_norm: dict[str, str]
-    """Digests of running statistics after it, in evaluation."""
+    """Digests of running statistics after the call, in evaluation."""
     bypasses: str | None
-    """The wrapper that holds this model, where the model was called without it."""
+    """The wrapper that holds this model, if the model was called without it."""
     line: str
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of one weight in one step."""
+    """The gradient of one weight in one step."""
 
     name: str
     local: Projections | None
-    """The sum over the rank's backward passes; None where it had none, or not all values are finite."""
+    """Sum over the rank's backward passes; None if there was none, or if not all values are finite."""
     applied: Projections | None
-    """What the optimizer has used."""
+    """Gradient that the optimizer has applied."""
 
 
 @dataclass(frozen=True)
@@ -125,36 +125,36 @@ class Step:
     """An optimizer has stepped."""
 
     number: int
-    """From 1, of this optimizer."""
+    """Number of the step of this optimizer, from 1."""
     optimizer: int
-    """From 1, in the order of their first steps."""
+    """Number of the optimizer, from 1, in the order of first steps."""
     loop: int
     kind: str
     """The optimizer's class."""
     is_wrapped: bool
-    """Whether it is a wrapper that averages gradients."""
+    """Whether the optimizer is a wrapper that averages gradients."""
     learning_rates: tuple[float, ...]
     gradients: tuple[Gradient, ...]
     weights: dict[str, str]
-    """Digests before the step; empty where none were taken."""
+    """Digests of the weights before the step; empty if none were taken."""
     state: dict[str, str]
-    """Digests of the optimizer's slots before the step, beside the first weights."""
+    """Digests of the optimizer's slots before its first step; empty later."""
     loss: float | None
-    """Of the last backward pass; None without one, or where it is not finite."""
+    """Loss of the last backward pass; None without one, or if it is not finite."""
     device: str
     line: str
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective has been asked for."""
+    """A collective has been called."""
 
     kind: str
     name: str
     shape: tuple[int, ...]
     line: str
     operation: str = ""
-    """Of Horovod's reductions: average, sum or adasum; in TensorFlow the last alone."""
+    """Operation of a reduction of Horovod: average, sum or adasum; in TensorFlow, only adasum is recorded."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class EarlyClip:
     """Gradients were clipped, or unscaled, while Horovod still averaged them."""
 
     what: str
-    """As which: clipped, unscaled."""
+    """How the gradients were changed: clipped or unscaled."""
     step: int
     line: str
 
@@ -174,29 +174,29 @@ class Waiting:
     what: str
     line: str
     computes: bool = False
-    """Whether it computes meanwhile as well."""
+    """Whether the rank also computes meanwhile."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """It no longer does."""
+    """The rank no longer waits."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """The script has opened a file to write."""
+    """The script has opened a file for writing."""
 
     path: str
     line: str
     is_new: bool = False
-    """Whether there was nothing of this name; looked at in training, on one rank."""
+    """Whether the file did not exist before; determined only in training on one rank."""
     aside: str | None = None
-    """Where a copy of what it held is kept, if it was a file; in training, on one rank."""
+    """Path of a copy of the file's previous contents, if there were any; only in training on one rank."""
 
 
 @dataclass(frozen=True)
 class HostCopy:
-    """Values were copied from a GPU, for which the host waits."""
+    """Values were copied from a GPU, which makes the host wait."""
 
     step: int
     line: str
@@ -204,10 +204,10 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class Ended:
-    """The process ends; last of all."""
+    """The process ends; this is its last record."""
 
     reason: str
-    """steps: we have seen enough; script: it has ended by itself; else the error in one line."""
+    """`steps` if enough was observed, `script` if the script has ended by itself, else the error in one line."""
     line: str
 
 

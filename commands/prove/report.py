@@ -1,4 +1,4 @@
-"""What a user reads in the end: findings, what they rest on, and what was not looked at."""
+"""Report of `allstep prove`: the findings, the steps that they are based on, and what was not checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allstep.commands.prove.runs import Runs
 
 
 def report(script: Script, runs: Runs, found: Sequence[Finding]) -> str:
-    """The whole text."""
+    """Return the text of the report."""
     run = runs.together
     num_steps = min(len(rank.steps()) for rank in run.ranks)
     lines = [f"{script.path}: {num_steps} steps on {len(run.ranks)} ranks ({script.launcher})"]

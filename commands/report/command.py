@@ -1,19 +1,18 @@
-"""Write report.html and report.md from what allstep's commands and trainers have left in directories.
+"""Write report.html and report.md from results of allstep's commands and trainers.
 
     allstep report DIR...
 
 Takes results of `allstep compare`, `allstep collectives`, `allstep predict --output` and `--validate --output`,
-`allstep study`, `allstep tune`, kept benchmarks, and training runs (metrics.jsonl), wherever in the directories they
-are. Both files go to the first directory. report.html is one file that needs no network: it can be mailed, read on a
-phone and printed. What cannot be read, and a directory without any of these, is named in one line, on the terminal and
-in the report, and the rest goes on; the exit status is 2 where there is no rest.
+`allstep study`, `allstep tune`, saved benchmarks, and training runs (metrics.jsonl), anywhere in the directories. Both
+files go to the first directory. report.html is one file that needs no network: it can be mailed, read on a phone and
+printed. Unreadable files, and directories without any results, are listed on the terminal and in the report, one line
+each, and left out; the exit status is 2 if nothing is left.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from allstep.commands.report import compare_sections, other_sections, search_section
 from allstep.commands.report.sources import Sources, read
@@ -25,10 +24,10 @@ from allstep.common.base.flag_types import Parser, nonempty_path
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write both files and say where they are.
+    """Write both files and print their paths.
 
     Raises:
-        UserError: there is nothing to report, or no place to write to.
+        UserError: there is nothing to report, or the files cannot be written.
     """
     parser = Parser("allstep report", __doc__)
     parser.add_argument("directories", nargs="+", type=nonempty_path, metavar="DIR")
@@ -46,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("report.html", "report.md"):
         path = flags.directories[0] / name
         try:
-            # What came from JSON may have halves of characters, which UTF-8 has not.
-            note = "The figures are in report.html beside this file." if name == "report.md" else ""
+            # Text from JSON may contain lone surrogates, which UTF-8 cannot encode.
+            note = "The figures are in report.html next to this file." if name == "report.md" else ""
             written = render(name, flags.title, sections, sources.problems, note=note)
             path.write_text(written, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def build(sources: Sources) -> list[Section]:
-    """The sections of a report."""
+    """Return the sections of a report."""
     sections: list[Section] = []
     for _, result in sources.compares:
         sections += compare_sections.sections(result)

@@ -14,7 +14,7 @@ from allstep.commands.shared.page.figures import Drawing, Line, bars, lines
 from allstep.common.files.records import to_json
 
 _WORKLOADS = {
-    "synthetic-weak": "Computing and communication alone (synthetic input, weak scaling)",
+    "synthetic-weak": "Computing and communication only (synthetic input, weak scaling)",
     "synthetic-strong": "A fixed global batch (synthetic input, strong scaling)",
     "real-weak": "With the input pipeline (real data, weak scaling)",
     "real-strong": "With the input pipeline and a fixed global batch (real data, strong scaling)",
@@ -22,7 +22,7 @@ _WORKLOADS = {
 
 
 def sections(result: ComparisonResult) -> list[Section]:
-    """Overview, one section for each of compare's tables, what failed, rules and environment."""
+    """Return the overview, a section for each of compare's tables, failures, rules and environment."""
     cells = result.cells
     found = [_overview(result)]
     measured: dict[tuple, list[CellResult]] = {}
@@ -61,7 +61,7 @@ def _overview(result: ComparisonResult) -> Section:
 
 
 def _fastest(cells: Sequence[CellResult]) -> list[list[CellResult]]:
-    """The fastest group of each framework in each table, on the largest number of ranks that has a ranking there."""
+    """Return the fastest group of each framework in each table, on the largest number of ranks with a ranking."""
     found: dict[tuple, list[CellResult]] = {}
     for fastest, *_ in sorted(groups(cells).values(), key=lambda ranked: ranked[0][0].ranks):
         found[(*fastest[0].table, fastest[0].framework)] = fastest
@@ -69,7 +69,7 @@ def _fastest(cells: Sequence[CellResult]) -> list[list[CellResult]]:
 
 
 def _measured(title: str, cells: Sequence[CellResult]) -> Section:
-    """A table of compare's; its figures show side by side what may be compared alone."""
+    """Return the section of one of compare's tables; its figures show only comparable cells side by side."""
     section = Section(title)
     alike = [cell for cell in cells if cell.comparable]
     for framework in dict.fromkeys(cell.framework for cell in alike):
@@ -89,7 +89,7 @@ def _measured(title: str, cells: Sequence[CellResult]) -> Section:
 
 
 def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
-    """Throughput and efficiency against ranks, with the ideal and the machine's limit."""
+    """Draw throughput and efficiency against ranks, with the ideal and the machine's limit."""
     strategies = list(dict.fromkeys(cell.strategy for cell in cells))
     ranks = sorted({cell.ranks for cell in cells})
     rates, efficiencies = [], []
@@ -122,7 +122,7 @@ def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
 
 
 def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
-    """Curves of all cells over each other."""
+    """Draw the curves of all cells in one frame."""
     losses, accuracies = [], []
     for cell in cells:
         if curve := cell.curve:
@@ -152,7 +152,7 @@ def _memory(cell: CellResult) -> float | None:
 
 
 def _lost(cell: CellResult) -> float | None:
-    """Percent of the limit that communication takes, waiting for each other included."""
+    """Return the percentage of the limit that communication takes, including waiting for other ranks."""
     kept = _efficiency(cell, "independent")
     return None if kept is None or cell.ranks == 1 or cell.strategy == INDEPENDENT else 100 * max(0.0, 1 - kept)
 

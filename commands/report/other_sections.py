@@ -17,7 +17,7 @@ from allstep.commands.shared.records.figures import BenchmarkResult
 
 
 def collectives(result: CollectivesResult) -> Section:
-    """A result of `allstep collectives`."""
+    """Return the section of a result of `allstep collectives`."""
     section = Section(f"Collectives on {result.ranks} ranks", commands=[result.command])
     rows = result.rows
     for collective in dict.fromkeys(row.collective for row in rows if row.collective != "copy"):
@@ -74,7 +74,7 @@ def collectives(result: CollectivesResult) -> Section:
 
 
 def forecast(result: ForecastsResult) -> Section:
-    """A result of `allstep predict --output`."""
+    """Return the section of a result of `allstep predict --output`."""
     rows = result.forecasts
     ranks = [row.num_ranks for row in rows]
     curves = [
@@ -98,14 +98,14 @@ def forecast(result: ForecastsResult) -> Section:
 
 
 def validation(result: ValidationResult) -> Section:
-    """A result of `allstep predict --validate --output`: every row, and plainly what misses."""
+    """Return the section of a result of `allstep predict --validate --output`, with a list of missed rows."""
     rows, bound = result.rows, 100 * result.largest_error
     missed = [row for row in rows if abs(row.error) > result.largest_error]
     verdict = (
         f"{len(rows) - len(missed)} of {len(rows)} efficiencies are forecast within {bound:g} points. A row from which "
         "a parameter was estimated says little about the error."
     )
-    section = Section("Forecasts beside measurements", text=[verdict, *result.notes], commands=[result.command])
+    section = Section("Forecasts and measurements", text=[verdict, *result.notes], commands=[result.command])
     section.items = [
         f"MISSED by {100 * abs(row.error):.1f} points: {row.title}, {row.system}, {row.network} on "
         f"{row.num_ranks} ranks"
@@ -130,7 +130,7 @@ def validation(result: ValidationResult) -> Section:
 
 
 def benchmark(path: Path, result: BenchmarkResult) -> Section:
-    """What a benchmark kept by `measure.save`."""
+    """Return the section of a benchmark that `measure.save` wrote."""
     rows = [
         [
             figure.what,
@@ -145,11 +145,11 @@ def benchmark(path: Path, result: BenchmarkResult) -> Section:
     table = Table("", ["", "ours", "reference", "ratio", "target", "reached"], rows)
     name = path.stem.replace("_", " ").capitalize()
     text = [f"Measured {result.time}."] if result.time else []
-    return Section(f"{name}: ours beside a reference", text=text, tables=[table])
+    return Section(f"{name}: ours and a reference", text=text, tables=[table])
 
 
 def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
-    """Training runs over each other."""
+    """Return the section of training runs, with their curves in one frame."""
     section = Section("Training runs")
     losses, accuracies, memory, rows = [], [], [], []
     for path, run in found:
@@ -194,8 +194,8 @@ def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
 
 
 def _command(config: Path, run: RecordedRun) -> str:
-    """The command that trains as the run did, on as many ranks by the same launcher."""
+    """Return the command that trains as the run did, on as many ranks with the same launcher."""
     launcher = "mpiexec" if run.start.launcher == "PMI" else run.start.launcher
-    # A run that was started alone starts its ranks by itself.
+    # Without a launcher, a run starts its ranks itself.
     program = start(launcher if launcher in LAUNCHERS else None, run.start.world_size)
     return shlex.join([*program, f"{run.start.framework}/train.py", "--config", str(config)])

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 20
 _MIN_FOR_IMPORTANCES = 4
-"""Trials that trained to their end; of fewer, what matters is chance."""
+"""Minimum number of completed trials; with fewer, importances are random."""
 
 
 def search(path: Path, result: SearchResult) -> Section:
-    """A result of `allstep tune`."""
+    """Return the section of a result of `allstep tune`."""
     study = result.as_study()
     ended = [trial for trial in result.trials if trial.value is not None]
     section = Section(f"Search for flags: {path.name.removesuffix('.trials.json')}", commands=[result.command])

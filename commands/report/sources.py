@@ -1,6 +1,6 @@
-"""What a report is made of: everything that allstep's commands and trainers leave in the directories named.
+"""Sources of a report: the results of allstep's commands and trainers in the given directories.
 
-A file that cannot be read, or is of another version, becomes a problem in one line, and the rest goes on.
+A file that cannot be read, or is of another version, becomes a problem of one line, and the others are still read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SECRETS = (
 
 @dataclass
 class Sources:
-    """What was found, each with the path where it was, relative to the directory that was named."""
+    """Results that were found, each with its path."""
 
     compares: list[tuple[Path, ComparisonResult]] = field(default_factory=list)
     collectives: list[tuple[Path, CollectivesResult]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Sources:
     searches: list[tuple[Path, SearchResult]] = field(default_factory=list)
     runs: list[tuple[Path, RecordedRun]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """One line each."""
+    """Problems in one line each."""
 
     def __len__(self) -> int:
         results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks)
@@ -57,13 +57,13 @@ class RecordedRun:
     start: Start
     epochs: tuple[Epoch, ...]
     end: End | None
-    """None for a run that has not ended, or was killed."""
+    """None if the run has not ended or was killed."""
     config: Path | None
-    """Its config.yaml; None where that is gone."""
+    """Path of its config.yaml; None if the file is missing."""
 
 
 def read(directories: Iterable[Path]) -> Sources:
-    """Read directories, and the directories in them."""
+    """Read the results in directories and their subdirectories."""
     found = Sources()
     for directory in directories:
         if not directory.is_dir():
@@ -73,7 +73,7 @@ def read(directories: Iterable[Path]) -> Sources:
         for path in sorted(directory.rglob("*.json")):
             if not {"samples", "gates", "checkpoints"} & set(path.relative_to(directory).parts[:-1]):
                 _guarded(found, path, _read_json)
-        # Those of a study are in its own section.
+        # Runs of a study are in the study's section.
         runs = (path for path in directory.rglob(FILE) if not (path.parents[1].parent / SUMMARY).exists())
         for path in sorted(runs):
             _guarded(found, path, _read_run)
@@ -120,7 +120,7 @@ def _read_run(found: Sources, path: Path) -> None:
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """The same value with passwords in addresses, and whatever bears a secret's name, hidden."""
+    """Return the value with passwords in addresses, and values named like a secret, hidden."""
     if isinstance(value, dict):
         return {key: redact(item, str(key)) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Real launches of the benchmarks: started with an environment and a log, ended with all that they have started."""
+"""Launches of the benchmarks: started with an environment and a log, ended with all their processes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ Status = Literal["ok", "failed", "timeout"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a launch ended."""
+    """Result of a launch."""
 
     status: Status
     reason: str | None
-    """One line where it is not ok."""
+    """One line if the status is not ok."""
     launched_at: float
-    """Unix time."""
+    """Unix time of the start."""
     seconds: float
-    """That it ran, without those in which it waited for its turn."""
+    """Running time, without the time spent waiting for a turn."""
     log: str | None
-    """The last lines of output where it is not ok."""
+    """Last lines of output if the status is not ok."""
 
 
 def environment() -> dict[str, str]:
-    """That of a user who activated the virtual environment; one thread a rank."""
+    """Return the variables of an activated virtual environment, with one thread per rank."""
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
     return {
         **os.environ,
@@ -51,16 +51,16 @@ def environment() -> dict[str, str]:
 
 
 class Job:
-    """Commands that have been started at the same time."""
+    """Commands that were started at the same time."""
 
     def __init__(
         self, commands: Sequence[Sequence[object]], output: IO[bytes], environ: Mapping[str, str | None] | None = None
     ) -> None:
-        """Start them.
+        """Start the commands.
 
         Args:
-            output: a file that can be read; gets what they print.
-            environ: variables beside those of `environment`; None leaves one out.
+            output: readable file to which the commands print.
+            environ: variables in addition to those of `environment`; None removes a variable.
         """
         self._given = {name: value for name, value in {**environment(), **(environ or {})}.items() if value is not None}
         self.mark = process_tree.new_mark()
@@ -76,7 +76,7 @@ class Job:
             raise
 
     def start(self, command: Sequence[object]) -> subprocess.Popen:
-        """Start one more command; returns its process, which counts among the job's."""
+        """Start one more command of the job and return its process."""
         process = subprocess.Popen(
             list(map(str, command)),
             env={**self._given, process_tree.VARIABLE: self.mark},
@@ -90,16 +90,16 @@ class Job:
 
     @property
     def status(self) -> int | None:
-        """The exit status of the first command that failed; 0 where all have ended well, None while they run."""
+        """Exit status of the first command that failed; 0 if all have succeeded, None while they run."""
         codes = [process.poll() for process in self.processes]
         failed = [code for code in codes if code]
         return failed[0] if failed else None if None in codes else 0
 
     def wait(self, seconds: float) -> int:
-        """Wait for the status.
+        """Wait for the job to end and return its status.
 
         Raises:
-            TimeoutError: it is not there within so many seconds.
+            TimeoutError: the job did not end within `seconds`.
         """
         deadline = time.monotonic() + seconds
         while (status := self.status) is None:
@@ -109,39 +109,39 @@ class Job:
         return status
 
     def printed(self) -> str:
-        """What it has printed so far."""
+        """Return what the job has printed so far."""
         self._output.seek(0)
         return self._output.read().decode(errors="replace")
 
     def left(self) -> list[int]:
-        """Process ids of all that it has started and that still runs, the commands included."""
+        """Return the ids of the job's processes that still run, including the commands."""
         return process_tree.marked(self.mark)
 
     def ask_to_end(self) -> float:
-        """Ask what still runs to end; once, for a launcher that is asked twice no longer ends its ranks in order.
+        """Ask running commands to end, only once: a launcher that is asked twice does not end its ranks in order.
 
-        Returns: by when it should have, as `time.monotonic` has it.
+        Returns: the deadline, on the clock of `time.monotonic`.
         """
         if self._deadline is None:
             self._deadline = process_tree.ask_to_end(self.processes)
         return self._deadline
 
     def end(self) -> None:
-        """End what still runs, with every process that it has started."""
+        """End the job with every process that it has started."""
         process_tree.end(self.processes, self.mark, deadline=self.ask_to_end())
 
     def kill(self) -> None:
-        """The same at once, without asking."""
+        """Kill the job with every process that it has started, without asking first."""
         process_tree.end(self.processes, self.mark, deadline=time.monotonic())
 
     def result(self) -> tuple[Status, str | None] | None:
-        """Status and reason where all commands have ended, or one has failed; None while they run."""
+        """Return status and reason if all commands have ended or one has failed; None while they run."""
         if self.status is None:
             return None
         return ("failed", f"ended with status {self.status}") if self.status else ("ok", None)
 
     def outcome(self, status: Status, reason: str | None, seconds: float) -> Outcome:
-        """How it ended, when it has."""
+        """Return the outcome of a job that has ended."""
         lines = self.printed().splitlines()
         if status == "failed":
             reason = _cause(lines) or reason
@@ -150,13 +150,13 @@ class Job:
 
 
 def timed_out(time_limit: float) -> tuple[Status, str]:
-    """Status and reason of a job that was ended at its limit."""
+    """Return status and reason of a job that was ended at its time limit."""
     return "timeout", f"took longer than {time_limit:g} s and was ended"
 
 
 @contextmanager
 def running(*commands: Sequence[object], environ: Mapping[str, str | None] | None = None) -> Iterator[Job]:
-    """A job; nothing of it is left when the block ends."""
+    """Run a job during the block; none of its processes is left when the block ends."""
     with tempfile.TemporaryFile() as output:
         job = Job(commands, output, environ)
         try:
@@ -168,12 +168,12 @@ def running(*commands: Sequence[object], environ: Mapping[str, str | None] | Non
 def run_job(commands: Sequence[Sequence[object]], *, time_limit: float, num_threads: int | None) -> Outcome:
     """Run commands at the same time to their ends; the first that fails ends the others.
 
-    Nothing of them outlives this process, even if it is killed.
+    None of their processes outlives this one, even if this one is killed.
 
     Args:
         time_limit: seconds after which all are ended, with every process that they started.
-        num_threads: compute threads of each rank; None leaves it to the ranks, which divide the cores of their host, or
-            to OMP_NUM_THREADS.
+        num_threads: compute threads of each rank; None leaves the number to OMP_NUM_THREADS or, without it, to the
+            ranks, which divide the cores of their host.
     """
     [(_, outcome)] = run_jobs([commands], at_once=1, time_limit=time_limit, num_threads=num_threads)
     return outcome
@@ -182,7 +182,7 @@ def run_job(commands: Sequence[Sequence[object]], *, time_limit: float, num_thre
 def run_jobs(
     jobs: Iterable[Sequence[Sequence[object]]], *, at_once: int, time_limit: float, num_threads: int | None
 ) -> Iterator[tuple[int, Outcome]]:
-    """Run jobs as `run_job` does, so many at once; yields the number of each, from 0, and its outcome as they end."""
+    """Run jobs as `run_job` does, `at_once` at a time; yield the number (from 0) and outcome of each as it ends."""
     threads = os.environ.get("OMP_NUM_THREADS") if num_threads is None else str(num_threads)
     waiting, under_way = deque(enumerate(jobs)), {}
     with process_tree.guardian() as guard, ExitStack() as stack:
@@ -202,12 +202,12 @@ def run_jobs(
 
 
 def _cause(lines: Sequence[str]) -> str | None:
-    """What the trainer said was the cause, without what launchers put in front of a line; else the last error named."""
+    """Return the cause that a trainer reported, without the launcher's prefix, else the last error named."""
     causes = [line[line.index("allstep: ") :] for line in lines if "allstep: " in line and "warning" not in line]
     bare = [_PREFIX.sub("", line).strip() for line in lines]
     errors = [line for line in bare if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return causes[0] if causes else errors[-1] if errors else None
 
 
-# What mpirun and horovodrun put in front of a line of a rank.
+# Prefix that mpirun and horovodrun put in front of a rank's line.
 _PREFIX = re.compile(r"^\[\d+(,\d+)?\]<std(out|err)>:")

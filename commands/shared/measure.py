@@ -1,7 +1,7 @@
-"""What the benchmarks share: real launches, interleaved rounds, medians and the table of results.
+"""Tools that the benchmarks share: launches, interleaved rounds, medians and the table of results.
 
-Figures are ratios of things measured in turn (A B A B ...) on the same machine, so that what else the machine does
-meets all of them alike; the median over the rounds drops the rounds that were disturbed.
+Figures are ratios of measurements taken in turn (A B A B ...) on the same machine, so that other load on the machine
+affects all of them alike; the median over the rounds drops disturbed rounds.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ JOB_SECONDS = 600
 
 
 class BenchmarkFailed(Exception):
-    """A job of the benchmark did not end well; the message has its output."""
+    """Raised if a job of the benchmark failed; the message has its output."""
 
 
 class TookTooLong(BenchmarkFailed):
-    """It was ended for that."""
+    """Raised if a job was ended because it took too long."""
 
 
 def interleaved(measurements: Mapping[str, Callable[[], float]], num_rounds: int) -> dict[str, list[float]]:
-    """Take each measurement once a round, in the same order in every round; samples by name, in the order of rounds.
+    """Take each measurement once per round, always in the same order; return samples by name, in the order of rounds.
 
-    Each is printed on stderr when it is there.
+    Each sample is printed to stderr as soon as it is taken.
     """
     samples: dict[str, list[float]] = {name: [] for name in measurements}
     for number in range(num_rounds):
@@ -49,35 +49,35 @@ def interleaved(measurements: Mapping[str, Callable[[], float]], num_rounds: int
 
 
 def median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float:
-    """Median of the rounds' ratios; both sequences are in the order of rounds.
+    """Return the median of the rounds' ratios; both sequences are in the order of rounds.
 
     Raises:
-        ValueError: they have different lengths.
+        ValueError: the sequences have different lengths.
     """
     return statistics.median(one / other for one, other in zip(ours, reference, strict=True))
 
 
 def median_difference(ours: Sequence[float], reference: Sequence[float]) -> float:
-    """Median of the rounds' differences, ours minus the reference."""
+    """Return the median of the rounds' differences, ours minus the reference."""
     return statistics.median(one - other for one, other in zip(ours, reference, strict=True))
 
 
 def largest_relative_difference(ours: Sequence[float], reference: Sequence[float]) -> float:
-    """Largest |a - b| / |b| over two curves of the same length."""
+    """Return the largest |a - b| / |b| over two curves of the same length."""
     return max(abs(one - other) / abs(other) for one, other in zip(ours, reference, strict=True))
 
 
 def job(module: str, *arguments: object, num_ranks: int | None = 2) -> list[str]:
-    """The command that runs a module on `num_ranks` ranks under horovodrun; alone for None."""
+    """Return the command that runs a module on `num_ranks` ranks under horovodrun; without a launcher for None."""
     return [*start("horovodrun" if num_ranks else None, num_ranks), "-m", module, *map(str, arguments)]
 
 
 def run(*commands: Sequence[str]) -> list[str]:
-    """Run jobs at the same time, to their ends; what each printed.
+    """Run jobs at the same time to their ends and return what each printed.
 
     Raises:
-        BenchmarkFailed: one failed.
-        TookTooLong: one took longer than JOB_SECONDS.
+        BenchmarkFailed: a job failed.
+        TookTooLong: a job took longer than JOB_SECONDS.
     """
     with ExitStack() as stack:
         jobs = [stack.enter_context(running(command)) for command in commands]
@@ -87,10 +87,10 @@ def run(*commands: Sequence[str]) -> list[str]:
 
 
 def seconds_until(command: Sequence[str], happened: Callable[[], bool]) -> float:
-    """Start a job and return the seconds from then until `happened`; the job then runs to its end.
+    """Start a job and return the seconds until `happened`; the job then runs to its end.
 
     Raises:
-        BenchmarkFailed: it failed, or ended without what was waited for.
+        BenchmarkFailed: the job failed, or ended before `happened`.
     """
     started = time.perf_counter()
     with running(command) as job:
@@ -108,21 +108,21 @@ def seconds_until(command: Sequence[str], happened: Callable[[], bool]) -> float
 def _wait(job: Job, command: Sequence[str]) -> None:
     try:
         status = job.wait(JOB_SECONDS)
-    except (TimeoutError, TookTooLong) as error:  # the job's, or that of a caller who ends what takes too long
+    except (TimeoutError, TookTooLong) as error:  # from the job, or from a caller's own time limit
         raise TookTooLong(f"{' '.join(command)} {error}:\n{job.printed()}") from None
     if status:
         raise BenchmarkFailed(f"{' '.join(command)} ended with status {status}:\n{job.printed()}")
 
 
 def print_table(figures: Sequence[Figure]) -> None:
-    """One line a figure, under the columns' names."""
+    """Print one line per figure, under the columns' names."""
     width = max(len(figure.what) for figure in figures)
     print(f"{'':{width}} {'ours':>10} {'reference':>10} {'ratio':>10} {'target':>9}  reached")
     print_rows(figures, width, sys.stdout)
 
 
 def print_rows(figures: Sequence[Figure], width: int, file: TextIO) -> None:
-    """The lines of a table whose first column is so wide."""
+    """Print the lines of a table whose first column is `width` wide."""
     for figure in figures:
         verdict = ("yes" if figure.reached else "NO") if figure.target else ""
         print(
@@ -134,7 +134,7 @@ def print_rows(figures: Sequence[Figure], width: int, file: TextIO) -> None:
 
 
 def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -> None:
-    """Write figures and raw samples to the file that a user named."""
+    """Write figures and raw samples to the user's file."""
     result = BenchmarkResult(
         figures=tuple(figures),
         samples=samples,
@@ -146,19 +146,18 @@ def save(path: Path, figures: Sequence[Figure], samples: Mapping[str, object]) -
 
 
 def printed_rates(printed: str) -> list[float]:
-    """Images per second of each epoch after the first, from the lines of a run that wrote no files, so that nothing but
-    training is measured."""
+    """Return images/s of each epoch after the first from a run's output; such runs write no files, only train."""
     return [float(rate) for rate in re.findall(r"Images/sec = ([\d.]+)", printed)][1:]
 
 
 def epoch_rates(output_dir: Path, *, num_warmup: int = 1) -> list[float]:
-    """Images per second of each epoch of a trainer's run after the first ones, which warm up."""
+    """Return the images per second of each epoch of a trainer's run after the first ones, which warm up."""
     epochs = read_events(output_dir / FILE).epochs
     return [epoch.images_per_second for epoch in epochs if epoch.images_per_second is not None][num_warmup:]
 
 
 def new_output(directory: Path) -> Path:
-    """A path in a folder of its own, for what a job writes."""
+    """Return a path in a new folder, for the output of a job."""
     return Path(tempfile.mkdtemp(dir=directory)) / "output"
 
 
@@ -166,10 +165,10 @@ def run_handwritten(directory: Path, commands: Callable[[Path], Sequence[Sequenc
     """Run a hand-written script and return what it wrote.
 
     Args:
-        commands: of its processes, which write to the path that is given.
+        commands: returns the commands of the script's processes, which write to the given path.
 
     Raises:
-        BenchmarkFailed: one failed.
+        BenchmarkFailed: a process failed.
     """
     output = new_output(directory)
     run(*commands(output))

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver and its management library (NVML) say of the GPUs; nothing where there is no driver."""
+"""Facts about GPUs from NVIDIA's driver and its management library (NVML); none without a driver."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import functools
 from collections.abc import Callable
 from types import ModuleType
 
-_ADDRESS_LENGTH = 32  # of a GPU on the PCI bus, as text
+_ADDRESS_LENGTH = 32  # of a GPU's address on the PCI bus, as text
 
 
 def num_visible() -> int:
-    """GPUs that programs see here: CUDA_VISIBLE_DEVICES may hide some."""
+    """Return the number of GPUs that programs see; CUDA_VISIBLE_DEVICES may hide some."""
     number = ctypes.c_int()
     try:
         driver = _driver()
@@ -22,7 +22,7 @@ def num_visible() -> int:
 
 
 def free_memory() -> tuple[int, ...]:
-    """Bytes that are free on each GPU of this host."""
+    """Return the free bytes on each GPU of this host."""
     nvml = _library()
     if nvml is None:
         return ()
@@ -31,10 +31,10 @@ def free_memory() -> tuple[int, ...]:
 
 
 def energy_counter(gpu: int) -> Callable[[], float] | None:
-    """What returns the joules that a GPU has taken since its driver was loaded; None where it does not count them.
+    """Return a function that returns the joules a GPU has taken since its driver was loaded; None if it counts none.
 
     Args:
-        gpu: its number among those that this process sees, which may not be all of the host's.
+        gpu: number of the GPU among those that this process sees, which may not be all of the host's.
     """
     nvml = _library()
     if nvml is None:
@@ -46,7 +46,7 @@ def energy_counter(gpu: int) -> Callable[[], float] | None:
 
     try:
         joules()
-    except nvml.NVMLError:  # GPUs before Volta, and slices of one, do not count
+    except nvml.NVMLError:  # GPUs before Volta, and MIG slices, do not count energy
         return None
     return joules
 
@@ -57,13 +57,13 @@ def _library() -> ModuleType | None:
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, or none that can be asked
+    except pynvml.NVMLError:  # no usable driver
         return None
     return pynvml
 
 
 def _pci_address(gpu: int) -> bytes:
-    """Of a GPU on the PCI bus: the name by which NVML finds what CUDA counts."""
+    """Return the PCI address of a GPU, by which NVML finds the GPU that CUDA numbers `gpu`."""
     driver, device, address = _driver(), ctypes.c_int(), ctypes.create_string_buffer(_ADDRESS_LENGTH)
     driver.cuDeviceGet(ctypes.byref(device), gpu)
     driver.cuDeviceGetPCIBusId(address, len(address), device)
@@ -71,11 +71,11 @@ def _pci_address(gpu: int) -> bytes:
 
 
 def _driver() -> ctypes.CDLL:
-    """The driver itself, which counts as CUDA does.
+    """Load the driver itself, which numbers GPUs as CUDA does.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no driver.
     """
     driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuInit(0)  # where it fails, so do questions
+    driver.cuInit(0)  # if it fails, so do all later calls
     return driver

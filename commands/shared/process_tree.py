@@ -1,7 +1,7 @@
-"""Find and end what a launch has started on this host.
+"""Find and end the processes that a launch has started on this host.
 
-Launchers put ranks into sessions of their own, which no signal to a group reaches; but whatever a process starts
-inherits its environment, and so a variable of it marks them all.
+Launchers put ranks into sessions of their own, where signals to a process group do not reach them. But a process
+inherits the environment of its parent, so an environment variable marks them all.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from pathlib import Path
 
 VARIABLE = "ALLSTEP_JOB"
 POLL_SECONDS = 0.05
-# For a launcher to end the ranks on other hosts, which nobody else here can.
+# Time for a launcher to end its ranks on other hosts, which only the launcher can do.
 _GRACE_SECONDS = 5.0
 
 
 def new_mark() -> str:
-    """A value of VARIABLE that nothing else on this host has."""
+    """Return a value of VARIABLE that is unique on this host."""
     return uuid.uuid4().hex
 
 
 def marked(mark: str) -> list[int]:
-    """Ids of the processes whose environment has the mark; one that has ended has no environment."""
+    """Return the ids of the processes whose environment has the mark; ended processes have no environment."""
     text, found = f"{VARIABLE}={mark}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
             if text in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
 
 
 def kill(mark: str) -> None:
-    """Kill all that have the mark, and what they start meanwhile."""
+    """Kill all processes that have the mark, and those that they start meanwhile."""
     while left := marked(mark):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -48,7 +48,7 @@ def kill(mark: str) -> None:
 
 @contextlib.contextmanager
 def guardian() -> Iterator[Callable[[str], None]]:
-    """What it is given, the marks of jobs, does not outlive this process, even if that is killed."""
+    """Yield a function that takes the mark of a job to be killed when this process ends, even by SIGKILL."""
     program = (sys.executable, "-m", "allstep.commands.shared.process_tree")
     with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
         marks = process.stdin
@@ -62,7 +62,7 @@ def guardian() -> Iterator[Callable[[str], None]]:
 
 
 def ask_to_end(processes: Sequence[subprocess.Popen]) -> float:
-    """Ask launches to end, with what they have started; returns their deadline, by the monotonic clock."""
+    """Ask launches to end with all their processes; return the deadline, on the monotonic clock."""
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ def ask_to_end(processes: Sequence[subprocess.Popen]) -> float:
 
 
 def end(processes: Sequence[subprocess.Popen], mark: str, *, deadline: float) -> None:
-    """End all that launches have started and that does not end by itself until the deadline: they have been asked."""
+    """Kill all processes of launches that were asked to end and still run at the deadline."""
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(POLL_SECONDS)
     kill(mark)
@@ -78,6 +78,6 @@ def end(processes: Sequence[subprocess.Popen], mark: str, *, deadline: float) ->
         process.wait()
 
 
-if __name__ == "__main__":  # the guardian: its input ends when whoever started it does
+if __name__ == "__main__":  # the guardian: its input ends when its parent does
     for mark in sys.stdin.read().split():
         kill(mark)

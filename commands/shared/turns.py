@@ -30,7 +30,7 @@ from allstep.commands.shared.jobs import Job, Outcome, timed_out
 from allstep.common.base.errors import Fault
 
 _WAKE_SECONDS = 0.002  # until all threads of a stopped rank run again
-_ROOM = 3  # times the memory of the largest job must be free for the next one, which may have more ranks
+_ROOM = 3  # free memory that the next job needs, over that of the largest so far: it may have more ranks
 
 
 def join(path: Path | None, num_ranks: int) -> Callable[[], None]:

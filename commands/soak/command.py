@@ -1,4 +1,4 @@
-"""Whether a run that is killed or disturbed at any moment and resumed ends where the undisturbed run ends.
+"""Check that a run that is killed or disturbed at any moment and then resumed ends like the undisturbed run.
 
     allstep soak [--kills 50] [--faults 40] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
     allstep soak --elastic [--minutes 2] [--bed] [--seed 0] [--frameworks pytorch,tensorflow]
@@ -6,25 +6,25 @@
     allstep soak --slices 4 --ranks 1,2,3,4 --faults 0
 
 Trains on digits, kills a random rank by SIGKILL at a random moment (starting up, stepping, validating, writing a
-checkpoint), resumes, kills again, and lets the run end after one to four kills. A run goes on on the same number of
-ranks or, if it is a `mixed` one, on another number each time. Then does the same with the faults of
+checkpoint), resumes, kills again, and lets the run end after one to four kills. A run resumes on the same number of
+ranks or, if it is a `mixed` one, on a random number each time. The same is then done with the faults of
 `commands/soak/faults.py`, under all launchers. After each kill or fault:
 
-    every checkpoint under its name is whole, and has the weights of the undisturbed run at its step
+    every checkpoint under its final name is complete, and has the weights of the undisturbed run at its step
 
 and at the end:
 
-    the weights are those of the undisturbed run: bit by bit in PyTorch where the number of ranks stayed the same,
-    else by a relative difference (see `allstep parity --help`) of at most 1e-6, or 1e-5 where it changed
+    the weights are those of the undisturbed run: bit by bit in PyTorch if the number of ranks stayed the same,
+    otherwise within a relative difference (see `allstep parity --help`) of 1e-6, or of 1e-5 if it changed
     metrics.jsonl has every step and every epoch once, with the losses of the undisturbed run
 
-With --slices every kill changes the number of ranks and the launcher, and every bit must be the undisturbed run's.
+With --slices, each start draws the number of ranks and the launcher at random, and every bit must be the same.
 
-Horovod fuses gradients that are ready at the same time into one all-reduce. From three ranks on, where a gradient
-lies in that decides in which order the ranks' values are added, so equal runs differ in last bits. Here every gradient
-travels alone (HOROVOD_FUSION_THRESHOLD=0), and equal runs are equal. With --elastic, elastic jobs are disturbed in
-place of these, of which `commands/soak/elastic_soak.py` says what must hold. The exit status is 0 where all held,
-1 else.
+Horovod fuses gradients that are ready at the same time into one all-reduce. With three or more ranks, the position of a
+gradient in that buffer decides in which order the ranks' values are added, so equal runs differ in their last bits.
+Here each gradient is sent separately (HOROVOD_FUSION_THRESHOLD=0), so that equal runs have equal bits. With --elastic,
+elastic jobs are disturbed instead; `commands/soak/elastic_soak.py` lists what must hold for them. The exit status is 0
+if all held, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -58,37 +58,37 @@ OF_TORCHRUN = ("ddp", "fsdp")
 HOROVOD_LAUNCHERS = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
 MAX_A_RUN = 4
 START_UP_SHARE = 0.15
-"""Of the kills, those before the first step."""
+"""Share of the kills that happen before the first step."""
 START_UP_SECONDS = 3.0
 STEP_SECONDS = 0.05
-"""The longest wait from the step at which a kill is due to the kill: a few steps, with their checkpoints."""
+"""Longest delay of a kill after the step at which it is due: the time of a few steps and their checkpoints."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Disturb and resume until kills and faults are used up; end with status 1 where anything was violated."""
+    """Disturb and resume until kills and faults are used up; exit with status 1 on any violation."""
     parser = Parser("allstep soak", __doc__)
     parser.add_argument("--kills", type=whole(0, MAX_COUNT), default=50, metavar="N")
     parser.add_argument("--faults", type=whole(0, MAX_COUNT), default=40, metavar="N")
     parser.add_argument(
-        "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="of all choices but the exact moment"
+        "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="seed of all choices except exact moments"
     )
     parser.add_argument(
         "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
     )
-    parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
+    parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="for the kills")
     parser.add_argument("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
-    parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: of each job")
+    parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: per job")
     parser.add_argument(
         "--strategies",
         type=listed(one_of("horovod", *OF_TORCHRUN)),
         default=("horovod",),
         metavar="NAME,...",
-        help="--elastic: of each job (horovod); torchrun starts ddp and fsdp",
+        help="--elastic: strategies of the jobs (horovod); ddp and fsdp run under torchrun",
     )
     parser.add_argument(
-        "--bed", action="store_true", help="--elastic: on the hosts of tests/cluster/two_hosts.sh; cut links as well"
+        "--bed", action="store_true", help="--elastic: use hosts of tests/cluster/two_hosts.sh, and cut links as well"
     )
-    parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the runs that are killed")
+    parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="--slices of the killed runs")
     flags = parser.parse_args(argv)
     if flags.slices and flags.slices < max(flags.ranks):
         parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.Random) -> Iterator[Case]:
-    """All cases in random order, the frameworks in turn, again and again."""
+    """Yield all cases in random order, alternating between the frameworks, without end."""
     choices = [(num,) for num in ranks] + ([tuple(ranks)] if len(ranks) > 1 else [])
     while True:
         shuffled = [[Case(framework, of) for of in chance.sample(choices, len(choices))] for framework in frameworks]
@@ -134,13 +134,13 @@ def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.R
 
 
 def sliced_cases(frameworks: Sequence[str], ranks: Sequence[int], slices: int) -> Iterator[Case]:
-    """The frameworks in turn, each on all numbers of ranks and by all launchers of Horovod."""
+    """Yield cases that alternate between the frameworks, each with all numbers of ranks and all Horovod launchers."""
     for framework in itertools.cycle(frameworks):
         yield Case(framework, tuple(ranks), HOROVOD_LAUNCHERS, ("--slices", slices))
 
 
 def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Case]:
-    """Two ranks, by Horovod under its launchers and, for every fourth run in PyTorch, by DDP under torchrun."""
+    """Yield cases of two ranks: Horovod under its launchers or, for a quarter of PyTorch's runs, DDP under torchrun."""
     while True:
         for framework in frameworks:
             by_ddp = framework == "pytorch" and chance.random() < 0.25
@@ -149,7 +149,7 @@ def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Ca
 
 @dataclass(frozen=True)
 class Start:
-    """How a run is started once, and what will befall it."""
+    """One start of a run, and the fault that will disturb it."""
 
     num_ranks: int
     launcher: str
@@ -158,11 +158,11 @@ class Start:
 
 
 Draw = Callable[[Case, int, int, random.Random], Start]
-"""Draws the next start: case, step that is saved, disturbances left."""
+"""Function that draws the next start from the case, the last saved step and the number of disturbances left."""
 
 
 def draw_kill(case: Case, saved_step: int, left: int, chance: random.Random) -> Start:
-    """A kill at any moment; those of a run spread over all of it."""
+    """Draw a kill at any moment, so that the kills of a run are spread over all of it."""
     num_ranks = chance.choice(case.ranks)
     target = chance.randint(saved_step, saved_step + (NUM_STEPS - saved_step) // max(1, left))
     rank, starting_up = chance.randrange(num_ranks), chance.random() < START_UP_SHARE
@@ -172,7 +172,7 @@ def draw_kill(case: Case, saved_step: int, left: int, chance: random.Random) -> 
 
 
 def draw_fault(case: Case, saved_step: int, left: int, chance: random.Random) -> Start:
-    """A fault of any kind after the first steps of this start."""
+    """Draw a fault of any kind that happens after the first steps of this start."""
     num_ranks = chance.choice(case.ranks)
     step = 3 + chance.randint(saved_step, saved_step + max(0, NUM_STEPS - 6 - saved_step) // max(1, left))
     kind, rank, delay = chance.choice(list(KINDS)), chance.randrange(num_ranks), chance.uniform(0, STEP_SECONDS)
@@ -186,13 +186,13 @@ class Struck:
 
     start: Start
     seconds: float
-    """From the fault to the end of the job."""
+    """Seconds from the fault to the end of the job."""
     last_step: int
-    """That metrics.jsonl has."""
+    """Last step in metrics.jsonl."""
     saved_step: int
-    """Of the latest checkpoint; 0 without any."""
+    """Step of the latest checkpoint; 0 without any."""
     in_writing: bool
-    """Whether it left a checkpoint half written."""
+    """Whether the job left a partially written checkpoint."""
 
     def __str__(self) -> str:
         start, moment = self.start, ", writing a checkpoint" if self.in_writing else ""
@@ -204,7 +204,7 @@ class Struck:
 
 
 class Soak:
-    """Disturbs runs, and counts."""
+    """Disturbs runs, and counts disturbances and violations."""
 
     def __init__(self) -> None:
         self.num_struck = {"kill": 0, "fault": 0}
@@ -231,10 +231,10 @@ class Soak:
 
 
 def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: random.Random) -> Iterator[Struck]:
-    """Disturb one run `budget` times, checking what it left each time, then let it end and check that.
+    """Disturb one run `budget` times, check its files each time, then let it end and check its results.
 
     Raises:
-        Violation: something does not hold.
+        Violation: a check failed.
     """
     with tempfile.TemporaryDirectory() as directory:
         output_dir = Path(directory)
@@ -255,7 +255,7 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
                 seconds = check_end_of(run, start) if struck else wait_for_good_end(run)
             if not struck:
                 break
-            if seconds is None:  # it came too late: the next start ends the run
+            if seconds is None:  # the fault came too late: the next start ends the run
                 budget = 0
                 continue
             budget -= 1
@@ -266,8 +266,8 @@ def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: rand
 
 
 def check_end_of(run: Training, start: Start) -> float | None:
-    """What must hold of a disturbed job; returns what `check_ended` does."""
+    """Check how a disturbed job ended; return what `check_ended` returns."""
     kind = KINDS[start.fault.kind]
-    if start.starting_up or start.num_ranks == 1:  # the launcher alone knows what happened, or nobody is left
+    if start.starting_up or start.num_ranks == 1:  # only the launcher knows what happened, or no rank is left
         kind = replace(kind, can_report=False)
     return check_ended(run, kind)

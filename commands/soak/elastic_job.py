@@ -1,4 +1,4 @@
-"""An elastic job that is started to be disturbed: its hosts, what can befall it, and how far it has come."""
+"""Elastic jobs that are started to be disturbed: their hosts, the mishaps that can happen, and their progress."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts, of which this process sees all processes."""
+    """Two hosts whose processes are all visible to this process."""
 
     names: tuple[str, str]
     links: dict[str, str] = field(default_factory=dict)
-    """Of each host, the network device of this one that leads to it, where that can be cut."""
+    """Network device of this machine that leads to each host; empty if links cannot be cut."""
 
     @property
     def mishaps(self) -> tuple[str, ...]:
-        """What can befall ranks on them."""
+        """Mishaps that can happen to ranks on these hosts."""
         return (KILLED, FROZEN, LEFT, *([CUT] if self.links else []))
 
     def listed(self, without: str | None = None) -> str:
-        """What a host discovery script prints."""
+        """Return the output of a host discovery script, optionally without one of the hosts."""
         return "".join(f"{name}:{NUM_RANKS // 2}\n" for name in self.names if name != without)
 
 
 LOCAL = Hosts(("localhost", "127.0.0.1"))
 """This machine under two names."""
 BED_DIRECTORY = Path("/run/bed")
-"""Of tests/cluster/two_hosts.sh, on its launcher host."""
+"""Directory of tests/cluster/two_hosts.sh on its launcher host."""
 BED = Hosts(("server1", "server2"), {"server1": "v1", "server2": "v2"})
-"""The other two of tests/cluster/two_hosts.sh."""
+"""The two other hosts of tests/cluster/two_hosts.sh."""
 
 
 @dataclass
 class Stand:
-    """How far a job has come."""
+    """Progress of a job."""
 
     num_starts: int = 0
-    """How often its ranks were formed."""
+    """Number of times that the ranks have formed a job."""
     num_ranks: int = 0
-    """Of the last time."""
+    """Number of ranks since the last start."""
     steps_since: int = 0
-    """Steps since then."""
+    """Number of steps since the last start."""
 
 
 class Follower:
-    """Reads the metrics.jsonl of a job that is under way, which each start puts a shorter one in the place of."""
+    """Reads the metrics.jsonl of a running job; each start of the ranks replaces the file with a shorter one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class Follower:
         self._rest = ""
 
     def stand(self) -> Stand:
-        """How far the job has come by now."""
+        """Return the current progress of the job."""
         with suppress(FileNotFoundError):
             if self._file is None or os.fstat(self._file.fileno()).st_ino != self._path.stat().st_ino:
                 self.close()
@@ -94,7 +94,7 @@ class Follower:
 
 
 class ElasticJob(abc.ABC):
-    """Four ranks on two hosts, which go on with whoever is there."""
+    """Four ranks on two hosts; the job continues with the ranks that are left."""
 
     def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower) -> None:
         self._job, self._program, self._hosts, self._follower = job, program, hosts, follower
@@ -102,17 +102,17 @@ class ElasticJob(abc.ABC):
 
     @abc.abstractmethod
     def leave(self, host: str) -> Callable[[], None]:
-        """Take a host out of the job; returns what lets it return."""
+        """Take a host out of the job and return a function that lets it return."""
 
     def ranks(self) -> list[int]:
-        """The process ids of all ranks."""
+        """Return the process ids of all ranks."""
         return [pid for pid in self._job.left() if _words(pid)[1:3] == ["-m", self._program]]
 
     def wait(self, is_there: Callable[[Stand], bool]) -> Stand:
-        """Wait until the job stands where it should.
+        """Wait until the progress of the job satisfies `is_there`, and return it.
 
         Raises:
-            Violation: it has ended, or stands still.
+            Violation: the job has ended, or makes no progress.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_there(stand := self._follower.stand()):
@@ -124,7 +124,7 @@ class ElasticJob(abc.ABC):
         return stand
 
     def suffer(self, mishap: str, chance: random.Random) -> Callable[[], None]:
-        """Let a mishap happen; returns what lets a host return that has gone by it."""
+        """Let a mishap happen and return a function that lets a lost host return."""
         host = chance.choice(self._can_leave)
         if mishap == LEFT:
             return self.leave(host)
@@ -136,10 +136,10 @@ class ElasticJob(abc.ABC):
         return lambda: None
 
     def stop(self) -> None:
-        """Ask the job to save and to end.
+        """Ask the job to save its state and to end.
 
         Raises:
-            Violation: it does not, or leaves processes.
+            Violation: the job does not end well, or leaves processes.
         """
         os.kill(self.ranks()[0], signal.SIGUSR1)
         if self._job.wait(PATIENCE_SECONDS):
@@ -155,7 +155,7 @@ class HorovodrunJob(ElasticJob):
     """A job of horovodrun."""
 
     def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower, listed: Path) -> None:
-        """`listed` is the file that the host discovery script prints."""
+        """Set up a job whose host discovery script prints the file `listed`."""
         super().__init__(job, program, hosts, follower)
         self._listed = listed
 
@@ -166,18 +166,18 @@ class HorovodrunJob(ElasticJob):
     def _list(self, text: str) -> None:
         new = self._listed.with_suffix(".new")
         new.write_text(text)
-        new.rename(self._listed)  # the script prints the whole of one or of the other
+        new.rename(self._listed)  # atomic: the script prints either the old or the new list
 
 
 @contextmanager
 def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> Iterator[ElasticJob]:
-    """A job of horovodrun and `python -m program`, with output directory `run` in `directory`, until the block ends."""
+    """Run `python -m program` under elastic horovodrun until the block ends, with output directory `directory`/run."""
     listed, output_dir = directory / "hosts", directory / "run"
     listed.write_text(hosts.listed())
     command = [
         *("horovodrun", "-np", NUM_RANKS, "--min-np", NUM_RANKS // 2, "--max-np", NUM_RANKS),
         *("--host-discovery-script", f"cat {listed}", "--blacklist-cooldown-range", 1, 2),
-        *("--max-host-failures", 1_000_000),  # they are no sick hosts
+        *("--max-host-failures", 1_000_000),  # the hosts are not at fault
         *("python", "-m", program, *flags, "--output-dir", output_dir),
     ]
     follower = Follower(output_dir / FILE)
@@ -189,7 +189,7 @@ def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> 
 
 
 def disturb(job: ElasticJob, mishaps: Sequence[str], until: float, chance: random.Random) -> dict[str, list[float]]:
-    """Let mishaps happen until then, one at least; returns the seconds of each until steps went on, and each return."""
+    """Let at least one mishap happen, until the time `until`; return the seconds of each recovery by kind of mishap."""
     seconds = defaultdict(list)
     while True:
         before = job.wait(lambda stand: stand.num_ranks == NUM_RANKS and stand.steps_since > 20).num_starts
@@ -213,7 +213,7 @@ def _set_link(device: str, state: str) -> None:
 
 
 def _words(pid: int) -> Sequence[str]:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the process has ended
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-        return [word for word in words if word != "-u"]  # torchrun gives it to Python
+        return [word for word in words if word != "-u"]  # torchrun passes it to Python
     return []

@@ -1,15 +1,15 @@
-"""Whether an elastic job loses or doubles a sample, whatever befalls its ranks and hosts: `allstep soak --elastic`.
+"""Check that an elastic job that loses ranks and hosts neither loses nor repeats a sample: `allstep soak --elastic`.
 
-Four ranks on two hosts train under `horovodrun --min-np 2`, or under two agents of torchrun. Again and again, when all
-four are there, one of them is killed or frozen, a host leaves and returns, or a host is cut off for a while. When the
-minutes are over the job is asked to stop. What must hold:
+Four ranks on two hosts train under `horovodrun --min-np 2`, or under two agents of torchrun. Whenever all four are
+running, one of them is killed or suspended, a host leaves and returns, or a host is cut off for a while. When the
+given minutes are over, the job is asked to stop. The following must hold:
 
     metrics.jsonl has every step of every epoch once, with the losses of an undisturbed run of one rank
     weights and optimizer state have the bits of that run
-    no process is left, and the job never stands still for more than two minutes
+    no process is left, and the job never stalled for more than two minutes
 
-It reports the effective training time ratio (time in steps that counted over all time, Jiang et al. 2024, section 6),
-how long it took from each mishap until steps went on, and from the return of a host until its ranks took part.
+It reports the effective training time ratio (time in steps that counted over total time, Jiang et al. 2024, section 6),
+the time from each mishap to the next step, and the time from the return of a host until its ranks took part.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FLAGS = ("--model", "mlp", "--global-batch-size", 32, "--base-lr", 0.001, "--log
 
 
 def soak(framework: str, strategy: str, minutes: float, chance: random.Random, hosts: Hosts) -> None:
-    """Disturb one job for so many minutes, and print what it took.
+    """Disturb one job for the given minutes, check it and print how long it took to recover.
 
     Args:
-        hosts: of a job of horovodrun; torchrun's agents are on this one.
+        hosts: hosts of a horovodrun job; torchrun's agents run on this machine.
 
     Raises:
-        Violation: something does not hold.
+        Violation: a check failed.
     """
     program = f"allstep.{framework}.train"
     flags = (*FLAGS, "--elastic", "--strategy", strategy, "--epochs", 100_000, "--fault-timeout", FAULT_SECONDS)
@@ -69,10 +69,10 @@ def soak(framework: str, strategy: str, minutes: float, chance: random.Random, h
 
 
 def check_steps(events: Sequence[dict]) -> tuple[int, int]:
-    """How many epochs and steps there are, each once and in order.
+    """Check that each epoch and step is there once and in order, and return their numbers.
 
     Raises:
-        Violation: one is missing, or there twice.
+        Violation: an epoch or step is missing or repeated.
     """
     for kind in ("step", "epoch"):
         numbers = [event[kind] for event in events if event["event"] == kind]
@@ -83,10 +83,10 @@ def check_steps(events: Sequence[dict]) -> tuple[int, int]:
 
 
 def check_bits(program: str, directory: Path, num_epochs: int, num_steps: int) -> None:
-    """Compare losses, weights and optimizer state with those of one rank that nothing disturbs.
+    """Compare losses, weights and optimizer state with those of an undisturbed run on one rank.
 
     Raises:
-        Violation: they differ.
+        Violation: the runs differ.
     """
     run, undisturbed = directory / "run", directory / "undisturbed"
     command = [

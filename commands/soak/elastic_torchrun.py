@@ -1,4 +1,4 @@
-"""An elastic job of torchrun that is started to be disturbed: an agent for each of two hosts, both of them this one."""
+"""Elastic jobs of torchrun that are started to be disturbed: two agents on this machine, which stand for two hosts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from allstep.commands.soak.training import Training, training
 from allstep.common.launch.rendezvous import free_ports
 
 STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Without which ranks that are started anew wait for those before them (docs/elastic.md)."""
+"""Variables that keep restarted ranks from waiting for their predecessors (docs/elastic.md)."""
 
 
 class TorchrunJob(ElasticJob):
-    """A job of two agents, of which the second can leave: the first has the store by which they meet."""
+    """A job of two agents. Only the second can leave, since the first hosts the rendezvous store."""
 
     def __init__(self, job: Training, program: str, follower: Follower, second: list[object]) -> None:
-        """`second` is the command of the second agent."""
+        """Start the second agent of a job by the command `second`."""
         super().__init__(job, program, LOCAL, follower)
         self._second = second
         self._agent = job.start(second)
@@ -40,7 +40,7 @@ class TorchrunJob(ElasticJob):
 
 @contextmanager
 def torchrun_job(program: str, directory: Path, *flags: object) -> Iterator[ElasticJob]:
-    """A job of `torchrun -m program`, as `elastic_job.elastic_job` has one of horovodrun."""
+    """Run `torchrun -m program` until the block ends: the counterpart of `elastic_job.elastic_job` for horovodrun."""
     output_dir = directory / "run"
     with free_ports(1) as [port]:
         endpoint = f"localhost:{port}"

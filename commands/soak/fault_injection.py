@@ -1,10 +1,10 @@
-"""A trainer of which one rank goes wrong at a given step, for `allstep soak` and the tests of faults.
+"""Trainer in which one rank fails at a given step, for `allstep soak` and the tests of faults.
 
     python -m allstep.commands.soak.fault_injection FRAMEWORK FAULT RANK STEP [FLAGS of the trainer]
 
 FAULT is `raises`, `raises-writing` (while a slow disk still writes a checkpoint), `stuck` (in the input pipeline),
-`hangs` (at the end of a step), `leaves-out` (a step, and with it a collective) or `lingers` (after the last epoch,
-whatever STEP is).
+`hangs` (at the end of a step), `leaves-out` (skips a step, and with it a collective) or `lingers` (does not exit after
+the last epoch, whatever STEP is).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 class Wrapped:
-    """Another object, but for what a subclass does differently."""
+    """Proxy of another object, for subclasses that replace some of its methods."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -50,10 +50,10 @@ class Wrapped:
 
 
 class _FaultyOnce(Wrapped):
-    """An object of which one call goes wrong."""
+    """Proxy of an object in which one call fails."""
 
     def __init__(self, original: Any, step: int, instead: Callable[..., Any]) -> None:
-        """`instead` is called with the method and its arguments, in the call of number `step`."""
+        """Set up that `instead` is called in place of call number `step`, with the method and its arguments."""
         super().__init__(original)
         self._step, self._instead, self._numbers = step, instead, itertools.count(1)
 
@@ -64,14 +64,14 @@ class _FaultyOnce(Wrapped):
 
 
 class FaultyWorker(_FaultyOnce):
-    """A worker of which one training step goes wrong."""
+    """A worker in which one training step fails."""
 
     def train_step(self, *arguments: Any) -> Any:
         return self._call(self.original.train_step, *arguments)
 
 
 class FaultySplit(_FaultyOnce):
-    """Samples that go wrong where one batch of them is read, by the training loop itself."""
+    """A split in which reading one batch fails; it is read in the training loop's own thread."""
 
     parallel = False
 
@@ -83,7 +83,7 @@ class FaultySplit(_FaultyOnce):
 
 
 def raise_at(session: TrainingRun, step: int) -> TrainingRun:
-    """Raise in the training step of that number."""
+    """Raise in training step `step`."""
 
     def fail(*_: object) -> None:
         raise OSError("lost the disk")
@@ -92,7 +92,7 @@ def raise_at(session: TrainingRun, step: int) -> TrainingRun:
 
 
 def raise_while_writing(session: TrainingRun, step: int) -> TrainingRun:
-    """Raise in the training step of that number, while the checkpoint before it is being written for seconds."""
+    """Raise in training step `step`, while a slow disk still writes the checkpoint before it."""
 
     def slow_disk(event: str, arguments: tuple) -> None:
         if event == "os.mkdir" and Path(arguments[0]).name.startswith(TEMPORARY):
@@ -103,12 +103,12 @@ def raise_while_writing(session: TrainingRun, step: int) -> TrainingRun:
 
 
 def leave_out(session: TrainingRun, step: int) -> TrainingRun:
-    """Do nothing in the training step of that number."""
+    """Do nothing in training step `step`."""
     return _with_step(session, step, lambda *_: np.float32(0))
 
 
 def hang_after(session: TrainingRun, step: int) -> TrainingRun:
-    """Never return from the training step of that number; the other ranks have all that they need of it."""
+    """Never return from training step `step`, after the other ranks have received all that they need of it."""
 
     def hang(train_step: Callable, *arguments: object) -> None:
         float(train_step(*arguments))
@@ -118,13 +118,13 @@ def hang_after(session: TrainingRun, step: int) -> TrainingRun:
 
 
 def get_stuck_at(session: TrainingRun, step: int) -> TrainingRun:
-    """Never get the batch of that number."""
+    """Never return the batch of step `step`."""
     split = FaultySplit(session.dataset.train, step, lambda *_, **__: time.sleep(1e6))
     return dataclasses.replace(session, dataset=dataclasses.replace(session.dataset, train=split))
 
 
 def linger(session: TrainingRun, step: int) -> TrainingRun:
-    """Train to the end, and never leave."""
+    """Train to the end, but never exit."""
 
     class Linger(Hook):
         def on_end(self, session: TrainingRun) -> None:

@@ -1,4 +1,4 @@
-"""Faults that a job on this machine can be given, and what must hold of its end."""
+"""Faults that can be injected into a job on this machine, and the check of how the job ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from allstep.commands.soak.training import Training
 
-# What a fault and what is left of a job may take. A report of a stall comes STALL_SECONDS after the fault.
+# Limits for a job to end after a fault, and for its processes to be gone. A stall is reported after STALL_SECONDS.
 END_SECONDS = 15
 CLEAN_SECONDS = 10
 STALL_SECONDS = 3
@@ -18,22 +18,22 @@ REPORTED = re.compile(r"allstep: ranks? \d.* stopped")
 
 
 class Violation(Exception):
-    """What must hold does not; the message says what and where."""
+    """A check failed; the message says what is wrong and where."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault: a signal, or a trainer that goes wrong by itself."""
+    """A kind of fault: a signal, or a trainer that fails by itself."""
 
     number: signal.Signals | None = None
     target: str = "rank"
-    """Who gets the signal: a `rank`, all `ranks` or the `launcher`."""
+    """Receiver of the signal: a `rank`, all `ranks` or the `launcher`."""
     program: str = ""
-    """The fault of `commands/soak/fault_injection.py` in place of a signal."""
+    """Fault of `commands/soak/fault_injection.py`, if the fault is not a signal."""
     is_notice: bool = False
-    """Whether the run saves, ends with status 0 and says that it is resumable."""
+    """Whether the run saves its state, ends with status 0 and reports that it is resumable."""
     can_report: bool = True
-    """Whether there is still a terminal to print it on."""
+    """Whether the job can still report the fault on its terminal."""
 
 
 KINDS = {
@@ -51,30 +51,30 @@ KINDS = {
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """A fault to come."""
+    """A fault to be injected."""
 
     kind: str
     rank: int
-    """Whom it befalls, where it is one rank."""
+    """Rank that the fault hits, if it hits a single rank."""
     step: int
-    """Of the run, at which it is due."""
+    """Step of the run at which the fault is due."""
     delay: float = 0.0
-    """Seconds from then on, for a signal."""
+    """Seconds from that step to a signal."""
 
     def program(self, framework: str, first_step: int) -> list[str]:
-        """What to run with `python`: the trainer, or one that goes wrong; `first_step` is that of this start."""
+        """Return Python's arguments for the trainer, or a faulty one; `first_step` is the first step of this start."""
         program = KINDS[self.kind].program
         if not program:
             return ["-m", f"allstep.{framework}.train"]
         return faulty(framework, program, self.rank, self.step - first_step + 1)
 
     def strike(self, run: Training) -> bool:
-        """Wait until the fault is due and let it happen; False where the job has ended before."""
+        """Wait until the fault is due and let it happen; return False if the job has ended before."""
         kind = KINDS[self.kind]
         if kind.program:
             run.wait_for_step(self.step - 2)  # a step is reported while the next one is computed
             return run.status != 0
-        assert kind.number is not None  # what no program does, a signal does
+        assert kind.number is not None  # a fault is either a program or a signal
         run.wait_for_step(self.step, self.delay)
         if kind.target == "launcher":
             return run.signal_launcher(kind.number)
@@ -83,17 +83,17 @@ class InjectedFault:
 
 
 def faulty(framework: str, fault: str, rank: int, step: int) -> list[str]:
-    """What to run with `python` for a trainer that goes wrong by itself (`commands/soak/fault_injection.py`)."""
+    """Return Python's arguments for a trainer that fails by itself (`commands/soak/fault_injection.py`)."""
     return ["-m", "allstep.commands.soak.fault_injection", framework, fault, str(rank), str(step)]
 
 
 def check_ended(run: Training, kind: Kind) -> float | None:
-    """Wait for the end of a job that was given a fault.
+    """Wait for the end of a job after a fault.
 
-    Returns: how many seconds it took; None where the training had ended before, and only processes were left to end.
+    Returns: the seconds that it took, or None if training had ended before the fault and only processes had to exit.
 
     Raises:
-        Violation: it hangs, leaves processes, has the wrong status, or does not report what happened exactly once.
+        Violation: the job hangs, leaves processes, has the wrong status, or does not report the fault exactly once.
     """
     struck = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Whether a run that was disturbed and resumed is the undisturbed run: its checkpoints, losses, steps and weights."""
+"""Check that a disturbed and resumed run equals the undisturbed run in checkpoints, losses, steps and weights."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from allstep.common.checkpoint import load
 NUM_EPOCHS = 2
 NUM_STEPS = NUM_EPOCHS * parity.STEPS_PER_EPOCH
 FINAL_BOUND = 1e-6
-# While they are small, weights differ more, relatively. And other numbers of ranks add in another order: undisturbed
-# runs on 1 and 3 ranks end 1e-6 to 3e-6 apart, runs that first differ by half a unit in the last place up to 7e-6.
+# Relative differences are larger while weights are small, and other numbers of ranks add in another order: undisturbed
+# runs on 1 and 3 ranks end 1e-6 to 3e-6 apart, runs that start half a unit in the last place apart up to 7e-6.
 BOUND_ON_THE_WAY = parity.Bounds.runs
 JOB_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class Case:
-    """How a run that will be disturbed is made."""
+    """Configuration of a run that will be disturbed."""
 
     framework: str
     ranks: tuple[int, ...]
-    """Numbers of ranks to choose from at each start; one where it stays the same."""
+    """Numbers of ranks to choose from at each start; a single one if it stays the same."""
     launchers: tuple[str, ...] = ("horovodrun-mpi",)
-    """To choose from at each start."""
+    """Launchers to choose from at each start."""
     flags: tuple[str | int, ...] = ()
-    """Of the trainer, as --slices."""
+    """Further flags of the trainer, such as --slices."""
 
     @property
     def reference(self) -> tuple[str, int, str, tuple[str | int, ...]]:
@@ -48,10 +48,10 @@ class Case:
 
     @property
     def exact(self) -> bool:
-        """Whether every bit must be that of the undisturbed run."""
+        """Whether every bit must equal that of the undisturbed run."""
         if "--slices" in self.flags:
             return True
-        # In which order the values of three ranks and more are added depends on the launcher's library.
+        # The order in which the values of three or more ranks are added depends on the launcher's library.
         same_sums = len(self.launchers) == 1 or self.ranks[0] <= 2
         return self.framework == "pytorch" and len(self.ranks) == 1 and same_sums
 
@@ -60,7 +60,7 @@ class Case:
 
 
 def wait_for_good_end(run: Training) -> float:
-    """Wait for the end of a job that nothing has befallen."""
+    """Wait for an undisturbed job, which must succeed."""
     try:
         run.wait(JOB_SECONDS)
     except TimeoutError:
@@ -71,7 +71,7 @@ def wait_for_good_end(run: Training) -> float:
 
 
 def check_checkpoints(case: Case, output_dir: Path, undisturbed: Curve) -> int:
-    """The step of the latest checkpoint, 0 without any; all of them must be whole and right."""
+    """Check that all checkpoints are complete and correct; return the step of the latest, 0 without any."""
     latest = 0
     try:
         for path in sorted((output_dir / "checkpoints").glob("step-*")):
@@ -86,7 +86,7 @@ def check_checkpoints(case: Case, output_dir: Path, undisturbed: Curve) -> int:
 
 
 def check_end(case: Case, output_dir: Path, undisturbed: Curve) -> None:
-    """What must hold of a run that has ended."""
+    """Check the checkpoints, weights, steps and losses of a run that has ended."""
     if check_checkpoints(case, output_dir, undisturbed) != NUM_STEPS:
         raise Violation("the last step has no checkpoint")
     state = load("latest", output_dir / "checkpoints", warn=_refuse)
@@ -117,10 +117,10 @@ def _refuse(warning: str) -> None:
 
 
 def train_undisturbed(framework: str, num_ranks: int, launcher: str, given_flags: Sequence[str | int] = ()) -> Curve:
-    """The run to compare with, with the weights of every step.
+    """Train the run to compare with and return its curve, with the weights of every step.
 
     Raises:
-        Violation: it failed.
+        Violation: the run failed.
     """
     print(f"{framework}, {num_ranks} ranks, {launcher}: undisturbed", flush=True)
     with tempfile.TemporaryDirectory() as directory:
@@ -139,11 +139,11 @@ def training(
     program: Sequence[str] = (),
     strategy: str | None = None,
 ) -> AbstractContextManager[Training]:
-    """A job of a trainer, alone on one rank; nothing of it is left when the block ends.
+    """Start a trainer, without a launcher if it has one rank; its processes are killed when the block ends.
 
     Args:
-        program: what to run with `python` in place of the trainer.
-        strategy: by default Horovod, or DDP under torchrun.
+        program: arguments of Python that replace the trainer's module.
+        strategy: strategy of the trainer, by default Horovod, or DDP under torchrun.
     """
     strategy = strategy or ("ddp" if launcher == "torchrun" else "horovod")
     return trainings.training(

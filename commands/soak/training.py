@@ -1,4 +1,4 @@
-"""A trainer's job that is started to be disturbed: its ranks, its output, and what it leaves behind."""
+"""Jobs of a trainer that are started to be disturbed: their ranks, output and remaining processes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from allstep.commands.shared.records.runs import FILE, read_events
 
 POLL_SECONDS = 0.002
 PATIENCE_SECONDS = 300
-# How a launcher gives a rank its number; torchrun first, the others keep to one name each.
+# The variable in which a launcher gives a rank its number.
 _RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)\0")
 
 
 class Training(Job):
-    """A job that has been started."""
+    """A started job of a trainer."""
 
     def __init__(
         self,
@@ -32,23 +32,23 @@ class Training(Job):
         log: IO[bytes],
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`command` has its launcher in front, where it has one; `output_dir` is the trainer's."""
+        """Start `command`, which begins with its launcher if it has one; `output_dir` is the trainer's."""
         self._num_ranks = num_ranks
         self._metrics = output_dir / FILE
         self._before = _inode(self._metrics)
-        # Equal runs are equal, bit by bit, only where each gradient travels alone.
+        # Equal runs are equal bit by bit only if each gradient is sent separately.
         super().__init__([command], log, {"HOROVOD_FUSION_THRESHOLD": "0", **(environ or {})})
 
     @property
     def process(self) -> subprocess.Popen:
-        """The launcher, or the one rank."""
+        """Process of the launcher, or of the only rank."""
         return self.processes[0]
 
     def wait_for_step(self, step: int, delay: float = 0.0) -> None:
-        """Wait until it has reported `step`, for step 0 until all ranks are there, and then `delay` seconds.
+        """Wait until the job has reported `step` (0: until all ranks are running), and then `delay` seconds.
 
         Raises:
-            TimeoutError: it does not come so far.
+            TimeoutError: the job does not get so far.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.status is None and not self._reached(step):
@@ -58,7 +58,7 @@ class Training(Job):
         time.sleep(delay)
 
     def signal_rank(self, rank: int, number: int) -> bool:
-        """Send a signal to a rank; False where the job has ended before."""
+        """Send a signal to a rank; return False if the job has ended before."""
         pid = self.ranks().get(rank)
         if pid is None or self.status is not None:
             return False
@@ -68,20 +68,20 @@ class Training(Job):
         return False
 
     def signal_launcher(self, number: int) -> bool:
-        """Send a signal to the launcher; False where the job has ended before."""
+        """Send a signal to the launcher; return False if the job has ended before."""
         if self.status is not None:
             return False
         self.process.send_signal(number)
         return True
 
     def ranks(self) -> dict[int, int]:
-        """Process ids of the ranks, by rank."""
+        """Return the process ids of the ranks, by rank."""
         if self._num_ranks == 1:
             return {0: self.process.pid}
         return rank_processes(self.process.pid)
 
     def reported_its_end(self) -> bool:
-        """Whether it came to the end of its training."""
+        """Return whether the job has reported the end of its training."""
         return self._is_own() and bool(read_events(self._metrics).ends)
 
     def _reached(self, step: int) -> bool:
@@ -90,7 +90,7 @@ class Training(Job):
         return self._is_own() and last_step(self._metrics.parent) >= step
 
     def _is_own(self) -> bool:
-        """Whether metrics.jsonl is this job's: until it opens its own, the file is that of the run before."""
+        """Return whether metrics.jsonl is this job's; until the job opens it, the file is the previous run's."""
         return _inode(self._metrics) not in (None, self._before)
 
 
@@ -98,7 +98,7 @@ class Training(Job):
 def training(
     command: Sequence[object], output_dir: Path, num_ranks: int, *, environ: Mapping[str, str] | None = None
 ) -> Iterator[Training]:
-    """Start a job; nothing of it is left when the block ends."""
+    """Start a job and kill its processes when the block ends."""
     with tempfile.TemporaryFile() as log:
         run = Training(command, output_dir, num_ranks, log, environ)
         try:
@@ -108,16 +108,16 @@ def training(
 
 
 def last_step(output_dir: Path) -> int:
-    """The last step that metrics.jsonl has; 0 without any."""
+    """Return the last step in metrics.jsonl; 0 without any."""
     path = output_dir / FILE
     return max((event.step for event in read_events(path).steps), default=0) if path.exists() else 0
 
 
 def rank_processes(launcher: int) -> dict[int, int]:
-    """Process ids of a job's ranks by rank, found among those that descend from its launcher's."""
+    """Return the process ids of a job's ranks, by rank, found among the descendants of its launcher."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             # The parent is the second field after the name, which is in parentheses and may hold anything (proc(5)).
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.name))
@@ -127,7 +127,7 @@ def rank_processes(launcher: int) -> dict[int, int]:
         for pid in generation:
             rank = _rank(pid)
             if rank is not None:
-                ranks.setdefault(rank, pid)  # what a rank starts has its environment
+                ranks.setdefault(rank, pid)  # a rank's children inherit its environment
         generation = [child for pid in generation for child in children.get(pid, [])]
     return ranks
 

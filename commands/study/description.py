@@ -1,4 +1,4 @@
-"""The description of a study: a short YAML file that says what is trained, what is measured and what is expected.
+"""The description of a study: a short YAML file that defines what is trained, what is measured and what is expected.
 
     title: Accuracy against batch size
     question: What does a larger batch cost, and which schedule wins it back?
@@ -18,8 +18,8 @@
         against: fixed rate, 32
         worse_by: 0.01
 
-Every series is trained at every x by every seed. Besides the trainers' flags, `flags` and series may have `framework`,
-`ranks` and `slow-rank`. Measures are fields of metrics.jsonl.
+Every series is trained at every x with every seed. In addition to the trainers' flags, `flags` and series may have
+`framework`, `ranks` and `slow-rank`. Measures are fields of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from allstep.common.files.schema import LARGEST, Mismatch, anything, brief, list
 
 FOLDER = Path(__file__).parent / "studies"
 STUDIES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
-"""The names of the studies that come with allstep."""
+"""Names of the studies that come with allstep."""
 RUN_SETTINGS = ("framework", "ranks", "slow-rank")
-"""What may stand among the flags of a study and is none of the trainers'."""
+"""Settings allowed among the flags of a study that are not flags of the trainers."""
 NOT_STUDIED = ("seed", "output-dir", "resume", "init-from", "list-strategies")
-"""Flags that a study gives by itself."""
+"""Flags that a study sets itself."""
 
 MAX_SEEDS = 1000
 
@@ -55,13 +55,13 @@ _OneLine = Annotated[str, matching(r"[^\n]*\S[^\n]*\n?", "a text of one line")]
 
 @dataclass(frozen=True)
 class Axis:
-    """What is varied within each series."""
+    """The flag that is varied within each series."""
 
     label: _OneLine
     flag: str
-    """Of the trainers, or one of RUN_SETTINGS."""
+    """A flag of the trainers, or one of RUN_SETTINGS."""
     values: Annotated[tuple[Any, ...], _SOME]
-    """Numbers, or words."""
+    """Numbers or words."""
 
     def __post_init__(self) -> None:
         for value in self.values:
@@ -71,36 +71,36 @@ class Axis:
 
 @dataclass(frozen=True)
 class FigureWanted:
-    """A figure with a curve for each series; over another x than the study's, for each series at each of its x."""
+    """A figure with a curve for each series; with another x than the study's, for each series at each of its x."""
 
     y: str
-    """A measure."""
+    """Name of a measure."""
     x: str | None = None
-    """A measure that is read beside y, as epoch; None for the study's own."""
+    """Measure that is read together with y, such as epoch; None for the study's x."""
     label: str | None = None
-    """Of the y axis; None for the measure's name."""
+    """Label of the y axis; None for the measure's name."""
     x_scale: Literal["linear", "log2", "log10"] = "linear"
     y_scale: Literal["linear", "log2", "log10"] = "linear"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A part of the expectation that can be checked: of means over the seeds, one of four relations."""
+    """A part of the expectation that can be checked: one of four relations between means over the seeds."""
 
     says: _OneLine
     measure: str
     of: Annotated[tuple[str, ...], _SOME]
-    """Variants, of which one suffices."""
+    """Variants; it suffices if the claim is true of one of them."""
     against: str
-    """The variant that they are held against."""
+    """Variant that they are compared with."""
     within: NonNegative | None = None
-    """It is at most so much worse."""
+    """Maximum by which it is worse."""
     worse_by: NonNegative | None = None
-    """It is worse by at least so much."""
+    """Minimum by which it is worse."""
     better_by: NonNegative | None = None
-    """It is better by at least so much."""
+    """Minimum by which it is better."""
     times: Positive | None = None
-    """It is at least so many times as large."""
+    """Minimum of its ratio to the other variant."""
 
     def __post_init__(self) -> None:
         given = [name for name in RELATIONS if getattr(self, name) is not None]
@@ -121,29 +121,29 @@ RELATIONS = ("within", "worse_by", "better_by", "times")
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """A study as its file has it."""
+    """Contents of a study's file."""
 
     title: _OneLine
     question: _OneLine
     expectation: _OneLine
     source: _OneLine
-    """Where the expectation comes from."""
+    """Source of the expectation."""
     flags: dict[str, Any]
-    """Of every run."""
+    """Flags of every run."""
     x: Axis | None = None
     series: dict[str, dict[str, Any]]
-    """By name, the flags that make it."""
+    """Flags of each series, by name."""
     figures: tuple[FigureWanted, ...]
     claims: Annotated[tuple[Claim, ...], _SOME]
     seeds: Annotated[int, whole(1, MAX_SEEDS)] = 5
     alone: bool = False
-    """Whether a run must have the machine for itself, because its speed is measured."""
+    """Whether a run needs the machine to itself because its speed is measured."""
     landscape: bool = False
     """Whether the loss around the weights is measured after each training (`landscape.py`)."""
     diverged_counts_as: dict[str, float] = dataclasses.field(default_factory=dict)
-    """By measure, what a run counts whose loss has become infinite; where it is missing such runs are left out."""
+    """Value of each measure for runs whose loss became infinite; without one, such runs are left out."""
     remark: str | None = None
-    """What is to be known of the study on embedded data."""
+    """Note on the study on embedded data."""
 
     def __post_init__(self) -> None:
         if not self.series:
@@ -151,16 +151,16 @@ class Description:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The fields of metrics.jsonl that it looks at, each once."""
+        """Fields of metrics.jsonl that the study uses, each once."""
         names = [figure.y for figure in self.figures] + [figure.x for figure in self.figures]
         return tuple(dict.fromkeys(name for name in (*names, *(claim.measure for claim in self.claims)) if name))
 
 
 def read_description(name: str) -> tuple[str, Description]:
-    """A study by its name, or by the path of its file; and what it is called.
+    """Read a study by its name, or by the path of its file; return its name and description.
 
     Raises:
-        UserError: there is none, or the file is no description of one.
+        UserError: there is no such study, or the file does not describe one.
     """
     is_path = name.endswith((".yaml", ".yml"))
     if not is_path and name not in STUDIES:
@@ -177,16 +177,16 @@ def read_description(name: str) -> tuple[str, Description]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"expected a description of a study, received {quote(path)}: {reason}; mend it or name another"
+            f"expected a description of a study, received {quote(path)}: {reason}; fix it or name another"
         ) from None
     return path.stem, description
 
 
 def _check_text_keys(value: Any) -> None:
-    """Refuse keys that YAML takes for numbers or truths, as `no`.
+    """Refuse keys that YAML reads as numbers or booleans, such as `no`.
 
     Raises:
-        Mismatch: names the first.
+        Mismatch: names the first such key.
     """
     for key in value if isinstance(value, Mapping) else ():
         if not isinstance(key, str):
@@ -196,10 +196,10 @@ def _check_text_keys(value: Any) -> None:
 
 
 def _check_keys(kind: Any, value: Any, where: str) -> None:
-    """Refuse keys that a record has no fields for: whoever writes them means something by them.
+    """Refuse keys that are no fields of the record, because they are likely to be typing errors.
 
     Raises:
-        Mismatch: names the first.
+        Mismatch: names the first such key.
     """
     origin, arguments = get_origin(kind), [one for one in get_args(kind) if one not in (NoneType, ...)]
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
@@ -216,10 +216,10 @@ def _check_keys(kind: Any, value: Any, where: str) -> None:
 
 
 def _check_flags(description: Description) -> None:
-    """Refuse flags that the trainers have not, and variants that the study has not.
+    """Refuse flags that the trainers do not have, and variants that the study does not have.
 
     Raises:
-        Mismatch: names the first.
+        Mismatch: names the first of them.
     """
     known = [name for name in (*TrainConfig().flat(), *RUN_SETTINGS) if name not in NOT_STUDIED]
     axis = description.x
@@ -241,7 +241,7 @@ def _unknown(expected: str, name: str, known: Iterable[str]) -> Mismatch:
 
 
 def names_of_variants(description: Description) -> dict[str, tuple[str, Any]]:
-    """Series and x of each variant by its name, series after series."""
+    """Return series and x of each variant by its name, series after series."""
     if description.x is None:
         return {series: (series, None) for series in description.series}
     return {f"{series}, {x}": (series, x) for series in description.series for x in description.x.values}

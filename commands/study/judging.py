@@ -1,4 +1,4 @@
-"""What a study measured, over the seeds, and whether that is what was expected."""
+"""Measurements of a study over the seeds, and whether they are as expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allstep.commands.study.description import Claim
 from allstep.commands.study.records import StudyResult, StudyRun
 
 LOWER_IS_BETTER = ("loss", "seconds", "bytes", "rise")
-"""Ends of the names of measures of which less is better."""
+"""Suffixes of the names of measures that are better if lower."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,20 @@ class Spread:
     variant: str
     mean: float
     deviation: float
-    """Of single runs; 0 for one."""
+    """Standard deviation of runs; 0 for a single run."""
     num_runs: int
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim came out."""
+    """Result of checking a claim."""
 
     claim: Claim
     of: Spread | None
-    """Of the claim's variants the best, or for worse_by the worst; None where none was measured."""
+    """The best of the claim's variants, or the worst for worse_by; None if none was measured."""
     against: Spread | None
     value: float | None
-    """By how much it is better (worse where negative), or how many times as large; None where it is not known."""
+    """Amount by which it is better (negative: worse), or how many times as large it is; None if unknown."""
 
     @property
     def came_out(self) -> bool | None:
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def final_values(result: StudyResult, variant: str, measure: str) -> list[float]:
-    """The last value of a measure in each run; what the study says for runs that diverged."""
+    """Return the last value of a measure in each run, or the study's value for runs that diverged."""
     found = []
     for run in _runs(result, variant):
         values = [point[measure] for point in run.points if measure in point]
@@ -55,7 +55,7 @@ def final_values(result: StudyResult, variant: str, measure: str) -> list[float]
 
 
 def spread(result: StudyResult, variant: str, measure: str) -> Spread | None:
-    """Mean and deviation of a measure; None where no run has it."""
+    """Return mean and deviation of a measure; None if no run has it."""
     values = final_values(result, variant, measure)
     if not values:
         return None
@@ -68,7 +68,7 @@ def num_diverged(result: StudyResult, variant: str) -> int:
 
 
 def curve(result: StudyResult, variant: str, x: str, y: str) -> tuple[list[float], list[Spread]]:
-    """A measure over another one, event by event: means of both over the runs that did not diverge."""
+    """Return a measure over another one, event by event: means of both over the runs that did not diverge."""
     runs = [
         [(point[x], point[y]) for point in run.points if x in point and y in point]
         for run in _runs(result, variant)
@@ -85,7 +85,7 @@ def curve(result: StudyResult, variant: str, x: str, y: str) -> tuple[list[float
 
 
 def judge(result: StudyResult) -> list[Verdict]:
-    """A verdict for each claim."""
+    """Return a verdict for each claim."""
     return [_verdict(result, claim) for claim in result.description.claims]
 
 

@@ -3,10 +3,10 @@
     python -m allstep.commands.study.landscape --config DIR/config.yaml --init-from latest --output FILE
 
 Weights w are moved to w + a d (Li et al. 2018, section 3): each filter of the Gaussian direction d is scaled to the
-norm of that filter of w, so that networks whose scale does not matter are compared at the same distance; biases and the
-weights of norms stay. The loss is that of the training samples, as the trainer evaluates it. FILE gets a line of JSON
-for each distance a, averaged over the directions, and one with `mean_rise`, the mean of the loss at all distances above
-the loss at the weights themselves: small for flat minima.
+norm of the same filter of w, so that networks that differ only in scale are compared at the same distance; biases and
+the weights of normalisation layers stay. The loss is that of the training samples, as the trainer evaluates it. FILE
+gets a line of JSON for each distance a, averaged over the directions, and one with `mean_rise`, the mean loss at all
+distances minus the loss at the weights themselves: small for flat minima.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from allstep.common.training.evaluation import evaluate
 from allstep.common.watch import ProgressState
 
 _WEIGHT = "model/"
-_BATCH = 1024  # samples evaluated at once: nothing but speed depends on it
+_BATCH = 1024  # samples evaluated at once; affects only speed
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     flags, trainer_flags = _parser().parse_known_args(argv)
     session = open_session(flags.framework, [*trainer_flags, "--strategy", "single"])
-    assert session is not None  # the strategy has no processes that serve others
+    assert session is not None  # None is only for processes that serve other ranks
     if not session.config.output.init_from:
         raise UserError("expected --init-from with the checkpoint to look at, received none; name one")
     worker, split = session.worker, session.dataset.train
@@ -58,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def filter_normalised(weights: Mapping[str, np.ndarray], *, seed: int) -> dict[str, np.ndarray]:
-    """A Gaussian direction of the weights' shapes, each filter of it (the first axis, which is that of the outputs in
-    canonical layout) as long as that of the weights; 0 for what has no filters."""
+    """Return a Gaussian direction whose filters (along axis 0) have the norms of the weights'; 0 for 1-D arrays."""
     generator, found = np.random.default_rng(seed), {}
     for name, array in sorted(weights.items()):
         if array.ndim < 2:
@@ -76,9 +75,9 @@ def _parser() -> Parser:
     parser = Parser("python -m allstep.commands.study.landscape", __doc__)
     add = parser.add_argument
     add("--framework", type=one_of(*FRAMEWORKS), default=FRAMEWORKS[0], help=" or ".join(FRAMEWORKS))
-    add("--output", type=output_file, required=True, metavar="FILE", help="for the losses")
-    add("--directions", type=whole(1, 1000), default=3, metavar="N", help="over which losses are averaged (3)")
-    add("--distance", type=number(0, 1000, above=True), default=1.0, metavar="A", help="of the farthest points (1)")
+    add("--output", type=output_file, required=True, metavar="FILE", help="file for the losses")
+    add("--directions", type=whole(1, 1000), default=3, metavar="N", help="directions to average over (3)")
+    add("--distance", type=number(0, 1000, above=True), default=1.0, metavar="A", help="of the outermost points (1)")
     add("--steps", type=whole(1, 1000), default=10, metavar="N", help="points on either side (10)")
     return parser
 

@@ -1,4 +1,4 @@
-"""The page of a study: study.md with its figures beside it."""
+"""The page of a study: study.md and the files of its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = "study.md"
 
 
 def write_page(directory: Path, result: StudyResult) -> list[str]:
-    """Write study.md, and each figure as SVG and PNG; returns what came out, in lines for the terminal."""
+    """Write study.md, and each figure as SVG and PNG; return the outcome as lines for the terminal."""
     section = study(result)
     names = [f"figure-{number}" for number, _ in enumerate(section.figures, 1)]
     figures = [figure.save(directory / name) for name, figure in zip(names, section.figures, strict=True)]

@@ -1,4 +1,4 @@
-"""What `allstep study` keeps: study.json, with a line of results for every run."""
+"""Results of `allstep study`: study.json, with the results of every run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class StudyRun:
     variant: str
     seed: int
     diverged: bool
-    """Whether its loss has become infinite."""
+    """Whether the loss became infinite."""
     seconds: NonNegative
-    """From its launch to its end."""
+    """Seconds from launch to end."""
     points: tuple[dict[str, float], ...]
-    """What each event of metrics.jsonl had of the study's measures."""
+    """The study's measures in each event of metrics.jsonl."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult:
-    """study.json."""
+    """Contents of study.json."""
 
     FORMAT: ClassVar[str] = "allstep-study"
     VERSION: ClassVar[int] = 1
@@ -36,7 +36,7 @@ class StudyResult:
     name: str
     description: Description
     variants: dict[str, tuple[str, ...]]
-    """By name, the words of the command that trains it by seed 0."""
+    """Words of the command that trains each variant with seed 0, by name."""
     seeds: Count
     command: str
     created: str
@@ -51,5 +51,5 @@ class StudyResult:
 
     @property
     def finished(self) -> bool:
-        """Whether every variant was trained by every seed."""
+        """Whether every variant was trained with every seed."""
         return len(self.runs) == len(self.variants) * self.seeds

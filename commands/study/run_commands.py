@@ -1,4 +1,4 @@
-"""The runs of a study, and the command of each: what the trainers are given."""
+"""The runs of a study, and the trainer's command for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LANDSCAPE = "landscape.jsonl"
 
 @dataclass(frozen=True)
 class Variant:
-    """One series at one x."""
+    """One series of a study at one value of x."""
 
     name: str
     framework: str
@@ -32,10 +32,10 @@ class Variant:
     num_ranks: int
     slow_rank: int | None
     words: tuple[str, ...]
-    """For the trainer."""
+    """Arguments of the trainer."""
 
     def command(self, seed: int, directory: Path, *, landscape: bool) -> list[str]:
-        """What trains it from a seed into a directory, and then measures the loss around its weights where asked."""
+        """Return the command that trains with a seed; `landscape` appends measuring the loss around the weights."""
         words = (*self.words, "--seed", seed, "--output-dir", directory)
         module = None
         if self.slow_rank is not None:
@@ -50,14 +50,14 @@ class Variant:
 
 
 def variants(description: Description, framework: str | None, trainer_flags: Sequence[str]) -> list[Variant]:
-    """All that a study trains, checked before the first run.
+    """Return all variants of a study, checked before the first run.
 
     Args:
-        framework: in place of the study's own; None leaves it that.
-        trainer_flags: words that take the place of the study's base flags.
+        framework: replaces the study's framework; None keeps it.
+        trainer_flags: words that override the study's base flags.
 
     Raises:
-        UserError: a run cannot be what the flags ask for, or a flag is the study's to give.
+        UserError: the flags of a run are invalid, or a flag may only be set by the study.
     """
     _check_given(description, framework, trainer_flags)
     found = []
@@ -77,7 +77,7 @@ def _variant(name: str, settings: Mapping[str, Any], words: tuple[str, ...]) -> 
     framework, num_ranks = settings.get("framework", FRAMEWORKS[0]), settings.get("ranks", 1)
     slow_rank = settings.get("slow-rank")
     if framework not in FRAMEWORKS:
-        raise UserError(f"expected framework to be {' or '.join(FRAMEWORKS)} in {name}, received {framework}; mend it")
+        raise UserError(f"expected framework to be {' or '.join(FRAMEWORKS)} in {name}, received {framework}; fix it")
     _check_number("ranks", num_ranks, 1, max_local_ranks(), name)
     if slow_rank is not None:
         _check_number("slow-rank", slow_rank, 0, num_ranks - 1, name)
@@ -87,7 +87,7 @@ def _variant(name: str, settings: Mapping[str, Any], words: tuple[str, ...]) -> 
     if not STRATEGIES[framework][config.strategy_name].can_have(num_ranks):
         raise UserError(
             f"expected a number of ranks that --strategy {config.strategy_name} can have in {name}, received "
-            f"{num_ranks}; mend one of them"
+            f"{num_ranks}; change one of them"
         )
     return Variant(name, framework, config.strategy_name, num_ranks, slow_rank, words)
 
@@ -95,7 +95,7 @@ def _variant(name: str, settings: Mapping[str, Any], words: tuple[str, ...]) -> 
 def _check_number(what: str, value: Any, minimum: int, maximum: int, name: str) -> None:
     if type(value) is not int or not minimum <= value <= maximum:
         expected = f"expected {what} to be a whole number from {minimum} to {maximum} in {name}"
-        raise UserError(f"{expected}, received {quote(value)}; mend it")
+        raise UserError(f"{expected}, received {quote(value)}; fix it")
 
 
 def _check_given(description: Description, framework: str | None, trainer_flags: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""Run what a study still lacks, and keep every run as it ends.
+"""Train the missing runs of a study, and save each run when it ends.
 
-study.json is written anew, whole, after each run: whatever ends a study, the same command goes on with the next run.
+study.json is rewritten atomically after each run: however a study ends, the same command goes on with the next run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from allstep.common.training.steps_in_flight import DIVERGED
 def begin(
     directory: Path, name: str, description: Description, variants: Sequence[Variant], *, seeds: int, command: str
 ) -> StudyResult:
-    """The study that `directory` holds, or a new one.
+    """Return the study in `directory`, or a new one.
 
     Raises:
-        UserError: what is there is another study, or cannot be read.
+        UserError: the directory holds another study, or cannot be read.
     """
     fresh = StudyResult(
         name=name,
@@ -60,21 +60,21 @@ def begin(
 def run_lacking(
     directory: Path, result: StudyResult, variants: Sequence[Variant], *, at_once: int, time_limit: float
 ) -> StudyResult:
-    """Train every variant by every seed that has not been; returns the study with all of them.
+    """Train every variant with every missing seed, and return the complete study.
 
     Args:
-        at_once: runs under way at the same time, which share the cores.
+        at_once: number of runs at the same time, which share the cores.
 
     Raises:
-        UserError: a run cannot be what its flags ask for.
-        Fault: a run failed for another reason than its learning rate.
+        UserError: the flags of a run are invalid.
+        Fault: a run failed for another reason than divergence.
     """
     done = {(run.variant, run.seed) for run in result.runs}
-    # Seed by seed: what is interrupted has something of every variant.
+    # Seed by seed, so that an interrupted study has runs of every variant.
     lacking = [(one, seed) for seed in range(result.seeds) for one in variants if (one.name, seed) not in done]
     places = [directory / "runs" / _folder(variant.name, seed) for variant, seed in lacking]
     landscape = result.description.landscape
-    for placement in places:  # what was under way when an earlier call ended
+    for placement in places:  # runs that an earlier call did not finish
         shutil.rmtree(placement, ignore_errors=True)
     commands = [[one.command(seed, at, landscape=landscape)] for (one, seed), at in zip(lacking, places, strict=True)]
     max_ranks = max(one.num_ranks for one in variants)

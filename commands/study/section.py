@@ -1,4 +1,4 @@
-"""The section of a study: what was asked, what was measured, and whether it is what was expected."""
+"""The section of a study: the question, the measurements, and whether they are as expected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allstep.commands.study.records import StudyResult
 
 
 def study(result: StudyResult) -> Section:
-    """A result of `allstep study`."""
+    """Return the section of a result of `allstep study`."""
     described = result.description
     verdicts = judge(result)
     section = Section(described.title, commands=[result.command])
@@ -32,7 +32,7 @@ def _num_runs(result: StudyResult) -> int:
 
 
 def outcome(verdicts: Sequence[Verdict]) -> str:
-    """Whether the expectation came out, in a sentence."""
+    """Return a sentence on whether the expectation came true."""
     num_true = sum(verdict.came_out is True for verdict in verdicts)
     if num_true == len(verdicts):
         return f"It came out as expected: {num_true} of {num_true} claims hold."
@@ -40,7 +40,7 @@ def outcome(verdicts: Sequence[Verdict]) -> str:
 
 
 def _sentence(verdict: Verdict) -> str:
-    """A claim and what was measured for it."""
+    """Return a claim and its measurements as a sentence."""
     claim = verdict.claim
     if verdict.of is None or verdict.against is None or verdict.value is None:
         return f"NOT KNOWN: {claim.says} No run has a {_name(claim.measure)} of both."
@@ -67,7 +67,7 @@ def _claims(verdicts: Sequence[Verdict]) -> Table:
 
 
 def _measured(result: StudyResult) -> Table:
-    """Mean and deviation of each measure at the end of the runs, but of those that are drawn as curves alone."""
+    """Tabulate mean and deviation of measures at the end of the runs, without those that are only drawn as curves."""
     described = result.description
     measures = [figure.y for figure in described.figures if figure.x is None]
     measures = list(dict.fromkeys((*measures, *(claim.measure for claim in described.claims))))
@@ -86,7 +86,7 @@ def _measured(result: StudyResult) -> Table:
 
 
 def _figure(result: StudyResult, wanted: FigureWanted) -> Drawing | None:
-    """A curve for each series over the study's x, or for each variant over another measure; else bars."""
+    """Draw a curve for each series over the study's x, or for each variant over another measure; else bars."""
     axis = result.description.x
     label = wanted.label or _name(wanted.y)
     if wanted.x is None and (axis is None or not all(type(x) in (int, float) for x in axis.values)):

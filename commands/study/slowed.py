@@ -1,9 +1,9 @@
-"""Train as a trainer does, with one rank that has its processor for a part of the time only.
+"""Train as a trainer does, with one rank that gets its processor only part of the time.
 
     horovodrun -np 2 python -m allstep.commands.study.slowed --framework pytorch --slow-rank 1 [trainer's flags]
 
-A helper process stops and continues that rank in turn, as another program on its host would: so every strategy meets
-it alike, also where the work is done in threads of the framework.
+A helper process stops and continues that rank in turn, like another program on its host: this affects every strategy
+alike, even if threads of the framework do the work.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def slow_down() -> None:
-    """Have this process stopped for three quarters of the time from now on."""
+    """Start a helper that stops this process for three quarters of the time."""
     program = f"from allstep.commands.study.slowed import brake; brake({os.getpid()})"
     subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL)
 
 
 def brake(pid: int) -> None:
-    """Stop and continue the parent of this process, whose number is given, until it is gone."""
+    """Stop and continue the parent process, which has the id `pid`, until it has ended."""
     while os.getppid() == pid:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(_STOPPED_SECONDS)

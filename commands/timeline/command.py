@@ -3,9 +3,9 @@
     horovodrun -np 2 python pytorch/train.py --timeline runs/timeline.json
     allstep timeline runs/timeline.json
 
-A gradient's way begins when rank 0 has it and ends when its sum is back. Negotiation lasts until all ranks have it;
-then it waits in the queue for its turn and its data, is copied into the fusion buffer, reduced, and copied out.
-Backward itself is not in the timeline, but its gradients are: reduction before the last gradient of a step is there
+A gradient's way begins when rank 0 has it and ends when its sum is back. Negotiation lasts until all ranks have the
+gradient; then it waits in the queue for its turn and its data, is copied into the fusion buffer, reduced, and copied
+out. Backward itself is not in the timeline, but its gradients are: reduction before a step's last gradient is ready
 overlaps with backward.
 """
 
@@ -31,7 +31,7 @@ Interval = tuple[float, float]
 
 STAGES = ("negotiation", "queue", "copy", "reduction")
 _KIND = "ALLREDUCE"
-_LARGEST_FILE = 256 * 2**20  # bytes; an hour of training a small network, whose events take some GB in memory
+_LARGEST_FILE = 256 * 2**20  # bytes; an hour of training a small network, with some GB of events in memory
 _MAX_EVENTS = 10**7
 
 
@@ -40,7 +40,7 @@ Pid = Annotated[int, whole(-(2**31))]
 
 @dataclass(frozen=True)
 class Phase:
-    """What all events have."""
+    """Fields of all events."""
 
     ph: str | None = None
     """B and E: an activity begins, and the innermost one ends; M: metadata."""
@@ -48,10 +48,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Begin:
-    """An activity begins."""
+    """Start of an activity."""
 
     pid: Pid | None
-    """Of the tensor: Horovod gives each one a process of its own."""
+    """Process id of the tensor: Horovod gives each tensor its own."""
     name: str
     ts: float
     """Microseconds since the start of the run."""
@@ -59,7 +59,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class End:
-    """The innermost activity ends."""
+    """End of the innermost activity."""
 
     pid: Pid | None
     ts: float
@@ -67,14 +67,14 @@ class End:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Of metadata."""
+    """Arguments of metadata."""
 
     name: str | None = None
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """A tensor has a name."""
+    """Name of a tensor."""
 
     pid: Pid | None
     args: Arguments = Arguments()
@@ -91,10 +91,10 @@ class Way:
     start: float
     end: float
     stages: dict[str, list[Interval]]
-    """Where it was when. What is left of the way is the queue."""
+    """Intervals spent in each stage. The rest of the way is the queue."""
 
     def seconds(self, stage: str) -> float:
-        """Time in a stage, in seconds."""
+        """Return the time in a stage, in seconds."""
         if stage == "queue":
             return (self.end - self.start) / 1e6 - sum(map(self.seconds, ("negotiation", "copy", "reduction")))
         return sum(end - start for start, end in self.stages[stage]) / 1e6
@@ -102,23 +102,23 @@ class Way:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the steps of a timeline have in common: medians over them."""
+    """Medians over the steps of a timeline."""
 
     num_steps: int
     num_gradients: int
-    """In a step."""
+    """Number of gradients in a step."""
     shares: dict[str, float]
-    """Of the gradients' ways, by stage; they add up to 1."""
+    """Share of each stage in the gradients' ways; the shares add up to 1."""
     reduction_seconds: float
-    """Of a step during which at least one gradient was being reduced."""
+    """Time of a step during which at least one gradient was being reduced."""
     overlap: float
-    """Share of that time before the step's last gradient was there."""
+    """Share of that time before the step's last gradient was ready."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the summary of a timeline."""
     parser = Parser("allstep timeline", __doc__)
-    parser.add_argument("file", type=nonempty_path, metavar="FILE", help="that --timeline named")
+    parser.add_argument("file", type=nonempty_path, metavar="FILE", help="written by --timeline")
     parser.add_argument("--json", action="store_true", help="print JSON")
     flags = parser.parse_args(argv)
     found = summary(read_ways(flags.file))
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read_ways(path: Path) -> dict[str, list[Way]]:
-    """The ways of all-reduced tensors, by name, in order.
+    """Read the ways of all-reduced tensors, by name, in order.
 
     Raises:
         UserError: the file is no timeline, or has no all-reduce.
@@ -172,20 +172,20 @@ def _ways(events: Iterable[Event]) -> dict[str, list[Way]]:
             elif begin.name == _KIND:
                 start = starts.pop(pid, begin.ts)
                 ways[names.get(pid, str(pid))].append(Way(start, event.ts, stages.pop(pid, defaultdict(list))))
-            elif not open_since[pid]:  # some other collective's way
+            elif not open_since[pid]:  # the way of another collective
                 starts.pop(pid, None)
                 stages.pop(pid, None)
     return ways
 
 
 def _event(content: dict, where: str) -> Event | None:
-    """The event that an object is; None for one of a kind that is not looked at."""
+    """Convert a JSON object to an event; return None for kinds that are not used."""
     kind = _KINDS.get(from_json(Phase, content, where).ph)
     return from_json(kind, content, where) if kind else None
 
 
 def _contents(path: Path) -> list[dict]:
-    """The timeline's events as JSON; those until the break where the run was killed."""
+    """Read the timeline's events as JSON; if the run was killed, up to the break."""
     data = read_regular(path, maximum=_LARGEST_FILE)
     first: NotJson | None = None
     for candidate in (data, data[: data.rfind(b"}") + 1] + b"]", data[: data.rfind(b"},") + 1] + b"]"):
@@ -201,7 +201,7 @@ def _contents(path: Path) -> list[dict]:
 
 
 def _stage(activity: str) -> str | None:
-    """The stage to which a timeline's activity belongs; None for what is none or is the queue."""
+    """Return the stage of a timeline's activity; None for the queue and for activities of no stage."""
     if activity.startswith("NEGOTIATE_"):
         return "negotiation"
     if activity.startswith("MEMCPY_"):
@@ -210,13 +210,13 @@ def _stage(activity: str) -> str | None:
 
 
 def summary(ways: dict[str, list[Way]]) -> Summary:
-    """Sum up the tensors that are reduced in every step: the gradients."""
+    """Summarise the tensors that are reduced in every step: the gradients."""
     maximum = max(map(len, ways.values()))
-    # A run that was killed may have left a part of its last step.
+    # A killed run may have left its last step incomplete.
     gradients = [gradient for gradient in ways.values() if len(gradient) >= maximum - 1]
     num_steps = min(map(len, gradients))
     steps = list(zip(*(gradient[:num_steps] for gradient in gradients), strict=True))
-    # The first step makes the gradients known to all ranks and allocates buffers.
+    # In the first step, all ranks learn of the gradients and allocate buffers.
     later = steps[1:] or steps
     shares = {stage: statistics.median(_share(step, stage) for step in later) for stage in STAGES}
     total = sum(shares.values()) or 1.0
@@ -243,7 +243,7 @@ def _share(step: Sequence[Way], stage: str) -> float:
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time as disjoint intervals: gradients that are fused are reduced at once."""
+    """Join intervals to disjoint ones: fused gradients are reduced at the same time."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:

@@ -1,20 +1,20 @@
-"""Search for the flags that train best, with Optuna: each trial is a training of its own, by any launcher.
+"""Search for the flags that train best, with Optuna: each trial is a separate training, with any launcher.
 
     allstep tune space.yaml --study lr.journal --trials 30 --epochs 5
     allstep tune space.yaml --study lr.db --launch "horovodrun -np 4" --framework tensorflow --dataset mnist
 
-space.yaml names flags of the trainers and what may be tried for each:
+space.yaml names flags of the trainers and the values to try for each:
 
     base-lr: {low: 1.0e-4, high: 1.0, log: true}
     momentum: {low: 0.0, high: 0.99}
     optimizer: [sgd, nesterov]
 
-All other flags are the trainers', and the same in every trial. After each epoch a trial that is worse than the median
-of the others is pruned, on all ranks at once. The study is a file: a search that was killed goes on with it where it
-stood, and several searches may work on it at once, also from several hosts. The best flags are kept beside it, as a
-file for --config, and all trials, of which allstep report makes figures. A name that ends in .db, .sqlite or .sqlite3
-is an SQLite database, any other a journal. The ranks of a trial divide their host's cores; where several searches share
-a host, give each its part by OMP_NUM_THREADS.
+All other flags are the trainers', and the same in every trial. After each epoch, a trial that is worse than the median
+of the others is pruned, on all ranks at once. The study is a file: a killed search can be resumed, and several searches
+may work on it at the same time, also from several hosts. The best flags are written next to it, as a file for --config,
+and so are all trials, of which allstep report makes figures. If its name ends in .db, .sqlite or .sqlite3, the study is
+an SQLite database, otherwise a journal. The ranks of a trial divide their host's cores; if several searches share a
+host, set OMP_NUM_THREADS for each.
 """
 
 from __future__ import annotations
@@ -67,25 +67,25 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> Parser:
     parser = Parser("allstep tune", __doc__)
     add = parser.add_argument
-    add("space", type=nonempty_path, metavar="SPACE.yaml", help="what to try for which flags")
-    add("--study", type=nonempty_path, required=True, metavar="FILE", help="where the search keeps what it knows")
-    add("--trials", type=whole(1, MAX_COUNT), default=20, metavar="N", help="that the study is to have in the end (20)")
+    add("space", type=nonempty_path, metavar="SPACE.yaml", help="flags, and the values to try")
+    add("--study", type=nonempty_path, required=True, metavar="FILE", help="the study, created if missing")
+    add("--trials", type=whole(1, MAX_COUNT), default=20, metavar="N", help="trials of the whole study (20)")
     add("--framework", type=one_of(*FRAMEWORKS), default=FRAMEWORKS[0], help=f"{' or '.join(FRAMEWORKS)}")
-    add("--metric", type=one_of(*DIRECTIONS), default="accuracy", help="of the validation: accuracy, or loss")
+    add("--metric", type=one_of(*DIRECTIONS), default="accuracy", help="validation metric: accuracy or loss")
     add("--launch", type=nonempty_text, metavar="WORDS", help='a launcher: "horovodrun -np 4 -H a:2,b:2"')
-    add("--trial-timeout", type=number(1, WEEK), default=_DEFAULT_SECONDS, metavar="S", help="ends a trial (a day)")
-    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="of the search and of every training (0)")
+    add("--trial-timeout", type=number(1, WEEK), default=_DEFAULT_SECONDS, metavar="S", help="limit of a trial (a day)")
+    add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="for the search and every training (0)")
     return parser
 
 
 def _check(framework: str, trainer_flags: Sequence[str], space: Space) -> None:
-    """Refuse flags that no trial could train with, before the first."""
+    """Refuse flags that no trial could train with, before the first trial."""
     for values in corners(space):
         parse(tuple(STRATEGIES[framework]), ALONE, [*trainer_flags, *words_of(values)])
 
 
 def _run_next(study: Study, flags: argparse.Namespace, trainer_flags: Sequence[str], space: Space) -> bool:
-    """Run one more trial, if the study lacks any; returns whether it did."""
+    """Run one more trial, if the study lacks any; return whether it did."""
     with next_trial(study, flags.study, space, flags.trials) as (trial, num_killed):
         if num_killed:
             print_line(f"allstep: {num_killed} trial(s) of a killed search will be tried again", sys.stderr)
@@ -106,10 +106,10 @@ def _command(flags: argparse.Namespace, number: int, words: Sequence[str]) -> li
 
 
 def _finish(study: Study, trial: Trial, outcome: Outcome) -> None:
-    """Tell Optuna how the trial ended, and the user in a line.
+    """Report to Optuna how the trial ended, and print a line.
 
     Raises:
-        Fault: the training failed for another reason than its learning rate.
+        Fault: the training failed for another reason than divergence.
     """
     from optuna.trial import TrialState
 
@@ -134,7 +134,7 @@ def _keep_best(study: Study, path: Path) -> None:
 
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         raise UserError(
-            f"expected a trial that trained to its end in {quote(path)}, received pruned ones alone; lower the range "
+            f"expected a trial that trained to its end in {quote(path)}, received only pruned ones; lower the range "
             "of --base-lr, or raise --trials"
         )
     best, kept = study.best_trial, path.with_name(f"{path.stem}.best.yaml")

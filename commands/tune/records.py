@@ -1,4 +1,4 @@
-"""What `allstep tune` keeps for reports beside its study: every trial that has ended."""
+"""Results of `allstep tune` for reports, next to its study: every trial that has ended."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class TrialResult:
     """A trial that has ended."""
 
     params: dict[str, Any]
-    """The flags that it tried."""
+    """Flags of the trial."""
     value: float | None
-    """Of the metric at its end; None for one that was pruned, or diverged."""
+    """Metric at the end of the trial; None if it was pruned or diverged."""
     epochs: dict[str, float]
-    """Of the metric after each epoch, by its number."""
+    """Metric after each epoch, by the number of the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """STUDY.trials.json."""
+    """Contents of STUDY.trials.json."""
 
     FORMAT: ClassVar[str] = "allstep-search"
     VERSION: ClassVar[int] = 1
@@ -35,17 +35,17 @@ class SearchResult:
     metric: Literal["accuracy", "loss"]
     command: str
     space: dict[str, Any]
-    """What may be tried for each flag, as the file of the search space says it."""
+    """Values to try for each flag, as in the file of the search space."""
     trials: tuple[TrialResult, ...]
 
     def __post_init__(self) -> None:
         self.as_study()
 
     def as_study(self) -> Study:
-        """The same as a study of Optuna's, in memory.
+        """Return the search as an Optuna study in memory.
 
         Raises:
-            Mismatch: a trial tried what is not in the space.
+            Mismatch: a trial is outside the space.
         """
         import optuna
 

@@ -1,4 +1,4 @@
-"""The search space of `allstep tune`: a YAML file of the trainers' flags and what may be tried for each.
+"""The search space of `allstep tune`: a YAML file of the trainers' flags and the values to try for each.
 
 base-lr: {low: 1.0e-4, high: 1.0, log: true}
 momentum: {low: 0.0, high: 0.99}
@@ -24,21 +24,21 @@ Space = Mapping[str, "BaseDistribution"]
 Value = bool | int | float | str
 
 _MAX_BYTES = 2**16
-# What the search decides by itself, and what says where a run keeps its files.
+# Flags that the search sets itself, and flags for the files of a run.
 _NOT_SEARCHED = ("output-dir", "resume", "init-from", "list-strategies")
 
 
 def read_space(path: Path) -> Space:
-    """The flags in the file, without the hyphens before them, and what Optuna may choose for each.
+    """Read the flags in the file, without leading hyphens, and the values that Optuna may choose for each.
 
     Raises:
-        UserError: the file cannot be read, names no flag, or says something else of one.
+        UserError: the file cannot be read, names no flag, or has an invalid entry.
     """
     try:
         content = strict_yaml.load(path, maximum=_MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"expected a search space in {quote(path)}: {reason}; mend it or name another") from None
+        raise UserError(f"expected a search space in {quote(path)}: {reason}; fix it or name another") from None
     if not isinstance(content, dict) or not content:
         raise UserError(
             f"expected lines of `flag: what to try` in {quote(path)}, received {quote(content)}; see "
@@ -54,14 +54,14 @@ def read_space(path: Path) -> Space:
 
 
 def corners(space: Space) -> list[dict[str, Value]]:
-    """Choices that together hold every end of an interval and every name: if they can be trained with, all can."""
+    """Return choices that together contain all ends of intervals and all names: if these are valid, all are."""
     values = {name: _ends(distribution) for name, distribution in space.items()}
     maximum = max(map(len, values.values()))
     return [{name: ends[number % len(ends)] for name, ends in values.items()} for number in range(maximum)]
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """The words that give the trainers these values; a list is several of one flag."""
+    """Return the words that give these values to the trainers; a list becomes several words of one flag."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -72,7 +72,7 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def as_written(found: BaseDistribution) -> Any:
-    """What `distribution` makes this one of."""
+    """Return the file's entry from which `distribution` makes this one."""
     choices = getattr(found, "choices", None)
     names = ("low", "high", "log", "step")
     return (
@@ -81,10 +81,10 @@ def as_written(found: BaseDistribution) -> Any:
 
 
 def distribution(what: Any, where: str) -> BaseDistribution:
-    """What Optuna may choose for one flag, from what the file says of it; `where` is its place in words.
+    """Return the values that Optuna may choose for a flag, from its entry in the file; `where` names the entry.
 
     Raises:
-        UserError: the file says something else.
+        UserError: the entry is invalid.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -107,7 +107,7 @@ def distribution(what: Any, where: str) -> BaseDistribution:
         return kind(**what)
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"expected {where} to be an interval, received {quote(what)}: {reason}; mend it") from None
+        raise UserError(f"expected {where} to be an interval, received {quote(what)}: {reason}; fix it") from None
 
 
 def _ends(distribution: BaseDistribution) -> list[Value]:

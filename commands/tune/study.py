@@ -1,7 +1,7 @@
-"""The study of a search: one file that several searches may work on at once, and that outlives their deaths.
+"""The study of a search: one file that several searches may work on at the same time, and that survives their deaths.
 
-Whoever works on a trial holds a lock on a file beside the study. The kernel lets go of it when the process ends,
-however it ends: so a trial that runs by Optuna's books while nobody holds its lock was killed.
+A process that works on a trial holds a lock on a file next to the study. The kernel releases the lock when the process
+ends, in whatever way. So a trial that Optuna lists as running, but whose lock is free, was killed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
-"""Ends of names of SQLite files; every other name is that of a journal, which also serves on network file systems."""
+"""Suffixes of SQLite files; files with other names are journals, which also work on network file systems."""
 DIRECTIONS: dict[str, Literal["minimize", "maximize"]] = {"accuracy": "maximize", "loss": "minimize"}
 _NAME = "allstep"
 _METRIC = "metric"
 
 
 def open_study(path: Path, *, metric: str, seed: int) -> Study:
-    """The study in the file, which is made if it is not there.
+    """Open the study in the file, or create it.
 
     Raises:
-        UserError: the file is something else, or the study is about another metric.
+        UserError: the file is no study, or the study has another metric.
     """
     import optuna
 
-    optuna.logging.set_verbosity(logging.ERROR)  # it writes a line a trial; ours has the flags as they are typed
+    optuna.logging.set_verbosity(logging.ERROR)  # replace its line per trial by ours, which has the flags as typed
     try:
         study = optuna.create_study(
             storage=_storage(path),
@@ -47,7 +47,7 @@ def open_study(path: Path, *, metric: str, seed: int) -> Study:
             direction=DIRECTIONS[metric],
             sampler=optuna.samplers.TPESampler(seed=seed),
         )
-    except Exception as error:  # Optuna, SQLAlchemy and SQLite each have their own for a file that is something else
+    except Exception as error:  # Optuna, SQLAlchemy and SQLite raise different errors for other files
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"expected a study of allstep tune in {quote(path)}: {reason}; name another file") from None
     about = study.user_attrs.get(_METRIC, metric)
@@ -61,9 +61,9 @@ def open_study(path: Path, *, metric: str, seed: int) -> Study:
 
 
 def trial_of(path: Path, number: int) -> Trial:
-    """The trial of that number, for another process than the one that has asked for it to report to.
+    """Return the trial of that number, to report to it from another process than the one that asked for it.
 
-    A trial is pruned that after some epoch is worse than the median of the others after as many.
+    A trial is pruned if after some epoch it is worse than the median of the others after the same epoch.
     """
     import optuna
 
@@ -73,9 +73,9 @@ def trial_of(path: Path, number: int) -> Trial:
 
 @contextmanager
 def next_trial(study: Study, path: Path, space: Space, num_trials: int) -> Iterator[tuple[Trial | None, int]]:
-    """A trial to work on while the block runs; None where the study has as many as wanted, or others work on the rest.
+    """Yield a trial to work on during the block; None if the study has enough, or other searches work on the rest.
 
-    Gives beside it how many trials of killed searches will be tried again.
+    The second value is the number of trials of killed searches that will be tried again.
     """
     from optuna.trial import TrialState
 
@@ -93,7 +93,7 @@ def next_trial(study: Study, path: Path, space: Space, num_trials: int) -> Itera
 
 
 def keep_trials(study: Study, path: Path, *, metric: Literal["accuracy", "loss"], command: str) -> None:
-    """Write what `allstep report` makes figures of beside the study: all trials that have ended well."""
+    """Write all completed and pruned trials next to the study, for the figures of `allstep report`."""
     from optuna.trial import TrialState
 
     with _locked(path.with_name(f"{path.name}.asking")):
@@ -112,7 +112,7 @@ def keep_trials(study: Study, path: Path, *, metric: Literal["accuracy", "loss"]
 
 
 def _recover(study: Study, path: Path) -> int:
-    """Have the trials of killed searches tried again; returns how many."""
+    """Queue the trials of killed searches again; return how many."""
     from optuna.trial import TrialState
 
     num_killed = 0
@@ -134,7 +134,7 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold a lock on a file.
 
     Raises:
-        BlockingIOError: somebody else holds it, and this process is not to `wait`.
+        BlockingIOError: another process holds the lock, and `wait` is false.
     """
     with open(path, "a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -1,6 +1,6 @@
-"""One trial of a search: train as a trainer does, report each epoch to the study, and stop where it says so.
+"""One trial of a search: train as a trainer does, report each epoch to the study, and stop if the trial is pruned.
 
-Rank 0 alone talks to the study; what it hears, all ranks do. This is what `allstep tune` launches:
+Only rank 0 talks to the study; all ranks follow its answer. `allstep tune` launches this:
 
     horovodrun -np 2 python -m allstep.commands.tune.trial --framework pytorch --metric loss --study FILE --number N
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Pruning(Hook):
-    """After each epoch rank 0 reports to the study and asks whether to go on; all ranks stop together."""
+    """Hook with which rank 0 reports each epoch to the study; if the trial is pruned, all ranks stop together."""
 
     def __init__(self, trial: Trial | None, value: Callable[[], float]) -> None:
-        """`trial` is rank 0's; `value` has the metric of the last epoch."""
+        """Take the `trial`, None except on rank 0, and `value`, which returns the metric of the last epoch."""
         self._trial, self._value = trial, value
         self.is_pruned = False
 

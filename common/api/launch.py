@@ -1,10 +1,10 @@
-"""Ranks started from a Python program or a notebook, as `horovod.run` does, and what a function returns on each.
+"""Start of ranks from a Python program or a notebook, which returns a function's result on each, like `horovod.run`.
 
     import allstep
     results = allstep.launch(train, 0.1, num_ranks=4)
 
-The function travels to the ranks as cloudpickle has it, through a file that only this user can read. What comes back is
-never unpickled: numbers, texts, lists, mappings and arrays travel as JSON and .npy files.
+The function is sent to the ranks by cloudpickle, through a file that only this user can read. Results are never
+unpickled: numbers, strings, lists, mappings and arrays come back as JSON and .npy files.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ LAUNCHERS = {
     "horovodrun": ("horovodrun", "-np", "{ranks}", sys.executable),
     "torchrun": ("torchrun", "--standalone", "--nproc-per-node", "{ranks}", "--no-python", sys.executable),
 }
-"""The command of each launcher, after which the arguments of Python follow."""
+"""Command of each launcher, which the arguments of Python follow."""
 _FUNCTION = "function.pickle"
 _GRACE_SECONDS = 10.0
 
 
 def launch(function: Callable[..., Any], *arguments: Any, num_ranks: int, launcher: str = "horovodrun") -> list[Any]:
-    """Call a function on ranks of this host, and return what it returns on each, in their order.
+    """Call a function on ranks of this host, and return the result of each, in the order of ranks.
 
     Args:
-        function: any, also of a notebook; it imports what it needs, and trains by a `Session` or a loop of its own.
-        arguments: of the function.
-        num_ranks: processes to start.
+        function: any function, also of a notebook; it must import what it needs, and trains by a `Session` or a loop.
+        arguments: arguments of the function.
+        num_ranks: number of processes to start.
         launcher: horovodrun, or torchrun for the strategies of torch.distributed.
 
     Raises:
-        UserError: there are no ranks to start, or no such launcher.
-        Fault: a rank failed, or has returned what JSON does not have; it has said so on standard error.
+        UserError: `num_ranks` is out of range, or the launcher is unknown.
+        Fault: a rank failed, or its result has an unsupported type; the rank has printed the error.
     """
     import cloudpickle
 
@@ -61,7 +61,7 @@ def launch(function: Callable[..., Any], *arguments: Any, num_ranks: int, launch
 
 
 def _run(command: list[str]) -> int:
-    """The exit status of a command that has an end together with this program."""
+    """Run a command and return its exit status; end the command if this program is interrupted."""
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     process = subprocess.Popen(command, env=environ)
     try:
@@ -76,10 +76,10 @@ def _run(command: list[str]) -> int:
 
 
 def _call(folder: Path) -> None:
-    """A rank: call the function, and leave what it returns."""
+    """Call the function as a rank, and save its result."""
     from allstep.common.launch.placement import find_placement
 
-    # Our own caller has written it, in a folder that nobody else can write to.
+    # `launch` has written the file, to a folder that no other user can write to.
     function, arguments = pickle.loads((folder / _FUNCTION).read_bytes())
     array_json.save(folder / str(find_placement().rank), function(*arguments))
 

@@ -103,7 +103,7 @@ class Steps:
     def begin(self, step: int) -> bool:
         """Report that a step begins; all ranks call it with the same number.
 
-        Returns: False if the ranks were asked to stop (SIGTERM or SIGUSR1 to any of them); no rank begins the step then.
+        Returns: False if the ranks were asked to stop (SIGTERM or SIGUSR1 to any of them), so that no rank begins it.
         """
         self._state.step = step
         self._state.enter("step")

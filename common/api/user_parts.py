@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from allstep.common.base.errors import UserError
+from allstep.common.config.train_config import OWN_OPTIMIZER
 
 if TYPE_CHECKING:  # trainers answer --help without NumPy
     from allstep.common.data.datasets import Dataset
@@ -17,6 +21,16 @@ class Parts:
     model: Any = None
     """Network, or a function that builds one from the shape of a sample and the number of classes."""
     optimizer: Any = None
+
+    def optimizer_or(self, build: Callable[[], Any], name: str) -> Any:
+        """Return the program's optimizer, or what `build` returns for the one that --optimizer names.
+
+        Raises:
+            UserError: the flag stands for one of a program, which has none.
+        """
+        if self.optimizer is None and name == OWN_OPTIMIZER:
+            raise UserError(f"--optimizer {name} needs a Session that is given an optimizer; name another one")
+        return self.optimizer or build()
 
 
 NOTHING = Parts()

@@ -1,4 +1,4 @@
-"""Uses of undocumented internals of Python, launchers and both frameworks; `tests/common/base/test_compat.py` tests each.
+"""Uses of undocumented internals of Python, launchers and frameworks; `tests/common/base/test_compat.py` tests each.
 
 This module imports no framework, because `--help` imports it.
 """

@@ -26,7 +26,7 @@ Kind = Callable[[str], Value]
 _SMALLEST = 1e-30
 """Smallest positive number: a smaller one is a mistake, and dividing by it soon gives infinity."""
 MAX_COUNT = 10**9
-"""Limit of plain counts; a user who means "never" or "all" may write it."""
+"""Limit of plain counts, large enough to mean "never" or "all"."""
 MAX_ROUNDS = 1000
 """Limit of the rounds of a measurement: more rounds only show how the machine changes."""
 WEEK = 7 * 24 * 3600
@@ -39,7 +39,7 @@ def wrong(expected: str, received: str, advice: str) -> argparse.ArgumentTypeErr
 
 
 def whole(minimum: int, maximum: int, because: str = "") -> Kind[int]:
-    """Return a type for whole numbers from `minimum` to `maximum`; `because` explains the upper bound in error messages."""
+    """Return a type for whole numbers from `minimum` to `maximum`; `because` explains the upper bound in errors."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,1000}", text):
@@ -53,7 +53,7 @@ def whole(minimum: int, maximum: int, because: str = "") -> Kind[int]:
 def number(
     minimum: float, maximum: float, *, above: bool = False, below: bool = False, smallest: float = _SMALLEST
 ) -> Kind[float]:
-    """Return a type for numbers from `minimum` to `maximum`; `above` excludes `minimum`, and `below` excludes `maximum`.
+    """Return a type for numbers from `minimum` to `maximum`; `above` excludes `minimum`, `below` excludes `maximum`.
 
     The absolute value must be 0 or at least `smallest`.
     """

@@ -207,8 +207,8 @@ def check_image_size(model: str, height: int, width: int) -> None:
     if min(height, width) < entry.smallest_image:
         minimum = entry.smallest_image
         raise UserError(
-            f"expected images of {minimum} x {minimum} pixels or more for --model {model}, received {height} x {width}; "
-            "use mlp"
+            f"expected images of {minimum} x {minimum} pixels or more for --model {model}, received {height} x "
+            f"{width}; use mlp"
         )
     if height % entry.patch_size or width % entry.patch_size:
         raise UserError(

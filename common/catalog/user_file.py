@@ -100,7 +100,7 @@ def _failed(error: Exception, what: str, flag: str) -> UserError:
         where = f"line {error.lineno} of {error.filename}"
     else:
         where = f"line {frame.lineno} of {frame.filename}"
-    return UserError(f"expected {what} for {flag}, received {quote(summary(error))} in {where}; mend it")
+    return UserError(f"expected {what} for {flag}, received {quote(summary(error))} in {where}; fix it")
 
 
 def check(word: str, flag: str) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints: exact, atomic, verified, written in the background, and readable by either framework.
 
-Rank 0 locks the output directory and writes; whoever needs a state loads it by name:
+Rank 0 locks the output directory and writes checkpoints; any process can load a state by name:
 
     with OutputDirectory("runs/a", warn=print) as output:
         checkpoints = Checkpoints(output, keep=3)
@@ -9,9 +9,9 @@ Rank 0 locks the output directory and writes; whoever needs a state loads it by 
 
     state = load("latest", "runs/a/checkpoints", warn=print)    # or "best", or a path
 
-What makes them safe, file by file: `lock` (one run a directory), `files` (one checkpoint, written into a
-temporary directory and renamed), `manifest` (checksums over everything), `select` (which one is latest or
-best, and what happens when it is damaged), `writer` (the background thread, and which ones are kept).
+Modules: `lock` (one run per directory), `files` (one checkpoint, written into a temporary directory and renamed),
+`manifest` (checksums over everything), `select` (the latest or best checkpoint, and fallbacks if it is damaged),
+`writer` (the background thread, and deletion of old checkpoints).
 """
 
 from allstep.common.checkpoint.files import CorruptCheckpoint

@@ -1,8 +1,8 @@
-"""One checkpoint on disk: a directory that is there whole or not at all.
+"""Checkpoint on disk: a directory that is either complete or absent.
 
     step-00001234/model.safetensors       weights
     step-00001234/optimizer.safetensors   optimizer slots
-    step-00001234/ema.safetensors         moving averages of the weights, where the run keeps them
+    step-00001234/ema.safetensors         moving averages of the weights, if the run keeps them
     step-00001234/manifest.json           everything else, and size and SHA-256 of these files
 
 File names are fixed, so nothing in a manifest can point outside its directory; nothing is ever unpickled.
@@ -30,32 +30,32 @@ from allstep.common.files.regular_file import check_memory, read_regular, regula
 from allstep.common.files.schema import Mismatch, brief, closed, list_of, one_of, record, whole
 
 MANIFEST = "manifest.json"
-TEMPORARY = ".tmp-"  # prefix of what is being written or deleted
-REPLACED = ".old-"  # prefix of a whole checkpoint while a new one takes its name
-# What safetensors can give back to NumPy: bool, integers and floats, but for the long double.
+TEMPORARY = ".tmp-"  # prefix of checkpoints being written or deleted
+REPLACED = ".old-"  # prefix of a complete checkpoint while a new one takes its name
+# Types that safetensors can return as NumPy arrays: bool, integers and floats, except the long double.
 DTYPES = frozenset(np.dtype(code) for code in "?bBhHiIlLqQefd")
-# How a file's header calls them.
+# Names of these types in a file's header.
 _DTYPE_NAMES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64")
-# A real header has about a hundred bytes for each array.
+# Valid headers have about a hundred bytes per array.
 _MAX_HEADER_BYTES = 2**24
 _MAX_NAME_CHARACTERS = 1000
 
 
 class CorruptCheckpoint(UserError):
-    """A checkpoint is damaged: truncated, changed or incomplete. The message says which file and how."""
+    """Error for a checkpoint that is truncated, changed or incomplete; the message names the file and the damage."""
 
 
 def checkpoint_name(step: int) -> str:
-    """The directory's name, which sorts by step."""
+    """Return the name of a checkpoint's directory, which sorts by step."""
     return f"step-{step:08d}"
 
 
 def check_arrays(arrays: dict[str, np.ndarray]) -> None:
-    """Checks that every array can be written and read back as it is.
+    """Check that every array can be written and read back unchanged.
 
     Raises:
-        UserError: a dtype that NumPy lacks, such as bfloat16, or of foreign byte order.
-        ValueError: a name outside the known groups (a mistake of the caller's).
+        UserError: an array has a dtype that NumPy lacks, such as bfloat16, or the byte order of other machines.
+        ValueError: a name is outside the known groups, which is a mistake of the caller.
     """
     prefixes = tuple(f"{group}/" for group in GROUPS)
     for name, array in arrays.items():
@@ -69,10 +69,10 @@ def check_arrays(arrays: dict[str, np.ndarray]) -> None:
 
 
 def check_finite(arrays: dict[str, np.ndarray]) -> None:
-    """Checks that a state is worth going on from.
+    """Check that all arrays are finite, so that a run can resume from them.
 
     Raises:
-        UserError: an array holds nan or inf.
+        UserError: an array contains nan or inf.
     """
     if name := _first_not_finite(arrays):
         raise UserError(
@@ -82,13 +82,13 @@ def check_finite(arrays: dict[str, np.ndarray]) -> None:
 
 
 def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
-    """Writes a checkpoint so that a kill, a full disk or a power cut at any moment leaves `directory`
-    either absent (or as it was) or complete and on the disk.
+    """Write a checkpoint so that a kill, a full disk or a power cut at any moment leaves `directory` either unchanged
+    (or absent) or complete and on the disk.
 
-    `manifest.files` is filled in here.
+    It fills in `manifest.files`.
 
     Raises:
-        OSError, safetensors.SafetensorError: it cannot be written. Nothing is left behind.
+        OSError, safetensors.SafetensorError: the checkpoint cannot be written. No files are left behind.
     """
     from safetensors.numpy import save_file
 
@@ -101,7 +101,7 @@ def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) ->
             if group in OPTIONAL_GROUPS and not members:
                 continue
             save_file(members, path)
-            path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes it private to its owner
+            path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes the file private to its owner
             records[path.name] = FileRecord(path.stat().st_size, sha256_of(path))
             _sync(path)
         path = temporary / MANIFEST
@@ -115,11 +115,11 @@ def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) ->
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The verified manifest of the checkpoint in `directory`.
+    """Read and verify the manifest of the checkpoint in `directory`.
 
     Raises:
-        NewerFormat: a later allstep wrote it.
-        CorruptCheckpoint: it is damaged.
+        NewerFormat: a later version of allstep wrote it.
+        CorruptCheckpoint: the manifest is damaged.
     """
     path = directory / MANIFEST
     try:
@@ -133,11 +133,11 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read(directory: Path) -> TrainState:
-    """The state in `directory`, every byte verified. Its arrays are writable and its own.
+    """Read the state in `directory` and verify every byte. Its arrays are writable and not shared.
 
     Raises:
-        NewerFormat: a later allstep wrote it.
-        CorruptCheckpoint: it is damaged.
+        NewerFormat: a later version of allstep wrote it.
+        CorruptCheckpoint: the checkpoint is damaged.
     """
     manifest = read_manifest(directory)
     arrays = {}
@@ -164,7 +164,7 @@ def _read_arrays(path: Path, expected: FileRecord) -> dict[str, np.ndarray]:
     try:
         with open(path, "rb", opener=regular) as stream:
             size = os.fstat(stream.fileno()).st_size
-            if size != expected.size:  # before reading: it may be any size
+            if size != expected.size:  # checked before reading, because a damaged file may have any size
                 raise _corrupt(path, f"expected {expected.size} bytes, received {size}")
             check_memory(path, 2 * size)  # its content, and the arrays made of it
             data = stream.read(size)
@@ -175,16 +175,16 @@ def _read_arrays(path: Path, expected: FileRecord) -> dict[str, np.ndarray]:
         raise _corrupt(path, error.strerror) from None
     except (strict_json.NotJson, Mismatch, SafetensorError) as error:
         raise _corrupt(path, error) from None
-    if name := _first_not_finite(arrays):  # which are not written: see `check_finite`
+    if name := _first_not_finite(arrays):  # `check_finite` prevents writing such a file
         raise _corrupt(path, f"expected finite numbers, received nan or inf in {brief(name)}")
     return arrays
 
 
 def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
-    """The arrays in the content of a safetensors file, by their names.
+    """Return the arrays in the content of a safetensors file, by name.
 
     Raises:
-        NotJson, Mismatch, SafetensorError: it is not one, or not one for NumPy.
+        NotJson, Mismatch, SafetensorError: it is not a safetensors file, or has types that NumPy lacks.
     """
     from safetensors.numpy import load
 
@@ -193,17 +193,17 @@ def decode_arrays(data: bytes) -> dict[str, np.ndarray]:
 
 
 def _check_header(data: bytes) -> None:
-    """Checks what safetensors leaves open: sizes of the header, and types and names that it gives to NumPy.
+    """Check what safetensors does not: the size of the header, and types and names of the arrays.
 
     Raises:
-        NotJson, Mismatch: the header is not as `write` makes it.
+        NotJson, Mismatch: the header is not like those of `write`.
     """
     size = int.from_bytes(data[:8], "little")
     whole(2, min(_MAX_HEADER_BYTES, max(2, len(data) - 8)))(size, "the header's size in bytes")
     header = strict_json.loads(data[8 : 8 + size])
     if not isinstance(header, dict):
         raise Mismatch(f"expected an object as header, received {brief(header)}")
-    header.pop("__metadata__", None)  # safetensors checks it, and nobody reads it
+    header.pop("__metadata__", None)  # safetensors checks it, and it is not used
     for name, entry in header.items():
         if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
             raise Mismatch(
@@ -214,7 +214,7 @@ def _check_header(data: bytes) -> None:
 
 def _check_shape(value: Any, where: str) -> None:
     list_of(whole(), maximum=32)(value, where)
-    # NumPy multiplies the other sides of an array without numbers, too.
+    # Even for an empty array, NumPy multiplies the sides other than 0.
     whole()(8 * math.prod(side or 1 for side in value), f"the bytes of {where}")
 
 
@@ -224,16 +224,16 @@ _check_entry = closed(record(dtype=one_of(*_DTYPE_NAMES), shape=_check_shape, da
 
 
 def remove(directory: Path) -> None:
-    """Deletes a checkpoint so that a kill never leaves half of one under its name."""
+    """Delete a checkpoint so that a kill never leaves a partial one under its name."""
     doomed = directory.with_name(TEMPORARY + directory.name)
     directory.rename(doomed)
     shutil.rmtree(doomed)
 
 
 def clean_up(parent: Path) -> None:
-    """Puts right what killed runs left in the checkpoints directory `parent`.
+    """Clean up what killed runs have left in the checkpoints directory `parent`.
 
-    Only for the holder of the output directory's lock: what looks left over is otherwise someone's work.
+    Only the holder of the output directory's lock may call it; without the lock, another run may still use these files.
     """
     for path in parent.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path)
@@ -246,7 +246,7 @@ def clean_up(parent: Path) -> None:
 
 
 def make_durable_directory(path: Path) -> None:
-    """Creates `path`, unless it is there, so that a power cut does not undo it."""
+    """Create `path` if it does not exist, so that it survives a power cut."""
     path.mkdir(exist_ok=True)
     _sync(path.parent)
 
@@ -254,7 +254,7 @@ def make_durable_directory(path: Path) -> None:
 def _members(group: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     prefix = f"{group}/"
     return {
-        # safetensors writes the memory as it lies, so a strided view must be made contiguous.
+        # safetensors writes memory in its order, so a strided view must be made contiguous.
         name.removeprefix(prefix): np.asarray(array, order="C")
         for name, array in arrays.items()
         if name.startswith(prefix)
@@ -262,8 +262,8 @@ def _members(group: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def _take_name(temporary: Path, directory: Path) -> None:
-    # Renaming onto a directory that is not empty fails. A resume from an earlier checkpoint reaches the
-    # same step again, so the old one steps aside first; readers know it by its prefix in between.
+    # Renaming to a directory that is not empty fails. A run that resumes from an earlier checkpoint reaches the same
+    # step again, so the old one is renamed first; meanwhile, readers find it by its prefix.
     replaced = directory.with_name(REPLACED + directory.name)
     if directory.exists():
         directory.rename(replaced)

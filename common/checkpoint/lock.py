@@ -1,4 +1,4 @@
-"""The output directory of a run, locked against a second run that would write into it."""
+"""Output directory of a run, locked against a second run that would write to it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from allstep.common.files.regular_file import regular
 
 
 class OutputDirectory:
-    """An output directory that this process alone writes into, from construction until `close`.
+    """Output directory to which only this process writes, from construction until `close`.
 
-    Held by rank 0. The kernel releases the lock when the process ends in whatever way, SIGKILL included;
-    the file `.lock` stays behind and means nothing by itself. A child forked without exec shares the lock
-    and must not outlive the process.
+    Rank 0 holds the lock. The kernel releases it when the process ends in any way, including SIGKILL; the file `.lock`
+    stays, and means nothing by itself. A child forked without exec shares the lock, and must not outlive the process.
 
     Raises:
-        UserError: the directory cannot be written, or another run holds it.
+        UserError: the directory cannot be written, or another run has locked it.
     """
 
     def __init__(self, path: str | Path, *, warn: Callable[[str], None]) -> None:
         self.path = Path(path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # A link would have somebody else's file emptied below.
+            # Following a link would truncate another file below.
             self._descriptor = regular(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             raise _unwritable(self.path, error) from None
@@ -56,7 +55,7 @@ class OutputDirectory:
             raise _unwritable(self.path, error) from None
 
     def close(self) -> None:
-        """Lets others write here. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

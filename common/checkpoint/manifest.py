@@ -1,4 +1,4 @@
-"""The JSON manifest of a checkpoint: what its files are, where training stood, and a checksum over it all."""
+"""JSON manifest of a checkpoint: its files, the progress of training, and a checksum over everything."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from allstep.common.files.schema import (
 )
 
 FORMAT_VERSION = 1
-MAX_BYTES = 2**20  # a real one has a few kilobytes; a damaged or hostile one must not fill the memory
+MAX_BYTES = 2**20  # valid ones have a few kilobytes; damaged or hostile ones must not fill the memory
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file of the checkpoint must be."""
+    """Size and checksum of a file of the checkpoint."""
 
     size: int  # bytes
     sha256: str  # hexadecimal
@@ -40,11 +40,11 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All of a checkpoint but its arrays."""
+    """Content of a checkpoint except its arrays."""
 
-    sequence: int  # order of writing within one output directory: the highest is the latest
+    sequence: int  # order of writing within an output directory; the highest is the latest
     created: str  # UTC, ISO 8601
-    metric: float | None  # of validation: accuracy or minus mae, higher is better; None where it was not measured
+    metric: float | None  # of validation: accuracy or minus mae, higher is better; None if not measured
     framework: str
     progress: Progress
     rng: dict[str, Any]
@@ -55,19 +55,19 @@ class Manifest:
 
     @property
     def has_metric(self) -> bool:
-        """Whether the metric can be compared: it was measured and is finite."""
+        """Whether the metric can be compared, because it was measured and is finite."""
         return self.metric is not None and math.isfinite(self.metric)
 
 
 class NewerFormat(UserError):
-    """The checkpoint was written by a later allstep."""
+    """Error for a checkpoint that a later version of allstep wrote."""
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as JSON, with the format version and a checksum over everything else in it.
+    """Return the manifest as JSON, with the format version and a checksum over all other content.
 
     Raises:
-        TypeError: a value or a key is nothing that JSON can hold.
+        TypeError: JSON cannot hold a value or a key.
     """
     content = {"format_version": FORMAT_VERSION, **asdict(manifest)}
     content["checksum"] = _checksum(content)
@@ -75,25 +75,25 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def copied(manifest: Manifest) -> Manifest:
-    """A copy that shares nothing with `manifest`, as `encode` and `decode` would make it.
+    """Return a copy that shares nothing with `manifest`, as `encode` and `decode` would make it.
 
     Raises:
-        TypeError: a value or a key is nothing that JSON can hold.
+        TypeError: JSON cannot hold a value or a key.
     """
-    # Without checksum, indentation and dataclasses' own copies, on which training would wait several times as long.
+    # Checksum, indentation and copies by dataclasses would make training wait several times as long.
     content = _finite({**vars(manifest), "progress": vars(manifest.progress)})
     return _manifest_of(_restored(json.loads(json.dumps(content))))
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest that `encode` made into `data`, which may be damaged or hostile.
+    """Return the manifest in `data`, the output of `encode`, which may be damaged or hostile.
 
     Raises:
-        NewerFormat: the format version is above ours.
-        NotJson, Mismatch: anything else is wrong; the message says what.
+        NewerFormat: the format version is above `FORMAT_VERSION`.
+        NotJson, Mismatch: anything else is wrong; the message describes it.
     """
     content = _restored(strict_json.loads(data))
-    # Before the checksum: a later format may compute it in another way.
+    # Checked before the checksum, which a later format may compute differently.
     record(format_version=whole(1))(content, "manifest")
     if content["format_version"] > FORMAT_VERSION:
         version = content["format_version"]
@@ -101,13 +101,13 @@ def decode(data: bytes) -> Manifest:
     if content.pop("checksum", None) != _checksum(content):
         raise Mismatch("its content does not match its checksum")
     del content["format_version"]
-    # The checksum guards against accidents only: whoever forged it right must still get a clear line.
+    # The checksum only guards against accidents; a forged manifest must also give a clear error.
     _check(content, "manifest")
     return _manifest_of(content)
 
 
 def file_name(group: str) -> str:
-    """The file of a checkpoint that holds the arrays of `group`."""
+    """Return the name of the checkpoint file that holds the arrays of `group`."""
     return f"{group}.safetensors"
 
 
@@ -120,7 +120,7 @@ def _check_time(value: Any, where: str) -> None:
 
 
 def _check_metric(value: Any, where: str) -> None:
-    if not isinstance(value, float):  # nan and infinities are kept, and never best
+    if not isinstance(value, float):  # nan and infinities are kept, but never count as best
         raise Mismatch(f"expected {where} to be a float or null, received {brief(value)}")
 
 
@@ -146,7 +146,7 @@ _check = closed(
         metric=nullable(_check_metric),
         framework=one_of(*FRAMEWORKS),
         progress=closed(record(**_COUNTS, running=mapping_of(_check_running)), *_COUNTS, "running"),
-        # What these must hold is for the run to say that goes on: see `allstep.common.training.resuming`.
+        # `common.training.resuming` checks the content of these for the run that resumes.
         rng=mapping,
         schedule=mapping,
         config=mapping,
@@ -168,7 +168,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """`value` with each non-finite float, which JSON has no word for, as {"non_finite": "nan"}."""
+    """Return `value` with each non-finite float, which JSON lacks, as an object such as {"non_finite": "nan"}."""
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"expected str keys, which JSON gives back as they are, received {list(value)}")
@@ -181,7 +181,7 @@ def _finite(value: Any) -> Any:
 
 
 def _restored(value: Any) -> Any:
-    """What `_finite` was made of; of a pair that it never makes, the same."""
+    """Return the inverse of `_finite`; objects that `_finite` never makes stay the same."""
     if isinstance(value, dict):
         if value.keys() == {"non_finite"} and value["non_finite"] in ("nan", "inf", "-inf"):
             return float(value["non_finite"])

@@ -1,4 +1,4 @@
-"""Which checkpoint `latest`, `best` or a path means, and what happens when it is damaged."""
+"""Selection of a checkpoint by `latest`, `best` or a path, with fallbacks if it is damaged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ T = TypeVar("T")
 
 
 def load(which: str | os.PathLike, parent: str | os.PathLike, *, warn: Callable[[str], None]) -> TrainState:
-    """Loads a checkpoint, verified byte by byte. Needs no lock and changes nothing on disk.
+    """Load a checkpoint and verify every byte. It needs no lock and changes nothing on disk.
 
-    `which` is "latest", "best" (highest validation accuracy) in the checkpoints directory `parent`, or a
-    path: of one checkpoint, or of a checkpoints or output directory, whose latest is meant. A damaged
-    latest or best falls back to the next one with a warning; a checkpoint named by its path does not.
+    `which` is "latest" or "best" (highest validation accuracy) in the checkpoints directory `parent`, or the path of a
+    checkpoint, or of a checkpoints or output directory, of which the latest checkpoint is loaded. If the latest or
+    best is damaged, the next one is loaded with a warning; a checkpoint named by its path has no such fallback.
 
     Raises:
-        CorruptCheckpoint: the checkpoint named is damaged (says which file).
-        UserError: there is none, all are damaged, or a later allstep wrote it.
+        CorruptCheckpoint: the named checkpoint is damaged; the message names the file.
+        UserError: no checkpoint exists, all are damaged, or a later version of allstep wrote it.
     """
     return _first_good(which, Path(parent), files.read, warn)
 
 
 def load_manifest(which: str | os.PathLike, parent: str | os.PathLike) -> Manifest:
-    """The manifest of the checkpoint that `load` would load, if its arrays are not damaged; it warns of nothing.
+    """Return the manifest of the checkpoint that `load` would load if no arrays are damaged, without warnings.
 
     Raises:
         UserError: see `load`.
@@ -40,7 +40,7 @@ def load_manifest(which: str | os.PathLike, parent: str | os.PathLike) -> Manife
 
 
 def _first_good(which: str | os.PathLike, parent: Path, read: Callable[[Path], T], warn: Callable[[str], None]) -> T:
-    """What `read` makes of the first checkpoint that `which` means and that it can read."""
+    """Return the result of `read` for the first checkpoint selected by `which` that can be read."""
     if which in ("latest", "best"):
         return _first_of(parent, read, warn, best=which == "best")
     path = Path(which)
@@ -63,9 +63,9 @@ def _read_named(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def checkpoint_directories(parent: Path) -> list[Path]:
-    """All checkpoints in `parent`, damaged ones included, by step."""
+    """Return all checkpoints in `parent`, including damaged ones, by step."""
     paths = [path for path in parent.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    # Set aside for a successor whose run was killed just before it took the name.
+    # Add checkpoints that were renamed for a replacement, whose run was killed before it took the name.
     paths += [
         path
         for path in parent.glob(f"{files.REPLACED}step-*")
@@ -75,8 +75,8 @@ def checkpoint_directories(parent: Path) -> list[Path]:
 
 
 def scan(parent: Path) -> tuple[list[tuple[Path, Manifest]], list[UserError]]:
-    """The checkpoints in `parent` in the order they were written, and what is wrong with those whose
-    manifest cannot be read. Arrays are not looked at."""
+    """Return the checkpoints in `parent` in the order in which they were written, and the errors of those whose
+    manifest cannot be read. Arrays are not read."""
     readable, errors = [], []
     for path in checkpoint_directories(parent):
         try:
@@ -87,13 +87,13 @@ def scan(parent: Path) -> tuple[list[tuple[Path, Manifest]], list[UserError]]:
 
 
 def best_of(checkpoints: list[tuple[Path, Manifest]]) -> list[tuple[Path, Manifest]]:
-    """Those with a metric that can be compared, best first; of equals, the earliest first."""
+    """Return the checkpoints with a comparable metric, best first; of equal ones, the earliest comes first."""
     measured = [item for item in checkpoints if item[1].has_metric]
     return sorted(measured, key=lambda item: _worse(item[1]))
 
 
 def _worse(manifest: Manifest) -> tuple[float, int]:
-    """Sorts checkpoints that have a metric, best first."""
+    """Return a key that sorts checkpoints with a metric, best first."""
     assert manifest.metric is not None  # has_metric
     return -manifest.metric, manifest.sequence
 
@@ -101,7 +101,7 @@ def _worse(manifest: Manifest) -> tuple[float, int]:
 def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], None], *, best: bool) -> T:
     readable, errors = scan(parent)
     for error in errors:
-        # Not damaged: going back to an older one would silently throw away its training.
+        # It is not damaged, and falling back to an older one would silently discard training.
         if isinstance(error, NewerFormat):
             raise error
         warn(f"{error}; it is skipped")
@@ -117,6 +117,4 @@ def _first_of(parent: Path, read: Callable[[Path], T], warn: Callable[[str], Non
             return read(path)
         except files.CorruptCheckpoint as error:
             warn(f"{error}; falling back to the {'next best' if best else 'one before'}")
-    raise UserError(
-        f"expected an undamaged checkpoint in {parent}, received damaged ones alone; start without --resume"
-    )
+    raise UserError(f"expected an undamaged checkpoint in {parent}, received only damaged ones; start without --resume")

@@ -1,8 +1,8 @@
-"""What a checkpoint holds, and whether it fits a model."""
+"""Content of a checkpoint, and the check that it fits a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,32 +11,42 @@ import numpy as np
 from allstep.common.base.errors import UserError
 from allstep.common.files.schema import brief
 
-# Every array's name starts with one of these, and each has a file of its own in a checkpoint.
+# Every array's name starts with one of these groups, and each group has a file in a checkpoint.
 GROUPS = ("model", "optimizer", "ema")
-OPTIONAL_GROUPS = ("ema",)  # whose file is there where they have arrays
+OPTIONAL_GROUPS = ("ema",)  # these have a file only if they have arrays
 FRAMEWORKS = ("pytorch", "tensorflow")
-# What workers export, whatever they compute in. Anything else would be cast on its way into a network.
+# Type that workers export, whatever they compute in. Any other would be cast when it is loaded into a network.
 DTYPE = np.dtype(np.float32)
+
+
+class ArrayShape(tuple[int, ...]):
+    """The shape of an array of a checkpoint, with what else is expected of the array."""
+
+    def __new__(cls, shape: Iterable[int], *, dtype: np.dtype = DTYPE, optional: bool = False) -> ArrayShape:
+        """`optional` arrays are those that a run may not have yet."""
+        self = super().__new__(cls, shape)
+        self.dtype, self.optional = dtype, optional
+        return self
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stood: enough to go on in mid-epoch, on any number of ranks."""
+    """Progress of the run, sufficient to resume in mid-epoch on any number of ranks."""
 
-    epoch: int  # epochs completed
-    offset: int  # samples of the running epoch already seen, by all ranks together
-    step: int  # optimizer steps since the start; names the checkpoint
-    samples_seen: int  # samples since the start: what the schedule counts in
+    epoch: int  # completed epochs
+    offset: int  # samples of the current epoch that all ranks together have already seen
+    step: int  # optimizer steps since the start, which name the checkpoint
+    samples_seen: int  # samples since the start, in which the schedule counts
     running: dict[str, int | float] = field(default_factory=dict)
-    # numbers carried across a resume: the sums of the running epoch, cumulative seconds, best metric, ...
+    # numbers that a resumed run continues: the sums of the current epoch, cumulative seconds, best metric, ...
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything a run needs to go on. All but `arrays` must be what JSON can hold (str keys, no tuples);
+    """State from which a run can resume. All fields but `arrays` must consist of JSON types (str keys, no tuples);
     non-finite floats are kept."""
 
-    framework: str  # who wrote it: "pytorch" or "tensorflow"
+    framework: str  # the one that wrote it: "pytorch" or "tensorflow"
     arrays: dict[str, np.ndarray]
     # "model/NAME": weights in the canonical layout that both frameworks share;
     # "optimizer/NAME/SLOT": optimizer slots in the layout of their weight, or one number for it;
@@ -49,24 +59,27 @@ class TrainState:
 
 
 def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:
-    """Checks that a checkpoint's arrays are those of the model (and optimizer) at hand.
+    """Check that a checkpoint's arrays fit the model and optimizer, whose names and shapes are `expected`.
 
-    `expected` maps each name to its shape.
+    A shape is a tuple or an `ArrayShape`.
 
     Raises:
-        UserError: names the first array, in the order of `expected`, that is missing, has another shape or type, or
-            holds what it cannot; failing that, the first array that nobody expects.
+        UserError: an array is missing, has another shape or type, or invalid values, or is not expected. The message
+            names the first one in the order of `expected`, or else the first unexpected one.
     """
     advice = "use the model and optimizer it was written for"
     for name, shape in expected.items():
+        shape = shape if isinstance(shape, ArrayShape) else ArrayShape(shape)
+        if name not in arrays and shape.optional:
+            continue
         if name not in arrays:
             raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}")
         array, misfit = arrays[name], f"checkpoint does not fit: expected {name}"
         if array.shape != tuple(shape):
             raise UserError(f"{misfit} {tuple(shape)}, received {array.shape}; {advice}")
-        if array.dtype != DTYPE:
+        if array.dtype != shape.dtype:
             raise UserError(
-                f"{misfit} in {DTYPE}, as trainers write it, received {array.dtype}; take another checkpoint"
+                f"{misfit} in {shape.dtype}, as trainers write it, received {array.dtype}; take another checkpoint"
             )
         if name.endswith(_NEVER_NEGATIVE) and (array < 0).any():
             raise UserError(
@@ -80,5 +93,5 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
             )
 
 
-# Means of squares, whose root is taken.
+# Means or sums of squares, of which the square root is taken.
 _NEVER_NEGATIVE = (".running_var", "/exp_avg_sq", "/layer_exp_avg_sq", "/square_avg", "/sum_of_squares")

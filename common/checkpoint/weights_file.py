@@ -1,4 +1,4 @@
-"""Weights of somebody else's training: one safetensors file, as torchvision's and timm's networks can be saved in."""
+"""Weights trained elsewhere, in a safetensors file such as those of torchvision's and timm's networks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
 
 _SUFFIX = ".safetensors"
-_COUNT = ".num_batches_tracked"  # of PyTorch's batch norms, which ours do not keep
+_COUNT = ".num_batches_tracked"  # a counter of PyTorch's batch norms, which networks here do not have
 
 
 def is_weights_file(path: Path) -> bool:
-    """Whether `path` names such a file, and not a checkpoint of ours."""
+    """Return whether `path` names a safetensors file instead of a checkpoint of allstep."""
     return path.suffix == _SUFFIX
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in `path` by their names, float32 where they were half or double precision.
+    """Read the arrays in `path` by name, with floats of any precision converted to float32.
 
     Raises:
-        UserError: it cannot be read, or is no safetensors file.
+        UserError: the file cannot be read, or is not a safetensors file.
     """
     from safetensors import SafetensorError
 
@@ -43,10 +43,10 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_readable(path: Path) -> None:
-    """Refuse what cannot be opened, before anything is spent on it.
+    """Refuse a file that cannot be opened, before the run does any work.
 
     Raises:
-        UserError: it is not there, or not a file.
+        UserError: the path does not exist, or is not a regular file.
     """
     try:
         os.close(regular(path, os.O_RDONLY))

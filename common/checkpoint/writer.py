@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background while training goes on, and keeps the last few and the best."""
+"""Writer of checkpoints in the background, which keeps the last few and the best."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from allstep.common.checkpoint.lock import OutputDirectory
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.state import TrainState
 
-# From here on, one thread does not fill the memory's bandwidth; below, two wait for each other longer than they save.
+# For larger states, one thread does not use the full memory bandwidth; for smaller ones, a second thread does not pay.
 SHARED_BYTES = 16 * 2**20
 
 
 class Checkpoints:
-    """The checkpoints of a run, in `checkpoints/` of its locked output directory. Rank 0 only.
+    """Checkpoints of a run, in `checkpoints/` of its locked output directory. Only rank 0 has one.
 
-    `keep` is how many of the last ones stay (the best, by metric, stays besides).
+    `keep` is the number of latest checkpoints to keep, in addition to the best by metric.
 
     Raises:
         UserError: `keep` is below 1, or the directory cannot be written.
@@ -37,8 +37,8 @@ class Checkpoints:
             raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
         self.directory = output.path / "checkpoints"
         self._keep = keep
-        self._buffers: dict[str, np.ndarray] = {}  # the copies being written, kept to be filled again
-        self._layout: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # their shapes and types
+        self._buffers: dict[str, np.ndarray] = {}  # copies being written, reused by later saves
+        self._layout: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # shapes and types of the buffers
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
         try:
@@ -50,25 +50,25 @@ class Checkpoints:
         self._next_sequence = written[-1][1].sequence + 1 if written else 1
 
     def reserve(self, arrays: dict[str, np.ndarray]) -> None:
-        """Prepares memory for states with arrays like these, in the background.
+        """Allocate memory for states with arrays like these, in the background.
 
-        Optional, before the first step: the first touch of fresh memory costs several times the copy
-        itself, and would otherwise make training wait at the first save.
+        This is optional, and best called before the first step: the first access to new memory takes several times as
+        long as the copy, for which training would otherwise wait at the first save.
         """
         self.wait()
         if self._has_buffers(arrays):
             self._pending = self._writer.submit(self._fill, arrays, deque(arrays))
 
     def save(self, state: TrainState, *, metric: float | None = None) -> None:
-        """Copies `state`, which may be changed at once, and writes it in the background.
+        """Copy `state`, which may be changed afterwards, and write it in the background.
 
-        A save while the one before is still being written waits for that. Where memory is too short for
-        a copy, it returns when all is written. `metric` is what validation has measured, if it just has.
+        It first waits until the previous save is written. If there is not enough memory for a copy, it returns only
+        when the state is written. `metric` is the metric of a validation of this state, if there was one.
 
         Raises:
-            UserError: the save before failed (the disk is full, it held nan or inf, ...), or an array's
-                dtype has no place in a checkpoint. Checkpoints that were complete stay good.
-            TypeError: something besides the arrays is nothing that JSON can hold.
+            UserError: the previous save failed (a full disk, nan or inf in its arrays, ...), or a checkpoint cannot
+                hold an array's dtype. Complete checkpoints are not affected.
+            TypeError: a field other than the arrays has values that JSON cannot hold.
         """
         self.wait()
         has_buffers = self._has_buffers(state.arrays)
@@ -84,7 +84,7 @@ class Checkpoints:
             versions=state.versions,
             files={},
         )
-        # What a checkpoint cannot hold fails here and not in the background.
+        # Values that a checkpoint cannot hold fail here, not in the background.
         manifest = manifests.copied(manifest)
         self._next_sequence += 1
         if has_buffers:
@@ -93,7 +93,7 @@ class Checkpoints:
             self._write(state.arrays, manifest)
 
     def wait(self) -> None:
-        """Returns when nothing is being written.
+        """Wait until nothing is being written.
 
         Raises:
             UserError: the last write failed.
@@ -104,23 +104,23 @@ class Checkpoints:
 
     @property
     def writing(self) -> bool:
-        """Whether a write is under way."""
+        """Whether a checkpoint is being written."""
         return self._pending is not None and not self._pending.done()
 
     def close(self) -> None:
-        """Waits for the last write and ends the background thread. Raises as `wait` does."""
+        """Wait for the last write, and end the background thread. Raises the errors of `wait`."""
         self._writer.shutdown()
         self.wait()
 
     def _has_buffers(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Whether there is memory for a copy of `arrays`, which are checked; it is allocated if so."""
+        """Check `arrays` and allocate buffers for a copy; return whether there is enough memory for them."""
         layout = {name: (array.shape, array.dtype) for name, array in arrays.items()}
         if layout == self._layout:  # from the second save on
             return True
         files.check_arrays(arrays)
         kept = {name: self._buffers[name] for name in layout if layout[name] == self._layout.get(name)}
         missing = sum(array.nbytes for name, array in arrays.items() if name not in kept)
-        # The other half is for the batches ahead, and for the page cache that makes the write fast.
+        # The other half is for prefetched batches, and for the page cache, which makes the write fast.
         if missing > available_memory() // 2:
             return False
         new = {name: np.empty(*kind) for name, kind in layout.items() if name not in kept}
@@ -128,18 +128,18 @@ class Checkpoints:
         return True
 
     def _copy(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The copy; of a large state, this thread and the writer's make it together, in half the time."""
+        """Return a copy of `arrays`; for a large state, this thread and the writer's share the work."""
         left = deque(arrays)
         helper = None
         if sum(array.nbytes for array in arrays.values()) >= SHARED_BYTES:
             helper = self._writer.submit(self._fill, arrays, left)
         self._fill(arrays, left)
-        if helper and not helper.cancel():  # unless all was done before it came to it
+        if helper and not helper.cancel():  # cancelled if it has not started yet
             helper.result()
         return self._buffers
 
     def _fill(self, arrays: dict[str, np.ndarray], left: deque[str]) -> None:
-        """Copy arrays until none of the names in `left`, which threads share, is left."""
+        """Copy arrays until `left`, the queue of names that threads share, is empty."""
         with contextlib.suppress(IndexError):
             while True:
                 name = left.popleft()
@@ -163,7 +163,7 @@ class Checkpoints:
 
 
 def expired(checkpoints: list[tuple[Path, Manifest]], *, keep: int) -> Iterable[Path]:
-    """Those to delete of `checkpoints`, which stand in the order they were written: all but the last
-    `keep` and the best. Ones whose manifest cannot be read never come here: nobody knows what they are."""
+    """Return the checkpoints to delete: all but the last `keep` and the best of `checkpoints`, which are in the order
+    in which they were written. Those with an unreadable manifest are not among them, and are never deleted."""
     best = [path for path, _ in select.best_of(checkpoints)[:1]]
     return [path for path, _ in checkpoints[:-keep] if path not in best]

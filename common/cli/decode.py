@@ -1,4 +1,4 @@
-"""--decode: whether a GPU can decode the images of a run."""
+"""Checks whether --decode gpu is possible in a run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from allstep.common.base.errors import UserError
 if TYPE_CHECKING:
     from allstep.common.config.train_config import TrainConfig
 
-# They change pixels that lie on the CPU.
+# Augmentations that need the pixels on the CPU.
 _CHANGES = ("mixup", "cutmix", "random_erasing", "rand_augment")
 
 
 def check_decode(config: TrainConfig, framework: str) -> None:
-    """Refuse --decode gpu where the flags leave nothing to decode on a GPU.
+    """Refuse --decode gpu if other flags rule out decoding on a GPU.
 
     Raises:
-        UserError: names the flag that is in the way.
+        UserError: another flag rules it out; the message names it.
     """
     data = config.data
     if data.decode != "gpu":
@@ -40,10 +40,10 @@ def check_decode(config: TrainConfig, framework: str) -> None:
 
 
 def check_decoding_device(decode: str, gpu: int | None) -> None:
-    """Refuse --decode gpu where this rank trains on the CPU.
+    """Refuse --decode gpu if this rank trains on the CPU.
 
     Raises:
-        UserError: it does.
+        UserError: the rank has no GPU.
     """
     if decode == "gpu" and gpu is None:
         raise UserError(

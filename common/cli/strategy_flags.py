@@ -61,8 +61,9 @@ def check_one_process(name: str, placement: Placement, *, instead: str) -> None:
     """
     if placement.world_size > 1:
         raise UserError(
-            f"expected one process for --strategy {name}, received {placement.world_size} from {named(placement)}; they "
-            f"would train {placement.world_size} times independently: use --strategy {instead}, or start one process"
+            f"expected one process for --strategy {name}, received {placement.world_size} from {named(placement)}; "
+            f"they would train {placement.world_size} times independently: use --strategy {instead}, or start one "
+            "process"
         )
 
 
@@ -168,8 +169,8 @@ def check_horovod(placement: Placement, op: str, *, size: int, mpi_enabled: bool
     """
     if size != placement.world_size:
         raise Fault(
-            f"{placement.launcher or 'no launcher'} says {placement.world_size} ranks, Horovod sees {size}; they would train "
-            "independently: start the job by horovodrun, or by the mpirun of this environment"
+            f"{placement.launcher or 'no launcher'} says {placement.world_size} ranks, Horovod sees {size}; they would "
+            "train independently: start the job by horovodrun, or by the mpirun of this environment"
         )
     if op == "adasum" and (not mpi_enabled or size & (size - 1)):
         raise UserError(

@@ -1,4 +1,4 @@
-"""The command line's group of flags about data: which data set, where it lies, how it is read."""
+"""Command-line flags about data: which data set, where it is, and how it is read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from allstep.common.catalog import user_file
 
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic", "text", "text-topics"]
 FORMATS = ("npz", "parquet", "tfrecord", "webdataset", "hf", "text")
-"""What stands before the colon and the path of a data set of the user's own."""
+"""Formats of user data sets: prefixes of FORMAT:PATH."""
 PYTHON = "python"
-"""The kind of a data set that a function of the user's own returns."""
+"""Kind of a data set that a user's function returns."""
 
 
 def dataset_name(word: str) -> str:
-    """A data set by its name, FORMAT:PATH or FILE.py:FUNCTION: the type of --dataset."""
+    """Parse the value of --dataset: a known name, FORMAT:PATH or FILE.py:FUNCTION."""
     names = get_args(DatasetName)
     format_name, _, path = word.partition(":")
     is_path = format_name in FORMATS and path.strip() and "\0" not in path
@@ -36,53 +36,53 @@ def dataset_name(word: str) -> str:
 
 
 def default_data_dir() -> Path:
-    """The user's cache (XDG Base Directory Specification), shared by every checkout and environment.
+    """Return the folder in the user's cache (XDG Base Directory Specification) that all checkouts share.
 
     Raises:
-        UserError: nothing says where it is.
+        UserError: neither the environment nor /etc/passwd has a home folder.
     """
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allstep" / "datasets"
-    except RuntimeError:  # a user who has no entry in /etc/passwd, as in some containers
+    except RuntimeError:  # the user has no entry in /etc/passwd, as in some containers
         raise UserError(
             "expected HOME or XDG_CACHE_HOME to say where data sets are kept, received neither; set one of them"
         ) from None
 
 
 def redact_url(url: str) -> str:
-    """`url` as it may be shown and kept: without user, password and query, where tokens stand."""
+    """Return `url` without user, password and query, which may contain secrets."""
     return re.sub(r"^(\w+://)?[^/?#]*@|[?#].*", lambda match: match[1] or "", url)
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data set and how it is read."""
+    """Flags for the data set and how it is read."""
 
     dataset: Annotated[str, dataset_name] = "digits"
-    """Which samples to train on: digits, mnist, fashion-mnist, cifar10, image-folder, synthetic, text or text-topics,
-    of which mnist, fashion-mnist and cifar10 are downloaded once; or your own: text:FILE, npz:FILE, parquet:DIR,
-    tfrecord:DIR, webdataset:DIR, hf:DIR (a Hugging Face data set saved to disk), or FILE.py:FUNCTION, which every rank
-    imports and calls."""
+    """Data set to train on: digits, mnist, fashion-mnist, cifar10, image-folder, synthetic, text or text-topics (mnist,
+    fashion-mnist and cifar10 are downloaded once); or your own: text:FILE, npz:FILE, parquet:DIR, tfrecord:DIR,
+    webdataset:DIR, hf:DIR (a Hugging Face data set saved to disk), or FILE.py:FUNCTION, called on every rank."""
 
     input_fields: Annotated[tuple[str, ...], nonempty_text] = ()
-    """npz, parquet, tfrecord, webdataset, hf: the field of a sample that the network sees, or several that are one
-    number each; without any, one by a usual name, such as x, image or jpg."""
+    """npz, parquet, tfrecord, webdataset, hf: the field of a sample that is the network's input, or several fields with
+    one number each; default: a field with a usual name such as x, image or jpg."""
 
     target_field: str | None = None
-    """The same: the field that it is to predict; one by a usual name, such as y, label or cls, if not given."""
+    """npz, parquet, tfrecord, webdataset, hf: the field to predict; default: a field with a usual name such as y, label
+    or cls."""
 
     validation_share: Annotated[float, number(0, 1, above=True, below=True)] = 0.1
-    """Share of the samples that validate, chosen by --seed, where a data set of your own has no part for that."""
+    """Share of the samples held out for validation, chosen by --seed, if your own data set has no validation split."""
 
     data_dir: Path = field(default_factory=default_data_dir)
-    """Where data sets are kept, a folder each; for image-folder the folder that holds train/ and val/."""
+    """Folder of the data sets, each in its own folder; for image-folder the folder that holds train/ and val/."""
 
     mirror: str | None = None
-    """URL of a folder that holds the data set's files, asked instead of the usual mirrors. User and password in it, as
-    in https://USER:PASSWORD@HOST/, and its query are used, but neither printed nor written to config.yaml."""
+    """URL of a folder with the data set's files, used instead of the usual mirrors. User, password and query in it, as
+    in https://USER:PASSWORD@HOST/, are neither printed nor written to config.yaml."""
 
     synthetic_samples: Annotated[int, whole(1, 2**40)] = 60_000
-    """synthetic: number of training samples. A sixth as many, at most 10,000, are validation samples."""
+    """synthetic: number of training samples. The number of validation samples is a sixth of it, at most 10,000."""
 
     synthetic_shape: Annotated[tuple[int, int, int], whole(1, 2**16)] = (28, 28, 1)
     """synthetic: height, width and channels of an image."""
@@ -94,48 +94,48 @@ class DataConfig:
     """image-folder, and your own JPEG and PNG files: height and width in pixels of the images given to the network."""
 
     decode_threads: Annotated[int | None, whole(1, 1024, "as each is a thread of every rank")] = None
-    """The same: threads per rank that decode images; the host's cores, divided among its ranks, if not given."""
+    """image-folder, and your own JPEG and PNG files: decoding threads per rank; default: the rank's share of cores."""
 
     decode: Literal["auto", "cpu", "gpu"] = "auto"
-    """image-folder in PyTorch: what decodes and resizes JPEG files. auto is cpu: on a gpu (nvJPEG) pixels differ by
-    rounding, and a curve shall not depend on the machine; it is for GPUs that have few cores each."""
+    """image-folder in PyTorch: device that decodes and resizes JPEG files. auto is cpu, so that curves do not depend on
+    the machine: gpu (nvJPEG) rounds pixels differently. gpu helps hosts with few cores per GPU."""
 
     skip_unreadable: bool = False
-    """The same: count unreadable images and put another of the same class in their place, do not stop."""
+    """image-folder, your own JPEG and PNG files: replace unreadable images by others of their class, and count them."""
 
     curriculum: Path | None = None
-    """File of a difficulty for each training sample, .npy or a number a line, as `allstep difficulty` writes it: easy
-    samples come first (Bengio et al. 2009)."""
+    """File with the difficulty of each training sample (.npy, or one number per line), as `allstep difficulty` writes
+    it. Easy samples come first (Bengio et al. 2009)."""
 
     curriculum_start: Annotated[float, number(0, 1, above=True)] = 0.25
-    """Share of the samples, the easiest, with which the first epoch does."""
+    """Share of the samples, the easiest ones, that the first epoch uses."""
 
     curriculum_epochs: Annotated[int, whole(1, 10**6)] = 5
-    """Epochs until all samples take part; their number grows evenly."""
+    """Epochs until all samples are used; their number grows linearly."""
 
     mixup: Annotated[float, number(0, 100)] = 0.0
-    """Train on sums of two images and of their labels, in shares of the distribution Beta(A, A) (Zhang et al. 2018)."""
+    """Train on weighted sums of two images and of their labels, with weights from Beta(A, A) (Zhang et al. 2018)."""
 
     cutmix: Annotated[float, number(0, 100)] = 0.0
-    """The same with a box of one image in the other, and labels in the shares of the areas (Yun et al. 2019)."""
+    """Replace a box of each image by that of another, its area from Beta(A, A), and mix labels (Yun et al. 2019)."""
 
     random_erasing: Annotated[float, number(0, 1)] = 0.0
-    """Probability with which a box of a training image becomes noise (Zhong et al. 2020)."""
+    """Probability that a box of a training image is replaced by noise (Zhong et al. 2020)."""
 
     rand_augment: Annotated[int, whole(0, 16)] = 0
-    """Operations on colours and sharpness, chosen at random, for each training image (Cubuk et al. 2020)."""
+    """Number of random changes of colours and sharpness per training image (Cubuk et al. 2020)."""
 
     seed: Annotated[int, whole(0, 2**64 - 1)] = 0
     """Seed of the order of samples and of their augmentation."""
 
     @property
     def kind(self) -> str:
-        """The name of a data set that we know, the format of one that we do not, or `PYTHON`."""
+        """Name of a built-in data set, format of a user's data set, or `PYTHON`."""
         return PYTHON if user_file.parse(self.dataset) else self.dataset.partition(":")[0]
 
     @property
     def path(self) -> Path | None:
-        """The file or folder of a data set of the user's own; None for one that we know."""
+        """File or folder of a user's data set; None for a built-in one."""
         if file := user_file.parse(self.dataset):
             return file[0]
         path = self.dataset.partition(":")[2]
@@ -143,10 +143,10 @@ class DataConfig:
 
 
 def check_path(config: DataConfig) -> None:
-    """Look whether a data set of the user's own is there, before a framework is imported.
+    """Check that the path of a user's data set exists, before a framework is imported.
 
     Raises:
-        UserError: it is not, or a file stands where a folder should, or the other way round.
+        UserError: the path does not exist, or is a file instead of a folder or vice versa.
     """
     if (path := config.path) is None:
         return

@@ -84,8 +84,11 @@ class ScheduleConfig:
 class OptimizerConfig:
     """Optimizer and gradient processing; both frameworks use the same formulas."""
 
-    optimizer: Literal["sgd", "nesterov", "adam", "adamw", "lars", "lamb", "novograd", "adagrad", "rmsprop"] = "sgd"
-    """Update rule for the weights; docs/flags.md cites the paper of each."""
+    optimizer: Literal[
+        "sgd", "nesterov", "adam", "adamw", "lars", "lamb", "novograd", "adagrad", "rmsprop", "program"
+    ] = "sgd"
+    """Update rule for the weights; docs/flags.md cites the paper of each. program stands for any other optimizer that a
+    program hands to its Session."""
 
     momentum: Annotated[float, number(0, 1, below=True)] = 0.9
     """sgd, nesterov, lars: momentum factor."""
@@ -123,7 +126,10 @@ _SLOTS = {
     "novograd": ("momentum", "layer_exp_avg_sq"),
     "adagrad": ("sum_of_squares",),
     "rmsprop": ("square_avg",),
+    "program": (),
 }
+OWN_OPTIMIZER = "program"
+"""The optimizer of a user's program, whose state is known by its own names."""
 LAYER_SLOTS = ("layer_exp_avg_sq",)
 """Slots with one number per weight tensor."""
 

@@ -1,9 +1,9 @@
-"""A curriculum: easy samples first (Bengio et al. 2009; Hacohen and Weinshall 2019).
+"""Curriculum learning: easy samples first (Bengio et al. 2009; Hacohen and Weinshall 2019).
 
-Epochs keep their length, so a run's position stays two integers. In the epochs of the pacing, the order consists of the
-easiest samples alone, over and over, in another permutation each time: each of them comes equally often, give or take
-one. From then on each sample comes exactly once an epoch, in the order that a run without a curriculum has. It depends
-on (seed, epoch, position) and the difficulties alone, never on the number of ranks.
+Epochs keep their length, so a run's position stays two integers. The first epochs repeat only the easiest samples, in a
+new permutation each time, so that each of them is seen equally often, give or take one. Later epochs see each sample
+exactly once, in the same order as a run without a curriculum. The order depends only on (seed, epoch, position) and the
+difficulties, never on the number of ranks.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from allstep.common.data.sharding import sample_order
 from allstep.common.files.regular_file import read_regular
 
 _LARGEST_FILE = 2**33  # a billion float64
-# Permutations within an epoch have numbers that no epoch has.
+# Multiples of this are added to the epoch, so that each permutation within an epoch differs from that of any epoch.
 _PERMUTATIONS = 2**32
 
 
 @dataclass(frozen=True)
 class Curriculum:
-    """In which order training samples come."""
+    """Order of the training samples under a curriculum."""
 
     easiest_first: np.ndarray
-    """int64 (samples,): all training samples."""
+    """Indices of all training samples by increasing difficulty, int64 (samples,)."""
     start: float
-    """Share of the samples with which the first epoch does."""
+    """Share of the samples that the first epoch uses."""
     num_epochs: int
-    """Epochs until all samples take part; their number grows evenly."""
+    """Number of epochs until all samples are used; the number of samples grows linearly."""
 
     def num_samples(self, epoch: int) -> int:
-        """How many samples take part in an epoch, from 0."""
+        """Return how many samples an epoch uses; epochs count from 0."""
         share = self.start + (1 - self.start) * epoch / self.num_epochs
         return min(math.ceil(share * len(self.easiest_first)), len(self.easiest_first))
 
     def order(self, positions: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
-        """The samples at the given positions of an epoch's order; see `sharding.sample_order`."""
+        """Return the samples at the given positions of an epoch's order, as `sharding.sample_order` does."""
         num_samples = self.num_samples(epoch)
         if num_samples == len(self.easiest_first):
             return sample_order(positions, num_samples, seed=seed, epoch=epoch)
@@ -55,13 +55,13 @@ class Curriculum:
 
 
 def curriculum_of(flags: DataConfig, num_samples: int | None) -> Curriculum | None:
-    """The curriculum of --curriculum, by the difficulties of its file: an .npy array (samples,), or a number a line.
+    """Return the curriculum of --curriculum, whose file has the difficulties: an .npy array (samples,), or text lines.
 
     Args:
-        num_samples: of the training samples; None where that is not known yet.
+        num_samples: number of training samples; None if it is not known yet.
 
     Raises:
-        UserError: the file cannot be read, or has other than one finite number a sample.
+        UserError: the file cannot be read, or does not have one finite number per sample.
     """
     path = flags.curriculum
     if path is None:

@@ -1,4 +1,4 @@
-"""From a data set to this rank's batches: global batches in the epoch's order, cut by rank, read ahead where slow."""
+"""Data loader: cuts global batches in the epoch's order into this rank's batches, and prefetches slow data sets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from allstep.common.data.datasets.base import Split
 from allstep.common.data.sharding import Position, global_batch, rank_slice, sample_order
 from allstep.common.data.slices import local_slices
 
-# Sample indices are computed for many steps at once: a call for one small batch costs more than its batch is worth.
+# Sample indices are computed for many steps at once, since a call for each small batch would cost too much.
 _INDICES_AT_ONCE = 8192
 _BATCHES_AHEAD = 2
 Item = TypeVar("Item")
 READ_AHEAD = "read-ahead"
-"""Name of the threads that read batches ahead."""
+"""Name of the threads that prefetch batches."""
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,25 @@ class Batch:
     """This rank's slice of a global batch."""
 
     inputs: np.ndarray
-    """(samples, ...), as the data set has them."""
+    """Inputs (samples, ...) as the data set returns them."""
     targets: np.ndarray
-    """(samples, ...)."""
+    """Targets (samples, ...)."""
     num_samples: int
-    """True number of samples in the slice; 0 where the global batch has fewer samples than ranks."""
+    """True number of samples in the slice; 0 if the global batch is too small to give this rank any."""
     num_global: int
     """Samples in the global batch."""
     loss_weight: float
-    """Factor of the sum of the slice's losses, so that the average of gradients over ranks is the gradient of the
-    mean loss of the global batch, whatever the slices' sizes: world_size / num_global, and 0 without samples."""
+    """Factor for the sum of this rank's losses: world_size / num_global, or 0 without samples. Averaging gradients over
+    ranks then gives the gradient of the global batch's mean loss, even if the ranks' slices differ in size."""
     position: Position
-    """Where the run stands after this batch."""
+    """Position of the run after this batch."""
     slices: Sequence[Slice] = ()
-    """With --slices: those of this rank; `loss_weight` is 1 / num_global then, since gradients are added up."""
+    """Slices of this rank under --slices; `loss_weight` is then 1 / num_global, since gradients are summed."""
     read_slice_of: Callable[[int], Batch] | None = None
-    """In a step of --audit: reads the slice of another rank of the same global batch."""
+    """Function that reads another rank's slice of the same global batch; set in steps that --audit checks."""
 
     def part(self, one: Slice) -> Batch:
-        """A slice as a batch of its own, with a sample that weighs nothing where it has none."""
+        """Return a slice as a batch; an empty slice becomes a batch of one sample with weight 0."""
         num_samples = one.end - one.begin
         samples = slice(one.begin, one.end) if num_samples else slice(0, 1)
         loss_weight = self.loss_weight if num_samples else 0.0
@@ -64,11 +64,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Slice:
-    """One of the parts into which --slices cuts a global batch."""
+    """One of the slices into which --slices cuts a global batch."""
 
     number: int
     begin: int
-    """Its samples are [begin, end) of the batch of the rank that has it."""
+    """First sample; the slice consists of the samples [begin, end) of its rank's batch."""
     end: int
 
 
@@ -85,12 +85,12 @@ def train_batches(
     audited: Callable[[int], bool] | None = None,
     curriculum: Curriculum | None = None,
 ) -> Iterator[Batch]:
-    """This rank's batches from `position` to the end of its epoch.
+    """Return this rank's batches from `position` to the end of its epoch.
 
     Args:
-        global_batch_size: samples in the global batch that starts at the given offset of the epoch.
+        global_batch_size: returns the size of the global batch that starts at the given offset of the epoch.
         num_slices: see `Batch.slices`.
-        audited: whether the global batch that starts there has `Batch.read_slice_of`.
+        audited: returns whether the global batch that starts at an offset gets `Batch.read_slice_of`.
         drop_last: leave out samples at the end of the order that do not fill a global batch.
     """
     plans = _plan(len(split), position, global_batch_size, rank, world_size, num_slices, drop_last=drop_last)
@@ -116,7 +116,7 @@ def train_batches(
 def validation_batches(
     split: Split, global_batch_size: int, *, rank: int, world_size: int, num_slices: int | None = None
 ) -> Iterator[Batch]:
-    """This rank's share of all validation samples, in their own order."""
+    """Return this rank's batches of all validation samples, in the order of the split."""
     plans = _plan(len(split), Position(0, 0), lambda _: global_batch_size, rank, world_size, num_slices)
     return _batches(split, plans, lambda indices: indices)
 
@@ -134,7 +134,7 @@ class _Plan:
     slices: Sequence[Slice]
 
     def positions(self, num_samples: int) -> np.ndarray:
-        """What is read; a rank without samples in a global batch reads one that weighs nothing: it has to take part."""
+        """Return the positions to read; a rank without samples reads one of weight 0, so that it joins the step."""
         return np.arange(self.begin, max(self.end, self.begin + 1)) % num_samples
 
 
@@ -200,10 +200,10 @@ def _grouped(plans: Iterator[_Plan]) -> Iterator[list[_Plan]]:
 
 
 def read_ahead(reads: Iterator[Callable[[], Item]], depth: int) -> Iterator[Item]:
-    """What `reads` return, in their order, each read in a thread of its own while the caller does something else.
+    """Yield what `reads` return, in order, running each read in its own background thread.
 
-    At most `depth` items are there or under way beyond the one that is given out or waited for, so that the last images
-    of a batch are decoded beside the first of the next. Exceptions are raised here.
+    At most `depth` items are ready or being read beyond the one that the caller has or waits for, so that the last
+    images of a batch are decoded together with the first of the next. Exceptions are raised here.
     """
     ready: queue.Queue[Future[Item] | None] = queue.Queue(depth)
     stopped = threading.Event()
@@ -237,7 +237,7 @@ def read_ahead(reads: Iterator[Callable[[], Item]], depth: int) -> Iterator[Item
 
 
 def _start(target: Callable, *arguments: object) -> None:
-    # Daemons: a read that never returns does not keep the process from ending, as a pool's would.
+    # Daemon threads, so that a read that never returns cannot keep the process from exiting, as a pool's thread would.
     threading.Thread(target=target, args=arguments, name=READ_AHEAD, daemon=True).start()
 
 

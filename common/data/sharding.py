@@ -1,6 +1,6 @@
-"""The order of samples in an epoch, and which of them each rank takes.
+"""Sharding: the order of samples in an epoch, and which of them each rank takes.
 
-The order is a pseudo-random permutation of range(num_samples) that depends on (seed, epoch) alone, never on
+The order is a pseudo-random permutation of range(num_samples) that depends only on (seed, epoch), never on
 the number of ranks. It is computed index by index: 10**9 samples need no more memory than 10**5. A global
 batch is a range of positions in that order, cut into contiguous slices by rank:
 
@@ -9,7 +9,7 @@ batch is a range of positions in that order, cut into contiguous slices by rank:
     indices = sample_order(np.arange(begin, end), num_samples, seed=seed, epoch=position.epoch)
     position = Position(position.epoch, stop)
 
-Everything counts samples, not steps, so the batch size may change within an epoch, and a run may resume in
+Positions count samples, not steps, so the batch size may change within an epoch, and a run may resume in
 mid-epoch on another number of ranks.
 """
 
@@ -24,31 +24,31 @@ import numpy as np
 from allstep.common.base.errors import UserError
 
 # Up to this size the order is one table (512 KiB). A Feistel network over few values needs many rounds until
-# all permutations are equally likely; and for a small batch the look-up takes a tenth of the time.
+# all permutations are equally likely, and for a small batch a look-up takes a tenth of the time.
 _TABLE_SIZE = 1 << 16
 # Positions permuted at once: the work arrays, below 300 KiB, stay in the cache of one core.
 _BLOCK_SIZE = 1 << 13
-# Four rounds of random functions look like chance (Luby and Rackoff 1988); ours are mere hashes. The tests of
-# shuffle quality, run at 500 samples, reject three to five rounds and accept six and more.
+# Four rounds of truly random functions are enough (Luby and Rackoff 1988), but these are only hashes. The tests
+# of shuffle quality, run at 500 samples, reject three to five rounds and accept six and more.
 _NUM_ROUNDS = 8
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the order of samples: all that a run needs to go on from there."""
+    """Position in the order of samples, from which a run can resume."""
 
     epoch: int
-    """Number of whole epochs consumed."""
+    """Number of finished epochs."""
     offset: int
-    """Number of samples of this epoch consumed."""
+    """Number of samples of this epoch that were consumed."""
 
 
 def check(num_samples: int, global_batch_size: int, *, drop_last: bool = False) -> None:
-    """Refuse what cannot be cut into batches.
+    """Check that a data set can be cut into batches.
 
     Raises:
-        UserError: no samples, a global batch below 1, or `drop_last` with a global batch larger than the data
-            set, which leaves no step.
+        UserError: there are no samples, the global batch is below 1, or `drop_last` leaves no step as the global
+            batch is larger than the data set.
     """
     if num_samples < 1:
         raise UserError(f"expected at least 1 sample, received {num_samples}: look into the data directory")
@@ -64,9 +64,9 @@ def check(num_samples: int, global_batch_size: int, *, drop_last: bool = False) 
 def global_batch(
     position: Position, num_samples: int, global_batch_size: int, *, drop_last: bool = False
 ) -> tuple[int, int] | None:
-    """The next global batch as positions [start, stop) of the epoch's order, or None at the epoch's end.
+    """Return the next global batch as positions [start, stop) of the epoch's order, or None at the epoch's end.
 
-    After a batch the run stands at Position(position.epoch, stop), at an epoch's end at
+    The position after a batch is Position(position.epoch, stop); at an epoch's end it is
     Position(position.epoch + 1, 0).
 
     Raises:
@@ -80,21 +80,21 @@ def global_batch(
 
 
 def rank_slice(start: int, stop: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """This rank's part [begin, end) of the global batch [start, stop).
+    """Return this rank's slice [begin, end) of the global batch [start, stop).
 
-    The parts of ranks 0, 1, 2, ... follow one another and their sizes differ by at most one sample. With
-    fewer samples than ranks some parts are empty (begin == end). A mean over the batch must weight the parts
-    by their sizes.
+    The slices of ranks 0, 1, 2, ... are adjacent, and their sizes differ by at most one sample. With fewer
+    samples than ranks some slices are empty (begin == end). A mean over the batch must weight the slices by
+    their sizes.
     """
     size = stop - start
     return start + size * rank // world_size, start + size * (rank + 1) // world_size
 
 
 def sample_order(positions: np.ndarray, num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """The samples that stand at the given positions of an epoch's order.
+    """Return the samples at the given positions of an epoch's order.
 
-    Over all positions this is a permutation of range(num_samples). It is part of what a checkpoint promises:
-    the same arguments give the same samples in every version.
+    Over all positions this is a permutation of range(num_samples). Checkpoints rely on it: the same arguments
+    give the same samples in every version.
 
     Args:
         positions: integers in [0, num_samples), one-dimensional, in any order.
@@ -128,29 +128,28 @@ def sample_order(positions: np.ndarray, num_samples: int, *, seed: int, epoch: i
 
 
 def _key(num_samples: int, seed: int, epoch: int, num_bytes: int) -> bytes:
-    # A cryptographic hash: neighbouring seeds and epochs have nothing in common, and the answer is the same
-    # for ever.
+    # A cryptographic hash makes neighbouring seeds and epochs independent, and never changes between versions.
     return hashlib.shake_256(f"allstep {num_samples} {seed} {epoch}".encode()).digest(num_bytes)
 
 
 @functools.lru_cache(maxsize=2)
 def _sorted_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The whole order of a small data set, int64 (num_samples,): the samples sorted by random 64-bit numbers.
+    """Return the whole order of a small data set, int64 (num_samples,), by sorting random 64-bit numbers.
 
-    The "prefix cipher" of Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 3.
+    This is the "prefix cipher" of Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 3.
     """
     numbers = np.frombuffer(_key(num_samples, seed, epoch, 8 * num_samples), "<u8")
     return np.argsort(numbers, kind="stable")
 
 
 class _Feistel:
-    """A keyed permutation of range(2**low_bits * num_high), the least such range that holds num_samples.
+    """Keyed permutation of range(2**low_bits * num_high), the smallest such range that holds num_samples.
 
-    A value is split into high * 2**low_bits + low, and each round adds a hash of one half to the other, in
-    turn: the generalised Feistel network of Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains",
-    section 5. It adds modulo the half's size, where the classical network XORs and so makes even permutations
-    only. Values beyond num_samples are permuted again until they fall below ("cycle walking", section 4
-    there); they are fewer than 2**low_bits, about the square root of num_samples, so hardly any value walks.
+    A value is split into high * 2**low_bits + low, and the rounds alternately add a hash of one half to the
+    other: the generalised Feistel network of Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains",
+    section 5. The addition is modulo the half's size; the classical network uses XOR and so makes only even
+    permutations. Values of num_samples and above are permuted again until they fall below ("cycle walking",
+    section 4 there). There are fewer than 2**low_bits of them, about the square root of num_samples.
     """
 
     def __init__(self, num_samples: int, seed: int, epoch: int) -> None:
@@ -188,10 +187,10 @@ class _Feistel:
 
 
 def _hash(half: np.ndarray, key: np.ndarray, out: np.ndarray, scratch: np.ndarray) -> None:
-    """Keyed hash of uint32 values; the upper bits are the good ones.
+    """Compute a keyed hash of uint32 values, of which only the upper bits are well mixed.
 
     The multipliers and the shift between them are those of "lowbias32" (Wellons 2018, "Prospecting for Hash
-    Functions"), whose outer shifts serve the lower bits, which nobody reads here.
+    Functions"). Its outer shifts are left out, since they improve the lower bits, which are not used here.
     """
     np.bitwise_xor(half, key[0], out=out)
     out *= np.uint32(0x7FEB352D)

@@ -77,6 +77,37 @@ def local_nodes(rank: int, world_size: int, num_slices: int) -> tuple[Node, ...]
     return tuple(within((0, num_slices)))
 
 
+class SumPlan:
+    """Which sums each rank contributes, and whether a library's all-reduce adds them up in the order of the tree."""
+
+    def __init__(self, num_slices: int, rank: int, world_size: int) -> None:
+        self.num_slices, self.rank, self.world_size = num_slices, rank, world_size
+        self.nodes = [local_nodes(other, world_size, num_slices) for other in range(world_size)]
+        """Of each rank."""
+        self.in_order: dict[int, bool] = {}
+        """Whether an all-reduce of so many elements adds up in order; known from the first such sum on."""
+
+    def padding(self, size: int) -> int:
+        """Return how many elements a vector of `size` lacks to be cut into equal parts for all ranks."""
+        return -size % self.world_size
+
+    def is_in_order(self, size: int, all_reduce: Callable[[np.ndarray], np.ndarray] | None) -> bool:
+        """Return whether an all-reduce of `size` elements adds up in the order of the tree; all ranks call it.
+
+        Args:
+            all_reduce: tried once for each size; None where its order depends on more than the size.
+        """
+        if size not in self.in_order:
+            # Of two ranks each has one half of the tree, and a sum of two numbers has only one order.
+            self.in_order[size] = self.world_size == 2 or (
+                all_reduce is not None
+                and adds_in_order(
+                    all_reduce, size, rank=self.rank, world_size=self.world_size, num_slices=self.num_slices
+                )
+            )
+        return self.in_order[size]
+
+
 def adds_in_order(
     all_reduce: Callable[[np.ndarray], np.ndarray], size: int, *, rank: int, world_size: int, num_slices: int
 ) -> bool:

@@ -52,7 +52,7 @@ def load(folder: Path) -> Any:
         content = strict_json.loads(read_regular(folder / _VALUES, maximum=MAX_BYTES))
         return _restored(content, folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"expected a value in {folder}, received something else: {error}; write it anew") from error
+        raise UserError(f"expected a value in {folder}, received something else: {error}; write it again") from error
 
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:

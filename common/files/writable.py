@@ -11,7 +11,7 @@ from pathlib import Path
 def try_folder(path: Path) -> None:
     """Write a temporary file in the folder `path`, or in the nearest existing folder above it.
 
-    Permission bits say nothing to root, and read-only file systems ignore them, so checking them is not enough.
+    Checking permission bits is not enough: they do not restrict root, and do not show that a file system is read-only.
 
     Raises:
         OSError: the folder cannot be written; `strerror` is the reason.

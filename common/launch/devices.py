@@ -1,7 +1,7 @@
-"""Which device a rank trains on, chosen by --device, the rank's place and the GPUs that it sees.
+"""Choice of the device that a rank trains on, by --device, the rank's placement and the visible GPUs.
 
-Each rank decides by its own host: a GPU where every rank of the host has one to itself. What the ranks have chosen is
-compared once they can talk, since they train together on GPUs or on CPUs.
+Each rank decides by its host: it takes a GPU if the host has one for each of its ranks. The choices are compared once
+ranks can communicate, because all ranks must train on GPUs, or all on CPUs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from allstep.common.launch.placement import Placement
 
 
 def choose_gpu(wanted: str, placement: Placement, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Number of this rank's GPU among the `num_gpus` that it sees; None for the CPU.
+    """Return the number of this rank's GPU among the `num_gpus` that it sees; None for the CPU.
 
     Args:
         wanted: auto, cpu or cuda.
 
     Raises:
-        UserError: cuda is wanted, and a rank of this host would have no GPU of its own.
+        UserError: `wanted` is cuda, and this host has fewer GPUs than ranks.
     """
     if wanted == "cpu":
         return None
@@ -39,7 +39,7 @@ def choose_gpu(wanted: str, placement: Placement, num_gpus: int, environ: Mappin
 
 
 def report_choice(gpu: int | None, wanted: str, placement: Placement, num_gpus: int) -> None:
-    """Print in one line, on rank 0, what auto has chosen where there was a choice."""
+    """Print in one line, on rank 0, which device auto has chosen, if there was a choice."""
     if wanted != "auto" or placement.rank or not num_gpus:
         return
     chosen = "on GPUs, one for each rank"
@@ -50,23 +50,23 @@ def report_choice(gpu: int | None, wanted: str, placement: Placement, num_gpus: 
 
 
 def check_agreement(num_on_gpus: int, placement: Placement) -> None:
-    """Refuse a job of which some hosts have GPUs for their ranks and others have not; every rank calls it.
+    """Refuse a job in which only some hosts have GPUs for their ranks; every rank calls it.
 
     Args:
-        num_on_gpus: ranks that have chosen a GPU.
+        num_on_gpus: number of ranks that have chosen a GPU.
 
     Raises:
-        UserError: some have, and some have not.
+        UserError: some ranks have chosen a GPU, and others have not.
     """
     if num_on_gpus not in (0, placement.world_size):
         raise UserError(
-            f"expected GPUs for all {placement.world_size} ranks or for none, received {num_on_gpus} ranks on hosts that "
-            "have enough; give --device cpu, or leave out the other hosts"
+            f"expected GPUs for all {placement.world_size} ranks or for none, received {num_on_gpus} ranks on hosts "
+            "that have enough; give --device cpu, or leave out the other hosts"
         )
 
 
 def _is_its_own(placement: Placement, environ: Mapping[str, str]) -> bool:
-    """Whether Slurm has given this rank a GPU that no other rank sees."""
+    """Return whether Slurm has given this rank a GPU that no other rank sees."""
     if placement.launcher != "srun":
         return False
     binding = f"{environ.get('SLURM_GPU_BIND', '')} {environ.get('SLURM_TRES_BIND', '')}"

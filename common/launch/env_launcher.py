@@ -1,7 +1,7 @@
-"""Ranks that no launcher started: somebody has given each RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""Ranks without a launcher: a user or a scheduler sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each.
 
-That is torch's env://, as Kubeflow's PyTorchJob and many a script use it. Nothing there says which ranks share a host,
-by which each chooses its GPU; so the ranks meet at MASTER_PORT and report to each other where they are.
+This is torch's env://, which Kubeflow's PyTorchJob and many scripts use. These variables do not tell which ranks share
+a host, which the choice of a GPU depends on. So the ranks connect at MASTER_PORT and exchange their hosts.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from allstep.common.launch.placement import BY_HAND, MASTER, Placement
 from allstep.common.launch.tcp_rendezvous import meet, wait
 from allstep.common.launch.variables import read_address
 
-_PATIENCE_SECONDS = 300.0  # as torch's store has: people and pods do not start all at once
+_PATIENCE_SECONDS = 300.0  # as in torch's store, because users and pods do not start all ranks at once
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank says of itself to the others."""
+    """Description of a rank that it sends to the others."""
 
     host: str
-    """The same on all ranks of a host, and on no other."""
+    """Identifier of the host, the same on all its ranks and different on others."""
     name: str
-    """The host's name, for messages."""
+    """Host name, for messages."""
     address: str
-    """The host's address towards rank 0; empty from rank 0."""
+    """Address from which the host reaches rank 0; empty for rank 0."""
     master: str
-    """MASTER_ADDR."""
+    """Value of MASTER_ADDR."""
     local_rank: str
-    """LOCAL_RANK, empty where it is not set."""
+    """Value of LOCAL_RANK; empty if it is not set."""
     local_size: str
-    """LOCAL_WORLD_SIZE, empty where it is not set."""
+    """Value of LOCAL_WORLD_SIZE; empty if it is not set."""
 
 
 def locate(placement: Placement, environ: Mapping[str, str] = os.environ) -> Placement:
-    """The place of a rank that was started by hand, with those that share its host; all such ranks call it together.
+    """Find out which ranks share a host, in a job without a launcher; all its ranks call this together.
 
-    Returns: `placement` itself where a launcher has said it all.
+    Returns: `placement` with its local rank, local size and hosts; if a launcher gave these, `placement` itself.
 
     Raises:
-        UserError: LOCAL_RANK or LOCAL_WORLD_SIZE contradict what is found, or see `meeting.meet`.
+        UserError: LOCAL_RANK or LOCAL_WORLD_SIZE are wrong; or see `common.launch.tcp_rendezvous.meet`.
         Fault: a rank did not come within five minutes.
     """
     if placement.launcher != BY_HAND:
@@ -60,7 +60,7 @@ def locate(placement: Placement, environ: Mapping[str, str] = os.environ) -> Pla
 
 
 def master_address(placement: Placement, environ: Mapping[str, str]) -> tuple[str, int]:
-    """Where the ranks meet, for `meeting.meet`."""
+    """Return the rendezvous address of the ranks, for `common.launch.tcp_rendezvous.meet`."""
     host, port = read_address(*MASTER, environ, remedy="correct it")
     if placement.local_size == placement.world_size:
         return "127.0.0.1", port
@@ -72,10 +72,10 @@ def master_address(placement: Placement, environ: Mapping[str, str]) -> tuple[st
 
 
 def address_towards(address: tuple[str, int], seconds: float) -> str:
-    """The address of this host from which it reaches another one, whose name may become known within `seconds`.
+    """Return the address from which this host reaches another one, whose name may take `seconds` to become known.
 
     Raises:
-        Fault: the name is not known, or there is no way to it.
+        Fault: the name is not known, or there is no route to it.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -88,16 +88,16 @@ def address_towards(address: tuple[str, int], seconds: float) -> str:
 
 
 def _host() -> str:
-    """What the ranks of a host have in common, and no others: a name, a booted kernel, its processes and network."""
+    """Identify a host: return its name, its kernel's boot, and its process and network namespaces."""
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return " ".join([socket.gethostname(), kernel, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
 
 
 def located(placement: Placement, ranks: Sequence[Rank]) -> Placement:
-    """`placement` by what all ranks have said, in their order.
+    """Return `placement` completed by the descriptions of all ranks, in the order of ranks.
 
     Raises:
-        UserError: LOCAL_RANK or LOCAL_WORLD_SIZE contradict it.
+        UserError: LOCAL_RANK or LOCAL_WORLD_SIZE contradict the descriptions.
     """
     own = ranks[placement.rank]
     hosts = list(dict.fromkeys(rank.host for rank in ranks))
@@ -115,7 +115,7 @@ def located(placement: Placement, ranks: Sequence[Rank]) -> Placement:
 
 
 def _check_local(neighbours: Sequence[Rank], named: str) -> None:
-    """Refuse what the ranks of a host were given, where it is wrong: two of them would take the same GPU."""
+    """Refuse wrong LOCAL_RANK or LOCAL_WORLD_SIZE on a host, because two ranks would take the same GPU."""
     num_ranks = len(neighbours)
     local_ranks = [rank.local_rank for rank in neighbours]
     if any(local_ranks) and set(local_ranks) != {str(number) for number in range(num_ranks)}:

@@ -1,4 +1,4 @@
-"""Keeps a job on one host off the network: what its ranks listen at, other hosts cannot reach."""
+"""Restriction of a job on one host to the loopback interface, so that other hosts cannot connect to its ranks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import MutableMapping
 
 from allstep.common.launch.placement import Placement
 
-# What horovodrun says on its command line where the user says nothing.
+# Default that horovodrun passes to mpirun.
 _BTL_OF_HOROVODRUN = "^openib"
 
 
 def stay_on_host(placement: Placement, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Configure the libraries that communicate, before they start, for a job on this host alone.
+    """Configure the communication libraries, before they start, for a job on a single host.
 
-    Does nothing where there are others. What the user has chosen stays. README.md lists what listens nevertheless.
+    In a job of several hosts it does nothing. Settings of the user are kept. README.md lists what still listens.
     """
     if placement.local_size < placement.world_size:
         return
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.setdefault("HOROVOD_GLOO_IFACE", "lo")
-    # Open MPI's TCP listens at every address, whichever interface it is given: so none of it, but shared memory.
+    # Open MPI's TCP transport listens at every address, whichever interface it is given, so use only shared memory.
     if environ.get("OMPI_MCA_btl", _BTL_OF_HOROVODRUN) == _BTL_OF_HOROVODRUN:
         environ["OMPI_MCA_btl"] = "self,vader"

@@ -1,7 +1,7 @@
-"""Who am I? Rank, local rank and world size, read from the environment of whichever launcher started this process.
+"""Rank, local rank and world size of this process, read from the environment variables of its launcher.
 
-Every launcher gives its processes their rank by environment variables of its own. This is the one file
-that knows those names; everything else asks :func:`placement`.
+Each launcher sets different environment variables. Only this file knows their names; all other code calls
+:func:`placement`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from allstep.common.launch.variables import MAX_RANKS, read_address, read_num_th
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of this process among the ranks of the job, in Horovod's terms."""
+    """Placement of this process among the ranks of the job, in Horovod's terms."""
 
     launcher: str | None
-    """Name of the launcher, None for a process started alone."""
+    """Name of the launcher; None for a process without one."""
     rank: int
-    """0 <= rank < world_size, unique in the job."""
+    """Number of this process in the job, 0 <= rank < world_size."""
     world_size: int
     """Number of processes in the job."""
     local_rank: int
@@ -33,25 +33,25 @@ class Placement:
     local_size: int
     """Number of processes of the job on this host."""
     cross_rank: int | None
-    """Number of this host among the hosts of the job; None where the launcher does not say."""
+    """Number of this host among the hosts of the job; None if unknown."""
     hosts: tuple[str, ...]
-    """Names of all hosts where the launcher gives them, else this host alone."""
+    """Names of all hosts if the launcher gives them, else only this host."""
 
 
 ALONE = Placement(None, 0, 1, 0, 1, 0, (socket.gethostname(),))
 
 
 BY_HAND = "env://"
-"""The launcher of ranks whose RANK and WORLD_SIZE somebody has set, under the name that torch has for it."""
+"""Launcher name for ranks whose RANK and WORLD_SIZE were set by the user or a scheduler; torch's term for this."""
 
 
 @dataclass(frozen=True)
 class _Variables:
-    """The names under which one launcher gives each number; alternatives in order of preference."""
+    """Environment variables in which a launcher gives each number; alternatives in order of preference."""
 
     launcher: str
     markers: tuple[str, ...]
-    """Any of them says that this launcher started the process."""
+    """Variables any of which shows that this launcher started the process."""
     rank: str
     world_size: tuple[str, ...]
     local_rank: str
@@ -60,10 +60,10 @@ class _Variables:
     cross_size: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     meeting: tuple[str, str] | None = None
-    """Address and port at which the ranks meet, where the launcher gives those."""
+    """Variables for address and port of the ranks' rendezvous, if the launcher gives these."""
 
 
-# Ours, for the ranks of `common.spawn`, which are all on one host.
+# Variables of `common.launch.spawn`, whose ranks are all on one host.
 SPAWN_PORT, SPAWN_LISTENER = "ALLSTEP_PORT", "ALLSTEP_LISTENER"
 _SPAWN_RANK, _SPAWN_SIZE = "ALLSTEP_RANK", "ALLSTEP_SIZE"
 
@@ -76,9 +76,9 @@ def _mpi(launcher: str, prefix: str, hosts: tuple[str, ...] = ()) -> _Variables:
     return _Variables(launcher, (rank, size), rank, (size,), local_rank, (local_size,), hosts=hosts)
 
 
-# The innermost launcher comes first: torchrun inside an MPI job sets its own names and leaves those of MPI
-# in place; mpirun inside a Slurm allocation likewise. A Slurm batch script has SLURM_PROCID too, but no
-# SLURM_STEP_ID: only what srun started is a rank.
+# The innermost launcher comes first: torchrun inside an MPI job sets its variables and leaves those of MPI in
+# place, and so does mpirun inside a Slurm allocation. A Slurm batch script has SLURM_PROCID, too, but no
+# SLURM_STEP_ID: only processes that srun started are ranks.
 _LAUNCHERS = (
     _Variables("allstep", (SPAWN_PORT,), _SPAWN_RANK, (_SPAWN_SIZE,), _SPAWN_RANK, (_SPAWN_SIZE,)),
     _Variables(
@@ -136,15 +136,15 @@ _LAUNCHERS = (
     ),
 )
 
-# What each says of a process that is alone.
+# Value of each variable in a job with a single rank.
 _SET_BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def find_placement(environ: Mapping[str, str] = os.environ) -> Placement:
-    """Read this process's place from the environment.
+    """Read this process's placement from the environment.
 
-    Returns: the place given by the innermost launcher, or by variables that were set by hand (`by_hand.locate` then
-        finds out which ranks share a host), or `ALONE`.
+    Returns: the placement given by the innermost launcher, or by RANK and WORLD_SIZE without a launcher (then
+        `common.launch.env_launcher.locate` finds out which ranks share a host), or `ALONE`.
 
     Raises:
         UserError: a launcher's variables are incomplete or contradict each other.
@@ -160,26 +160,26 @@ def find_placement(environ: Mapping[str, str] = os.environ) -> Placement:
 
 
 def apparent_rank(environ: Mapping[str, str] = os.environ) -> int:
-    """The rank of a process whose environment is wrong, as far as it can be read: who speaks first about what is."""
+    """Return the rank of a process whose environment may be wrong, which decides the rank that reports the error."""
     found = [variables for variables in _LAUNCHERS if any(marker in environ for marker in variables.markers)]
     names = [*(variables.rank for variables in found), "RANK"]
     return next((int(environ[name]) for name in names if re.fullmatch("[0-9]{1,7}", environ.get(name, ""))), 0)
 
 
 def spawned_environment(rank: int, num_ranks: int, listener: socket.socket) -> dict[str, str]:
-    """The environment that `common.launch.spawn` gives a rank; `listener` is the socket that rank 0 takes over."""
+    """Return the environment that `common.launch.spawn` gives a rank; rank 0 takes over the socket `listener`."""
     port, number = listener.getsockname()[1], listener.fileno()
     return {_SPAWN_RANK: f"{rank}", _SPAWN_SIZE: f"{num_ranks}", SPAWN_PORT: f"{port}", SPAWN_LISTENER: f"{number}"}
 
 
 def _is_shell(environ: Mapping[str, str]) -> bool:
-    """Whether the Slurm step is the shell that salloc gives: of one task, in an environment for all of them."""
+    """Return whether the Slurm step is the shell that salloc starts: one task, in an allocation for several."""
     return environ.get("SLURM_STEP_NUM_TASKS") == "1" and environ.get("SLURM_NTASKS", "1") != "1"
 
 
 def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
     markers = [marker for marker in variables.markers if marker in environ]
-    remedy = f"start the job by {variables.launcher} anew, or unset {' and '.join(markers)}"
+    remedy = f"start the job by {variables.launcher} again, or unset {' and '.join(markers)}"
 
     def present(names: tuple[str, ...]) -> str:
         return next((name for name in names if name in environ), names[0])
@@ -217,14 +217,14 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
 
 
 def _cross_by_slot(rank: int, world_size: int, local_rank: int, local_size: int) -> int | None:
-    """Number of the host when ranks fill equal hosts in order; MPI launchers do not give it."""
+    """Return the number of the host if ranks fill equal hosts in order, else None; MPI launchers do not give it."""
     if world_size % local_size or (rank - local_rank) % local_size:
         return None
     return (rank - local_rank) // local_size
 
 
 def _by_hand(environ: Mapping[str, str]) -> Placement:
-    """The place that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT give a process that no launcher started."""
+    """Return the placement that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT give a process without a launcher."""
     given = _given_by_hand(environ)
     if not given:
         return ALONE
@@ -244,17 +244,18 @@ def _by_hand(environ: Mapping[str, str]) -> Placement:
 
 
 def _given_by_hand(environ: Mapping[str, str]) -> list[str]:
-    """Those of the variables that say that there are other ranks, or nothing that can be understood."""
+    """Return the variables that imply other ranks, or have invalid values."""
     return [name for name, alone in _SET_BY_HAND.items() if environ.get(name, "") not in ("", alone)]
 
 
 def _check_agreement(placement: Placement, environ: Mapping[str, str]) -> None:
-    """Refuse RANK and WORLD_SIZE that make the launcher's job a part of another one, of which it knows nothing."""
+    """Refuse RANK and WORLD_SIZE that contradict the launcher, because they imply a larger job than it started."""
     expected = {"RANK": str(placement.rank), "WORLD_SIZE": str(placement.world_size)}
     received = {name: environ[name] for name in expected if environ.get(name)}
     if {"RANK", "WORLD_SIZE"} & set(_given_by_hand(environ)) and not received.items() <= expected.items():
         raise UserError(
-            f"expected RANK and WORLD_SIZE to say rank {placement.rank} of {placement.world_size} as {placement.launcher} does, "
+            f"expected RANK and WORLD_SIZE to say rank {placement.rank} of {placement.world_size} as "
+            f"{placement.launcher} does, "
             f"received {' and '.join(f'{name}={quoted(text)}' for name, text in received.items())}; unset them"
         )
 
@@ -262,21 +263,21 @@ def _check_agreement(placement: Placement, environ: Mapping[str, str]) -> None:
 def threads_per_rank(
     placement: Placement, environ: Mapping[str, str] = os.environ, *, slices: int | None = None
 ) -> int:
-    """Number of compute threads for this rank, so that the ranks of a host fill its cores once.
+    """Return the number of compute threads for this rank, so that the ranks of a host together use each core once.
 
-    A number that the user gives in OMP_NUM_THREADS wins. With --slices it is 1 on any number of ranks: sums within an
-    operation depend on it.
+    OMP_NUM_THREADS takes precedence. With --slices the default is 1 on any number of ranks, because sums within an
+    operation depend on the number of threads.
 
     Raises:
-        UserError: OMP_NUM_THREADS is no number.
+        UserError: OMP_NUM_THREADS is not a number.
     """
     return read_num_threads(environ) or (1 if slices else cores_per_rank(placement, environ))
 
 
 def cores_per_rank(placement: Placement, environ: Mapping[str, str] = os.environ) -> int:
-    """This rank's share of its host's cores, at least one.
+    """Return the number of this rank's share of its host's cores, at least 1.
 
-    A launcher that bound the rank to cores has divided them already; else they are divided by the ranks on the host.
+    A launcher that binds ranks to cores has already divided them; otherwise they are divided by the ranks on the host.
     """
     cores = len(os.sched_getaffinity(0))
     bound = environ.get("OMPI_MCA_orte_bound_at_launch") == "1"

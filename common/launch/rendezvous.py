@@ -1,9 +1,9 @@
-"""Ranks that know nothing of each other but their number exchange a line of text, through whatever started them.
+"""Rendezvous of ranks that know only their number: they exchange a line of text by means of their launcher.
 
-Strategies that do not communicate through Horovod need each other's addresses before they can talk at all. Each
-launcher leaves one way to pass them round: Horovod's key-value store under `horovodrun --gloo`, MPI under `mpirun`
-and `horovodrun --mpi`, under `srun` a port of the first host that follows from the number of the job, and MASTER_PORT
-for ranks that were started by hand.
+Strategies that do not use Horovod need the addresses of the other ranks before they can communicate. Each launcher
+offers one way to exchange them: Horovod's key-value store under `horovodrun --gloo`, MPI under `mpirun` and
+`horovodrun --mpi`, a port of the first host that follows from the job number under `srun`, and MASTER_PORT without a
+launcher.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from allstep.common.launch.placement import BY_HAND, GLOO_STORE, Placement
 from allstep.common.launch.tcp_rendezvous import meet, wait
 from allstep.common.launch.variables import read_address, read_number
 
-_PATIENCE_SECONDS = 60.0  # between the arrival of the first and of the last rank
+_PATIENCE_SECONDS = 60.0  # maximum between the arrival of the first and of the last rank
 
 
 def all_gather(text: str, placement: Placement, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The texts of all ranks, in the order of ranks. Call it once a process.
+    """Return the texts of all ranks, in the order of ranks. A process may call it only once.
 
     Raises:
-        UserError: rank 0 cannot listen where the others look for it.
-        Fault: a rank did not come within a minute, or MPI sees another number of ranks than the launcher says.
+        UserError: rank 0 cannot listen at the address that the others connect to.
+        Fault: a rank did not come within a minute, or MPI sees another number of ranks than the launcher.
     """
     if placement.world_size == 1:
         return [text]
@@ -47,21 +47,21 @@ def all_gather(text: str, placement: Placement, environ: Mapping[str, str] = os.
 
 
 def local_host(placement: Placement, environ: Mapping[str, str] = os.environ) -> str:
-    """The name or address by which the other ranks reach this host: loopback where there is no other host."""
+    """Return the name or address by which the other ranks reach this host; loopback if there is no other host."""
     if placement.local_size == placement.world_size:
         return "127.0.0.1"
     if placement.launcher == "horovodrun":
-        # The host's name for itself may mean nothing elsewhere; the address from which it reaches the launcher does.
+        # Other hosts may not know this host's name, but can use the address from which it reaches the launcher.
         return address_towards(_store_address(environ), _PATIENCE_SECONDS)
     if placement.launcher in ("srun", BY_HAND):
-        assert placement.cross_rank is not None  # both say which host this is
+        assert placement.cross_rank is not None  # both give the number of this host
         return placement.hosts[placement.cross_rank]
     return socket.gethostname()
 
 
 @contextlib.contextmanager
 def free_ports(number: int) -> Iterator[list[int]]:
-    """Ports of this host that are free, and stay so until the block is left."""
+    """Return free ports of this host, and keep them reserved until the block ends."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:
@@ -70,17 +70,17 @@ def free_ports(number: int) -> Iterator[list[int]]:
 
 
 def slurm_address(placement: Placement, environ: Mapping[str, str]) -> tuple[str, int]:
-    """Where rank 0 of a Slurm step listens: a port below those that Linux gives to clients, apart for each step."""
+    """Return the address of rank 0 in a Slurm step: a port below Linux's client ports, different for each step."""
     job, step = (
-        read_number(name, {name: "0", **environ}, maximum=2**32, remedy="start the job by srun anew")
+        read_number(name, {name: "0", **environ}, maximum=2**32, remedy="start the job by srun again")
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
-    host = placement.hosts[0] if placement.rank else ""  # rank 0 listens at every address of its own
+    host = placement.hosts[0] if placement.rank else ""  # rank 0 listens at all its addresses
     return "127.0.0.1" if placement.local_size == placement.world_size else host, 20000 + (job * 31 + step) % 12000
 
 
 def _store_address(environ: Mapping[str, str]) -> tuple[str, int]:
-    return read_address(*GLOO_STORE, environ, remedy="start the job by horovodrun anew")
+    return read_address(*GLOO_STORE, environ, remedy="start the job by horovodrun again")
 
 
 def _through_store(text: str, placement: Placement, address: tuple[str, int]) -> list[str]:
@@ -112,13 +112,13 @@ def _through_store(text: str, placement: Placement, address: tuple[str, int]) ->
 
 
 def _sign(*parts: object) -> str:
-    """The signature that Horovod's store expects, and gives (tools/horovod_patches/correct, ranks-sign-requests)."""
+    """Return the signature for Horovod's store (tools/horovod_patches/correct, ranks-sign-requests)."""
     key = os.environ.get("HOROVOD_JOB_KEY", "").encode()
     return hmac.new(key, "\n".join(map(str, parts)).encode(), "sha256").hexdigest()
 
 
 def _through_mpi(text: str, placement: Placement) -> list[str]:
-    # Open MPI from a wheel does not know where it lies, and mpirun informs the ranks of its own host alone.
+    # Open MPI from a wheel does not know its own path, and mpirun tells it only to ranks on its own host.
     if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
         os.environ.setdefault("OPAL_PREFIX", sys.prefix)
     import mpi4py
@@ -130,9 +130,9 @@ def _through_mpi(text: str, placement: Placement) -> list[str]:
     world = MPI.COMM_WORLD
     if world.size != placement.world_size:
         raise Fault(
-            f"{placement.launcher} says {placement.world_size} ranks, MPI sees {world.size}; start the job by horovodrun, "
-            "or by the mpirun of this environment"
+            f"{placement.launcher} says {placement.world_size} ranks, MPI sees {world.size}; start the job by "
+            "horovodrun, or by the mpirun of this environment"
         )
     texts = world.allgather(text)
-    MPI.Finalize()  # nothing else is said through it, and a rank that leaves later owes MPI nothing
+    MPI.Finalize()  # MPI is not used again, so a rank that exits later need not finalize it
     return texts

@@ -1,4 +1,4 @@
-"""Slurm's notations: the compact list of hosts, and the tasks of each."""
+"""Slurm's notations for a list of hosts, and for the number of tasks on each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from string import digits
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import quoted
 
-# More than any cluster has. A list that says more is a mistake, or meant to fill the memory; so is a longer name.
+# More than any cluster has; a list of more hosts, or of longer names, is a mistake or an attempt to fill the memory.
 _MAX_HOSTS = 2**16
 _MAX_CHARACTERS = 253
 
@@ -19,7 +19,7 @@ def tasks_per_node(text: str) -> list[int]:
     """Expand Slurm's tasks-per-node list: `4(x2),3` is [4, 4, 3].
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not such a list.
     """
     counts: list[int] = []
     for part in text.split(","):
@@ -36,7 +36,7 @@ def expand_nodelist(text: str) -> list[str]:
     """Expand Slurm's compact host list: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7, login.
 
     Raises:
-        UserError: it is none, or has more hosts than any cluster.
+        UserError: the text is not such a list, or has more hosts than any cluster.
     """
 
     def wrong(received: str) -> UserError:
@@ -72,7 +72,7 @@ def _span(span: str) -> Iterator[str]:
 
 
 def compress(names: Sequence[str]) -> str:
-    """Slurm's compact list of hosts, in their order: gpu01, gpu02, gpu7 is `gpu[01-02,7]`."""
+    """Return Slurm's compact list of hosts, in their order: gpu01, gpu02, gpu7 is `gpu[01-02,7]`."""
     parts = []
     for (prefix, _), group in groupby(names, key=lambda name: (name.rstrip(digits), name[-1] in digits)):
         numbers = [name[len(prefix) :] for name in group]
@@ -83,7 +83,7 @@ def compress(names: Sequence[str]) -> str:
 def _spans(numbers: Sequence[str]) -> str:
     spans: list[list[str]] = []
     for number in numbers:
-        # As `expand_nodelist` writes the numbers of a span: as wide as the first.
+        # `expand_nodelist` makes all numbers of a span as wide as the first.
         if spans and number == str(int(spans[-1][-1]) + 1).zfill(len(spans[-1][0])):
             spans[-1].append(number)
         else:

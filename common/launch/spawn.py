@@ -1,6 +1,6 @@
-"""Start the ranks of a job on this host without a launcher, and end as a launcher would.
+"""Start of a job's ranks on this host without a launcher, with the exit status that a launcher would have.
 
-Each rank is this same program, started anew with its place in the environment (`launcher.placement` reads it).
+Each rank runs this same program, with its placement in the environment (`common.launch.placement` reads it).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 from allstep.common.launch.placement import spawned_environment
 
-# A rank that was asked to end has this long before it is killed; one that was given notice saves first, and has as long
-# as that takes.
+# Time for a rank to end before it is killed. After one of _NOTICES, ranks may take as long as they need to save.
 _GRACE_SECONDS = 8.0
 _NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 _POLL_SECONDS = 0.05
@@ -26,18 +25,18 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def spawn(num_ranks: int) -> int:
-    """Run this program as `num_ranks` ranks and wait for them; the first that fails ends the others.
+    """Run this program as `num_ranks` ranks and wait for them; if one fails, end the others.
 
-    Signals reach the ranks, and none of them outlives this process.
+    Signals are forwarded to the ranks, and no rank outlives this process.
 
-    Returns: the exit status of the job: that of the first rank that failed, 128 + N for a rank ended by signal N; 0
-    where all ranks ended well, as they do when they were asked to stop and have saved.
+    Returns: the exit status of the job: that of the first rank that failed, or 128 + N if signal N ended it; 0 if all
+    ranks succeeded, which includes ranks that were asked to stop and have saved.
     """
     ranks: list[subprocess.Popen] = []
     received: list[int] = []
     previous = {number: signal.signal(number, lambda number, _: received.append(number)) for number in _FORWARDED}
     try:
-        # The socket at which the ranks will meet is open from here on: nobody else can take its port.
+        # The rendezvous socket of the ranks stays open from here on, so no other process can take its port.
         with socket.create_server(("127.0.0.1", 0), backlog=num_ranks) as listener:
             for rank in range(num_ranks):
                 ranks.append(_start(rank, num_ranks, listener))
@@ -56,18 +55,18 @@ def _start(rank: int, num_ranks: int, listener: socket.socket) -> subprocess.Pop
         [sys.executable, *sys.orig_argv[1:]],
         env={**os.environ, **spawned_environment(rank, num_ranks, listener)},
         pass_fds=[listener.fileno()] if rank == 0 else [],
-        # A terminal's Ctrl-C reaches this process alone, which passes it on once.
+        # Ctrl-C in a terminal then reaches only this process, which forwards it once.
         start_new_session=True,
         preexec_fn=_die_with_parent(os.getpid()),
     )
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:
-    libc = ctypes.CDLL(None)  # loaded before the fork, after which little is safe
+    libc = ctypes.CDLL(None)  # loaded before the fork, because little is safe after it
 
     def prepare() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
     return prepare
@@ -82,7 +81,7 @@ def _wait(ranks: list[subprocess.Popen], received: list[int]) -> int:
             return 128 + received[0] if any(rank.returncode != 0 for rank in ranks) else 0
         failed = [rank.returncode for rank in ranks if rank.poll()]
         if failed:
-            # A rank that was killed, whose status is below 0, is the cause; the others leave since they lost it.
+            # A killed rank, whose status is below 0, is the cause; the others exit because they have lost it.
             return _status(min(failed))
         if all(rank.returncode == 0 for rank in ranks):
             return 0
@@ -90,7 +89,7 @@ def _wait(ranks: list[subprocess.Popen], received: list[int]) -> int:
 
 
 def _wait_for_all(ranks: list[subprocess.Popen], seconds: float, until: Callable[[], bool] = bool) -> bool:
-    """Whether all ranks ended in time, and before `until` became true."""
+    """Wait for all ranks, and return whether they ended in time and before `until` became true."""
     deadline = time.monotonic() + seconds
     while any(rank.poll() is None for rank in ranks):
         if time.monotonic() > deadline or until():

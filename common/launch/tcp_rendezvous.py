@@ -1,6 +1,6 @@
-"""Ranks meet at a port of rank 0 that all know beforehand, and exchange a line of text.
+"""TCP rendezvous: all ranks connect to a known port of rank 0, and exchange a line of text.
 
-Anybody may connect to that port: who does not introduce himself as a rank, or says too much, goes unheard.
+Any process may connect to that port; connections that do not identify as a rank, or send too much, are ignored.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from allstep.common.base.terminal import quoted
 from allstep.common.launch.placement import Placement
 
 _POLL_SECONDS = 0.05
-# What a rank has to say comes at once and is short; a stranger may connect and say nothing, or too much.
+# A rank sends a short line at once. These limits stop other processes, which may send nothing or too much.
 _LINE_SECONDS = 2.0
 _MAX_CHARACTERS = 4096
 
 
 def meet(text: str, placement: Placement, address: tuple[str, int], *, topic: str, seconds: float) -> list[str]:
-    """The texts of all ranks, in the order of ranks. They may meet again at the same address, about another topic.
+    """Return the texts of all ranks, in the order of ranks. The address may be reused for another topic.
 
     Args:
-        address: where rank 0 listens, as this rank knows it; on rank 0 an empty host is every address of its own.
-        seconds: between the arrival of the first and of the last rank.
+        address: address of rank 0, as seen from this rank; on rank 0, an empty host means all its addresses.
+        seconds: maximum time between the arrival of the first and of the last rank.
 
     Raises:
         UserError: rank 0 cannot listen there, or another process claims this rank, or another number of ranks.
-        Fault: a rank did not come.
+        Fault: a rank did not come in time.
     """
     deadline = time.monotonic() + seconds
     if placement.rank == 0:
         return _collect(text, placement, address, topic, deadline)
     introduction = json.dumps([topic, placement.world_size, placement.rank, text])
     while True:
-        # Rank 0 is not there yet, or somebody else is.
+        # Rank 0 may not listen yet, or another process may listen there.
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             answer = json.loads(_ask(introduction, address, deadline, placement.world_size * _MAX_CHARACTERS))
             if isinstance(answer, str):
@@ -50,10 +50,10 @@ def meet(text: str, placement: Placement, address: tuple[str, int], *, topic: st
 
 
 def wait(deadline: float, whom: str) -> None:
-    """Wait a moment.
+    """Sleep for a polling interval.
 
     Raises:
-        Fault: the deadline, in seconds of `time.monotonic`, is over; `whom` says what was waited for.
+        Fault: the deadline, in seconds of `time.monotonic`, has passed; `whom` names what was waited for.
     """
     if time.monotonic() > deadline:
         raise Fault(f"{whom} did not come in time")
@@ -73,7 +73,7 @@ def _collect(text: str, placement: Placement, address: tuple[str, int], topic: s
         try:
             server = opened.enter_context(socket.create_server(address, backlog=placement.world_size))
         except OSError as error:
-            assert error.errno is not None  # it is the system's
+            assert error.errno is not None  # an error of the operating system
             reason = os.strerror(error.errno)  # without the address, which Python adds
             raise UserError(
                 f"expected a port at which rank 0 can listen, received {address[1]} ({reason}); give another, or end "
@@ -95,13 +95,13 @@ def _collect(text: str, placement: Placement, address: tuple[str, int], topic: s
                 streams.append(stream)
         answer = json.dumps([texts[rank] for rank in range(placement.world_size)])
         for stream in streams:
-            with contextlib.suppress(OSError):  # a rank that has gone again is missed by all, a moment later
+            with contextlib.suppress(OSError):  # the others will soon notice a rank that is gone
                 _say(answer, stream)
     return json.loads(answer)
 
 
 def _introduced(stream: TextIO, topic: str, world_size: int, texts: Mapping[int, str]) -> tuple[int, str | None]:
-    """A rank and its text; no text of anybody else who connects, or of a rank that is refused."""
+    """Read a rank and its text; the text is None if the sender is not a rank, or is refused."""
     with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
         about, claimed_size, rank, text = json.loads(stream.readline(_MAX_CHARACTERS))
         if about != topic or type(rank) is not int or type(claimed_size) is not int or not isinstance(text, str):

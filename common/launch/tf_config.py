@@ -1,6 +1,6 @@
-"""TF_CONFIG: the addresses and the roles of all processes of a TensorFlow cluster, in TensorFlow's own format.
+"""TF_CONFIG: addresses and roles of all processes of a TensorFlow cluster, in TensorFlow's format.
 
-We write it from the addresses that the ranks have agreed on; a user may give one instead, as Kubernetes' operators do.
+It is written from the addresses that the ranks have exchanged, unless a user or a Kubernetes operator has set it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import quoted
 from allstep.common.launch.placement import Placement
 
-# Ranks are counted in this order.
+# Ranks are numbered in this order of roles.
 _ORDER = ("chief", "ps", "worker")
 ROLES = {"multi-worker-mirrored": ("chief", "worker"), "parameter-server": _ORDER}
-"""The roles of processes under the strategies that TensorFlow reads TF_CONFIG for; a parameter server needs each."""
+"""Roles of processes under the strategies that use TF_CONFIG; parameter-server needs a process of each role."""
 
 
 @dataclass(frozen=True)
 class TFConfig:
-    """A cluster and one process of it."""
+    """Cluster and the role of one process in it."""
 
     cluster: dict[str, tuple[str, ...]]
-    """host:port of each process, by role."""
+    """Addresses (host:port) of the processes, by role."""
     role: str
-    """That of this process."""
+    """Role of this process."""
     index: int
-    """Number of this process in its role."""
+    """Number of this process among those of its role."""
 
     @property
     def members(self) -> list[tuple[str, int, str]]:
@@ -38,26 +38,26 @@ class TFConfig:
         return [(role, index, address) for role in _ORDER for index, address in enumerate(self.cluster.get(role, ()))]
 
     def to_json(self) -> str:
-        """The value of the environment variable TF_CONFIG."""
+        """Return the value of the environment variable TF_CONFIG."""
         return json.dumps({"cluster": self.cluster, "task": {"type": self.role, "index": self.index}})
 
 
 def worker_config(addresses: Sequence[str], rank: int) -> TFConfig:
-    """A cluster of equal processes, for MultiWorkerMirroredStrategy."""
+    """Return a cluster of equal processes, for MultiWorkerMirroredStrategy."""
     return TFConfig({"worker": tuple(addresses)}, "worker", rank)
 
 
 def of_parameter_server(addresses: Sequence[str], server: str, rank: int) -> TFConfig:
-    """A cluster for ParameterServerStrategy: rank 0 is the chief and has the parameters in `server`."""
+    """Return a cluster for ParameterServerStrategy: rank 0 is the chief and has the parameters in `server`."""
     cluster = {"chief": (addresses[0],), "ps": (server,), "worker": tuple(addresses[1:])}
     return TFConfig(cluster, *(("worker", rank - 1) if rank else ("chief", 0)))
 
 
 def parse(text: str, strategy: str) -> TFConfig:
-    """Read what a user gives as TF_CONFIG for a strategy.
+    """Parse a user's TF_CONFIG for a strategy.
 
     Raises:
-        UserError: it is no TF_CONFIG, or one for another strategy.
+        UserError: the text is not a TF_CONFIG, or is for another strategy.
     """
     content = _read(text)
     cluster = content["cluster"]
@@ -83,19 +83,19 @@ def parse(text: str, strategy: str) -> TFConfig:
 
 
 def num_processes(text: str) -> int:
-    """How many processes TF_CONFIG is for, whichever strategy they have; 1 where it is not set.
+    """Return the number of processes in TF_CONFIG, whatever the strategy; 1 if it is not set.
 
     Raises:
-        UserError: it is no TF_CONFIG.
+        UserError: the text is not a TF_CONFIG.
     """
     return sum(map(len, _read(text)["cluster"].values())) if text else 1
 
 
 def find_placement(config: TFConfig, launched: Placement) -> Placement:
-    """The place that TF_CONFIG gives this process; where a launcher started it, that must say the same.
+    """Return the placement that TF_CONFIG gives this process; a launcher's placement must agree with it.
 
     Raises:
-        UserError: the launcher says something else.
+        UserError: the launcher's rank or world size differs.
     """
     members = config.members
     hosts = list(dict.fromkeys(_host(address) for _, _, address in members))
@@ -121,14 +121,14 @@ def find_placement(config: TFConfig, launched: Placement) -> Placement:
 
 
 def _read(text: str) -> dict:
-    """The object in TF_CONFIG, with a cluster that maps roles to addresses.
+    """Return the object in TF_CONFIG, with a cluster that maps roles to addresses.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not such an object.
     """
     try:
         content = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of too many digits
         raise _wrong("JSON", f"{quoted(text)} ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("cluster"), dict):
         raise _wrong('{"cluster": {ROLE: [HOST:PORT, ...]}, "task": {"type": ROLE, "index": NUMBER}}', quoted(text))
@@ -142,7 +142,7 @@ def _read(text: str) -> dict:
 
 
 def _shown(value: object) -> str:
-    """A value of JSON in a few words."""
+    """Describe a JSON value briefly."""
     if isinstance(value, str):
         return quoted(value)
     return type(value).__name__ if isinstance(value, (list, dict)) else str(value)[:60]

@@ -1,7 +1,7 @@
-"""Signs that this process should be one of several, although what started it has given it no place among them.
+"""Checks for signs that this process should be one of several ranks, although no launcher has given it a rank.
 
-Each such process would train alone, with status 0. So a sign is refused, with what to do, wherever no launcher and no
-strategy accounts for it.
+Each such process would train independently, and exit with status 0. So a sign that no launcher and no strategy accounts
+for is an error.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from allstep.common.launch.placement import Placement
 from allstep.common.launch.variables import read_number
 
 _INSTEAD = "start the job by horovodrun, mpirun or srun"
-# Ranks without a number of ranks, or without their number on the host, which chooses the GPU.
+# Variables of launchers that do not give the number of ranks, or the local rank, which selects the GPU.
 _LONE_RANKS = ("PMI_RANK", "PMI_SIZE", "PMI_ID", "PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK")
-# What torchrun takes its flags from; operators of Kubernetes set them for it.
+# Variables from which torchrun takes its flags; Kubernetes operators set them.
 _TORCHRUN = ("PET_NNODES", "PET_NPROC_PER_NODE")
 
 
 def check_alone(placement: Placement, *, chosen: bool, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a process that would train apart from others of which the environment shows signs.
+    """Refuse a process that would train independently although the environment shows signs of other ranks.
 
     Args:
-        chosen: whether the user asks by name for one process, or for ranks that it starts itself. In the shell of an
-            allocation of Slurm, where nothing else has been started yet, that is no mistake.
+        chosen: whether the user has chosen a strategy with one process, or one that starts its ranks itself. In the
+            shell of a Slurm allocation that is not a mistake, since no other process has been started yet.
 
     Raises:
-        UserError: says by what sign there are others.
+        UserError: there are other ranks; the message names the sign.
     """
     num_processes = tf_config.num_processes(environ.get("TF_CONFIG", ""))
     if num_processes not in (1, placement.world_size):
@@ -45,12 +45,12 @@ def check_alone(placement: Placement, *, chosen: bool, environ: Mapping[str, str
 
 
 def default_strategy(placement: Placement, environ: Mapping[str, str] = os.environ) -> str:
-    """What `--strategy` is where the user gives none."""
+    """Return the default of `--strategy`."""
     return "horovod" if placement.launcher or _allocated_tasks(environ) > 1 else "single"
 
 
 def _signs(environ: Mapping[str, str], *, chosen: bool) -> Iterator[tuple[str, str, str]]:
-    """What was expected, what was received, and what to do, for each sign."""
+    """Yield what was expected, what was received, and what to do, for each sign."""
     lone = [name for name in _LONE_RANKS if name in environ]
     if lone and (environ.get("PMI_RANK"), environ.get("PMI_SIZE")) != ("0", "1"):
         received = " and ".join(f"{name}={quoted(environ[name])}" for name in lone)
@@ -75,7 +75,7 @@ def _signs(environ: Mapping[str, str], *, chosen: bool) -> Iterator[tuple[str, s
 
 
 def _has_one_at_most(hosts: str) -> bool:
-    """Whether text is a JSON list of one item or none."""
+    """Return whether the text is a JSON list of at most one item."""
     try:
         return len(json.loads(hosts)) <= 1
     except (ValueError, TypeError, RecursionError):
@@ -83,7 +83,7 @@ def _has_one_at_most(hosts: str) -> bool:
 
 
 def _allocated_tasks(environ: Mapping[str, str]) -> int:
-    """How many tasks srun would start in this allocation of Slurm; 1 outside of any."""
+    """Return the number of tasks that srun would start in this Slurm allocation; 1 outside an allocation."""
 
     def number(*names: str) -> int:
         name = next((name for name in names if name in environ), None)

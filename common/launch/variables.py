@@ -1,7 +1,7 @@
-"""Environment variables of which a number, a port, an address or an interface is expected, and nothing else taken.
+"""Strict parsing of environment variables that hold a number, a port, an address or an interface.
 
-Python's `int` would take the digits of other scripts, and fail at 5,000 of them; C's `strtol`, by which Horovod reads,
-makes 0 of whatever is no number.
+Python's `int` accepts digits of other scripts, and fails for 5,000 digits; C's `strtol`, which Horovod uses, returns 0
+for anything that is not a number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import quoted
 
-# No job has more ranks than that, and no host more hardware threads or GPUs than Linux runs on (NR_CPUS).
+# Limits of the ranks of a job, and of the hardware threads or GPUs of a host (Linux's NR_CPUS).
 MAX_RANKS = 2**20
 MAX_PER_HOST = 2**13
 
@@ -25,10 +25,10 @@ _ADDRESS = re.compile(r"(?=.{1,253}$)[!-\-/-~]{1,63}(\.[!-\-/-~]{1,63})*\.?")  #
 def read_number(
     name: str, environ: Mapping[str, str], *, minimum: int = 0, maximum: int = MAX_RANKS, remedy: str
 ) -> int:
-    """The whole number in the variable `name`.
+    """Read the whole number in the variable `name`.
 
     Raises:
-        UserError: it is missing, none, or not from `minimum` to `maximum`; `remedy` says what to do.
+        UserError: it is missing, not a number, or not from `minimum` to `maximum`; `remedy` tells what to do.
     """
     text = environ.get(name)
     value = int(text) if text and _DIGITS.fullmatch(text) else None
@@ -39,10 +39,10 @@ def read_number(
 
 
 def read_address(name: str, port_name: str, environ: Mapping[str, str], *, remedy: str) -> tuple[str, int]:
-    """The host and the port in two variables.
+    """Read the host and the port in two variables.
 
     Raises:
-        UserError: one of them is missing or wrong; `remedy` says what to do.
+        UserError: one of them is missing or wrong; `remedy` tells what to do.
     """
     host = environ.get(name)
     if not host or not _ADDRESS.fullmatch(host):
@@ -51,10 +51,10 @@ def read_address(name: str, port_name: str, environ: Mapping[str, str], *, remed
 
 
 def read_num_threads(environ: Mapping[str, str]) -> int | None:
-    """The number in OMP_NUM_THREADS, or the first of several for nested loops; None where it is not set.
+    """Read the number in OMP_NUM_THREADS, or the first of several for nested loops; None if it is not set.
 
     Raises:
-        UserError: it is none.
+        UserError: the value is not a number.
     """
     text = environ.get("OMP_NUM_THREADS")
     if not text:
@@ -70,7 +70,7 @@ def read_num_threads(environ: Mapping[str, str]) -> int | None:
 _SWITCH = (0, 1)
 _SECONDS = (0, 10**6)
 _HOROVOD_NUMBERS = {
-    "HOROVOD_FUSION_THRESHOLD": (0, 2**34),  # bytes that it allocates, and on each GPU
+    "HOROVOD_FUSION_THRESHOLD": (0, 2**34),  # bytes of a buffer, which it allocates on each GPU, too
     "HOROVOD_CACHE_CAPACITY": (0, 2**20),
     "HOROVOD_NUM_NCCL_STREAMS": (1, 64),
     "HOROVOD_ADASUM_MPI_CHUNK_SIZE": (1, 2**31 - 1),
@@ -105,15 +105,15 @@ _HOROVOD_WORDS = {
     "HOROVOD_CPU_OPERATIONS": ("mpi", "gloo", "ccl"),
     "HOROVOD_LOG_LEVEL": ("trace", "debug", "info", "warning", "error", "fatal"),
 }
-# Not NCCL's, which may be a pattern.
+# NCCL_SOCKET_IFNAME is left out, because it may be a pattern.
 _INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """Refuse what Horovod, Gloo and OpenMP would read as something else, or abort at.
+    """Refuse values that Horovod, Gloo or OpenMP would misread, or abort on.
 
     Raises:
-        UserError: names the first variable that is wrong.
+        UserError: a variable is wrong; the message names the first one.
     """
     remedy = "correct it, or unset it"
     read_num_threads(environ)

@@ -125,7 +125,7 @@ def note_failure(_kind: object, error: BaseException | None, _stack: object) -> 
 
 
 def has_failed() -> bool:
-    """Return whether this rank has failed, and reports it when it is its turn if no other rank has reported before."""
+    """Return whether this rank has failed; it reports this on its turn, unless another rank has reported before."""
     return _failed.is_set()
 
 

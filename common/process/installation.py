@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Installation:
-    """What a framework says of itself."""
+    """Installed framework, as its own process reports it."""
 
     version: str
     cuda: str | None
-    """The release of CUDA that it was built for; None for CPUs alone."""
+    """CUDA version that it was built for; None for CPUs only."""
     num_gpus: int
-    """That it sees."""
+    """Number of GPUs that it sees."""
     no_peer_access: tuple[tuple[int, int], ...]
-    """Pairs of GPUs of which one cannot read the other's memory; PyTorch alone can tell."""
+    """Pairs of GPUs of which one cannot read the other's memory; only PyTorch reports them."""
     libraries: dict[str, tuple[str, ...]]
     """NVIDIA's libraries that its process has loaded, with their files."""
     horovod_error: str | None
-    """Why Horovod cannot be imported for it."""
+    """Error upon importing Horovod for it, if any."""

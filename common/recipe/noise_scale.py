@@ -91,7 +91,7 @@ def why_not_measured(config: TrainConfig, framework: str) -> str | None:
 
 
 def parts_of(*num_parts: int, measures: bool) -> tuple[int, ...]:
-    """Return `num_parts` for `common.training.worker.Worker`: empty if nothing is measured, or there is only one part."""
+    """Return `num_parts` for `common.training.worker.Worker`: empty if nothing is measured or there is one part."""
     return num_parts if measures and math.prod(num_parts) > 1 else ()
 
 

@@ -1,4 +1,4 @@
-"""The reports of a run, on rank 0 alone: the terminal, metrics.jsonl, TensorBoard, and the trackers of experiments."""
+"""Reporters of a run, only on rank 0: the terminal, metrics.jsonl, TensorBoard, and experiment trackers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Reporter", "open_reporter"]
 
 
 def open_reporter(config: TrainConfig, rank: int, progress: Progress) -> Reporter:
-    """The reporters of a run that begins at `progress`: all of them on rank 0, none elsewhere."""
+    """Open the reporters of a run that begins at `progress`: all of them on rank 0, none on other ranks."""
     if rank != 0:
         return Listeners()
     reporters: list[Reporter] = [EpochLines()]

@@ -1,4 +1,4 @@
-"""Reports to somewhere else, over a network perhaps, for which training never waits and of which it never dies."""
+"""Reporting in a background thread, e.g. over a network, so that training neither waits for it nor fails with it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MAX_SECONDS_AT_END = 30.0
 
 
 class Background(Reporter):
-    """Opens a reporter in a thread of its own, and passes events on there in their order.
+    """Reporter that opens another one in a background thread, and passes events on to it in order.
 
-    Where the reporter fails, that is said once, it hears no more, and the run goes on.
+    If the other reporter fails, a warning is printed once, it gets no more events, and the run continues.
     """
 
     def __init__(self, flag: str, open_reporter: Callable[[], Reporter]) -> None:
-        """Waits until the reporter is open.
+        """Open the reporter and wait until it is ready.
 
         Args:
-            flag: by which the user asked for it.
+            flag: name of the flag that selects the reporter, for messages.
 
         Raises:
-            UserError: it cannot be opened.
+            UserError: the reporter cannot be opened.
         """
         self._flag = flag
         self._calls: queue.SimpleQueue[Callable[[Reporter], None] | None] = queue.SimpleQueue()
@@ -48,7 +48,7 @@ class Background(Reporter):
         self._calls.put(lambda reporter: reporter.event(name, **fields))
 
     def close(self) -> None:
-        """Wait until everything has been passed on, but not for ever."""
+        """Wait until all events have been passed on, for at most `MAX_SECONDS_AT_END`."""
         self._calls.put(lambda reporter: reporter.close())
         self._calls.put(None)
         self._thread.join(MAX_SECONDS_AT_END)

@@ -1,4 +1,4 @@
-"""The one interface through which a run reports what it does, and the way to have several listeners."""
+"""Interface through which a run reports its progress, and a reporter that forwards to several others."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from allstep.common.files.disk import write_atomically
 
 
 class Reporter:
-    """A listener to a run. It hears everything and does nothing where a subclass does not override it."""
+    """Listener to a run; subclasses override the methods they need, the others do nothing."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Take note of `start`, `step`, `epoch` or `end`; README.md lists their fields."""
+        """Handle `start`, `step`, `epoch` or `end`; docs/files.md lists their fields."""
 
     def progress(self, epoch: int, done: int, total: int) -> None:
-        """Take note that `done` of `total` samples of the epoch, counted from 1, are trained on."""
+        """Handle that `done` of `total` samples of an epoch are trained on; epochs count from 1."""
 
     def close(self) -> None:
-        """Let go of files and the terminal."""
+        """Release files and the terminal."""
 
 
 class Listeners(Reporter):
-    """Passes everything on to several reporters; without any, as on all ranks but 0, it is silent."""
+    """Reporter that forwards to any number of others, e.g. to none on all ranks but 0."""
 
     def __init__(self, reporters: Sequence[Reporter] = ()) -> None:
         self._reporters = reporters
@@ -45,7 +45,7 @@ class Listeners(Reporter):
 
 @contextmanager
 def output_dir_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the disk (full, read-only, forbidden) into a line that names `path` and how to go on."""
+    """Turn an error of the disk (full, read-only, forbidden) into a UserError that names `path` and how to resume."""
     try:
         yield
     except OSError as error:
@@ -56,7 +56,7 @@ def output_dir_errors(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put a file in the place of `path`, which stays as it is where that fails.
+    """Replace the file at `path`, which stays unchanged if that fails.
 
     Raises:
         UserError: the disk is full, or cannot be written.

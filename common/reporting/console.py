@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: one line an epoch and, where a person watches, a progress bar."""
+"""Output of a run on the terminal: one line per epoch and, if standard error is a terminal, a progress bar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allstep.common.reporting.base import Reporter
 
 
 class EpochLines(Reporter):
-    """Prints the line of the contract after every epoch."""
+    """Reporter that prints the epoch line, whose format is fixed, after every epoch."""
 
     def event(self, name: str, **fields: Any) -> None:
         if name == "epoch":
@@ -28,7 +28,7 @@ def epoch_line(
     validation_mae: float | None = None,
     **_: Any,
 ) -> str:
-    """The epoch line; times in seconds. A run has an accuracy or, where there are no classes, a mean absolute error."""
+    """Format the epoch line; times are in seconds. A run without classes has a mean absolute error, not an accuracy."""
     metric = f"MAE = {validation_mae:.3f}" if validation_accuracy is None else f"Accuracy = {validation_accuracy:.3f}"
     return (
         f"Epoch = {epoch:2d}: Cumulative Time = {cumulative_seconds:.3f}, Epoch Time = {epoch_seconds:.3f}, "
@@ -38,7 +38,7 @@ def epoch_line(
 
 
 class ProgressBar(Reporter):
-    """A bar on standard error, gone when the run ends. Standard error, for launchers pass that on unchanged."""
+    """Progress bar on standard error, which launchers pass on unchanged; it disappears when the run ends."""
 
     def __init__(self, num_epochs: int) -> None:
         from rich.console import Console

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, each with its `event`."""
+"""metrics.jsonl: one JSON object per line, each with a field `event`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allstep.common.reporting.base import Reporter, output_dir_errors, write_who
 
 
 class JsonLines(Reporter):
-    """Appends events to a file, each line complete before the next step begins."""
+    """Reporter that appends events to a file, each line complete before the next step begins."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,17 +26,17 @@ class JsonLines(Reporter):
             self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        with output_dir_errors(self._path):  # what failed to be written is tried again here
+        with output_dir_errors(self._path):  # closing retries writes that failed before
             self._file.close()
 
 
 def rewind(path: Path, *, step: int, epoch: int) -> None:
     """Cut metrics.jsonl back to a checkpoint, so that a resumed run reports nothing twice.
 
-    What a killed run reported after the checkpoint was saved goes; at step 0 everything goes.
+    Events that a killed run reported after saving the checkpoint are removed; at step 0 all events are removed.
 
     Raises:
-        UserError: it is no run's, or cannot be read or written.
+        UserError: the file is not from a run, or cannot be read or written.
     """
     if not path.exists():
         return
@@ -47,7 +47,7 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
         try:
             event = strict_json.loads(line.encode())
         except strict_json.NotJson:
-            continue  # the line at which the run was killed
+            continue  # a partial line of a killed run
         try:
             _EVENT(event, "a line")
         except Mismatch as error:

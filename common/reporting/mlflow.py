@@ -1,4 +1,4 @@
-"""Reports to MLflow: flags as parameters, curves as metrics, and what else a run says as tags."""
+"""Reports to MLflow: flags as parameters, curves as metrics, and all other fields as tags."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from allstep.common.reporting.scalars import CURVES, scalars
 
 
 class MLflow(Reporter):
-    """A run where MLflow's own environment variables say, MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME above all."""
+    """Reporter to MLflow, configured by its environment variables such as MLFLOW_TRACKING_URI."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Raises: what MLflow does where it cannot begin a run."""
-        # By their names, so that a type checker does not miss what is seldom installed.
+        """Start a run; if that fails, MLflow's exception is raised."""
+        # Imported by name, so that type checkers do not report modules that are rarely installed.
         mlflow, entities = importlib.import_module("mlflow"), importlib.import_module("mlflow.entities")
         self._mlflow, self._entities, self._client, self._ended = mlflow, entities, mlflow.MlflowClient(), False
         run = mlflow.start_run()
         self._id = run.info.run_id
-        if not run.data.params:  # MLFLOW_RUN_ID goes on with a run, and parameters cannot change
+        if not run.data.params:  # MLFLOW_RUN_ID resumes a run, whose parameters cannot change
             params = [entities.Param(name, str(value)) for name, value in config.flat().items()]
             self._client.log_batch(self._id, params=params)
 
@@ -42,7 +42,7 @@ class MLflow(Reporter):
 
 
 def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields without mappings within: `versions.python` for what `versions` has of python."""
+    """Flatten nested mappings: the item `python` of the field `versions` becomes `versions.python`."""
     flat: dict[str, Any] = {}
     for name, value in fields.items():
         inner = value.items() if isinstance(value, Mapping) else ()

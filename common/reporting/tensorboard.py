@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without either framework."""
+"""TensorBoard event files, written without either framework."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from allstep.common.reporting.scalars import CURVES, scalars
 
 
 class TensorBoard(Reporter):
-    """Scalars of steps over steps in `steps/`, and of epochs over epochs in `epochs/`."""
+    """Reporter that writes scalars per step to `steps/`, and scalars per epoch to `epochs/`."""
 
     def __init__(self, directory: Path, progress: Progress) -> None:
-        """What an earlier run reported beyond `progress` is hidden by TensorBoard: this run goes on from there."""
+        """Open the event files, and let TensorBoard hide what an earlier run reported beyond `progress`."""
         # protobuf makes these classes when their modules are imported.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         self._event, self._summary = Event, Summary
-        # Apart, since TensorBoard hides by number, and an epoch has a lower one than its steps.
+        # Separate files, since TensorBoard hides points by their step, and an epoch's number is below its steps'.
         self._files = {name: _EventFile(directory / f"{name}s") for name in CURVES}
         for file in self._files.values():
             file.write(Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -44,10 +44,10 @@ class TensorBoard(Reporter):
 
 
 class _EventFile:
-    """A new event file in `directory`, each event complete before the next step begins.
+    """New event file in `directory`, each event complete before the next step begins.
 
-    TensorBoard's own EventFileWriter imports TensorFlow where that is installed, and writes in a thread, which meets a
-    full disk with a traceback of its own.
+    TensorBoard's EventFileWriter imports TensorFlow if that is installed, and writes in a thread, which prints a
+    traceback if the disk is full.
     """
 
     def __init__(self, directory: Path) -> None:

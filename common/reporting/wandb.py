@@ -1,4 +1,4 @@
-"""Reports to Weights & Biases: flags as the configuration, curves as history, and what else a run says beside them."""
+"""Reports to Weights & Biases: flags and start fields as configuration, curves as history, other fields as summary."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from allstep.common.reporting.scalars import CURVES, scalars
 
 
 class WandB(Reporter):
-    """A run as its own environment variables say, WANDB_PROJECT, WANDB_MODE and WANDB_DIR above all."""
+    """Reporter to Weights & Biases, configured by its environment variables such as WANDB_PROJECT and WANDB_MODE."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Raises: what wandb does where it cannot begin a run, as without a key for its server."""
-        wandb = importlib.import_module("wandb")  # by its name, as in `mlflow.py`
-        # It leaves the terminal alone: what it would add there are lines of its own among those of the run.
+        """Start a run; if that fails, e.g. without an API key, wandb's exception is raised."""
+        wandb = importlib.import_module("wandb")  # imported by name, as in `mlflow.py`
+        # Keeps wandb's own lines out of the run's terminal output.
         settings = wandb.Settings(console="off", quiet=True)
         self._run, self._ended = wandb.init(config=config.flat(), settings=settings), False
         for curve in CURVES:

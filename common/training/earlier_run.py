@@ -1,4 +1,4 @@
-"""What an earlier run left in the output directory: gone on with, or kept in a folder of its own."""
+"""Files of an earlier run in the output directory, which are resumed or moved to a separate folder."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from allstep.common.reporting.base import output_dir_errors
 
 
 def goes_on(flags: OutputConfig, directory: Path) -> bool:
-    """Whether a run resumes the one whose files `directory` holds; any other run's files would mix with them."""
+    """Return whether a run resumes the one in `directory`; the files of any other run would mix with those there."""
     if flags.resume in (None, "latest", "best"):
         return flags.resume is not None
     return Path(flags.resume).resolve().is_relative_to(directory.resolve())
 
 
 def set_aside(directory: Path) -> None:
-    """Move what an earlier run left into a folder of its own: a fresh run neither loses it nor goes on from it."""
+    """Move an earlier run's files into a separate folder, so that a new run neither loses nor continues them."""
     left = [directory / name for name in ("metrics.jsonl", "config.yaml", "checkpoints", "tensorboard", trace.FOLDER)]
     left = [path for path in left if path.exists()]
     if left:

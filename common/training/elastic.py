@@ -71,13 +71,13 @@ def check(config: TrainConfig, placement: Placement, environ: Mapping[str, str] 
     elif config.output.output_dir is None:
         raise UserError(
             "expected --output-dir with --elastic under torchrun, received none; name a directory that all hosts "
-            "share: its checkpoints are what ranks that were started anew go on from"
+            "share, since restarted ranks resume from its checkpoints"
         )
     elif environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # In that store restarted ranks find the addresses of lost ones and wait for them forever, and a host that
         # becomes the first has a different store (https://github.com/pytorch/pytorch/issues/135712, torch 2.14).
         raise UserError(
-            "expected a store of their own for ranks that torchrun starts anew with --elastic, received its agents', "
+            "expected a separate store for ranks that torchrun restarts with --elastic, received its agents', "
             "where they would wait for ranks that are gone; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, "
             "with --rdzv-backend c10d"
         )
@@ -137,13 +137,13 @@ class _Hosts:
         self._ask_to_stop: Callable[[str], None] | None = None
 
     def on_hosts_updated(self, timestamp: int, update: int) -> None:
-        """Ask the ranks to stop; Horovod calls this on rank 0, in a thread, when hosts join or leave."""
+        """Ask the ranks to stop; called by a thread of Horovod on rank 0 when hosts join or leave."""
         with self._lock:
             self._have_changed = True
             self._ask()
 
     def on_stop(self, number: int) -> bool:
-        """Ask the ranks to stop and save; Horovod calls this on rank 0, in a thread, when horovodrun gets a signal.
+        """Ask the ranks to stop and save; called by a thread of Horovod on rank 0 when horovodrun receives a signal.
 
         Returns: whether the ranks stop and save; while the job is being formed, the newest commit is saved as it is.
         """
@@ -210,7 +210,7 @@ def form_anew(horovod: ModuleType, notifications: Any, placement: Placement) -> 
             held.seek(0)
             if _REMOVED in held.read().decode(errors="replace"):
                 leave(0, "")
-            raise RanksLost(f"the ranks could not be formed anew: {error}") from None
+            raise RanksLost(f"the job could not be formed again: {error}") from None
 
 
 def _listen(notifications: Any) -> None:
@@ -259,7 +259,7 @@ def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
             checkpoints.close()
         if speaks or not is_saved:
             print_line(
-                f"allstep: step {step} is saved while the ranks are formed anew; should too few come, --resume latest "
+                f"allstep: step {step} is saved while the job is formed again; if too few ranks join, --resume latest "
                 "goes on from there",
                 sys.stderr,
             )

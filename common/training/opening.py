@@ -1,4 +1,4 @@
-"""The data set of a run: put in place, opened, and held against the flags and this host's memory."""
+"""Prepares and opens the data set of a run, and checks it against the flags and this host's memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from allstep.common.recipe.schedule import Schedule
 def open_dataset(
     config: TrainConfig, placement: Placement, own: Dataset | None, *, gpu: int | None, collectives: Collectives
 ) -> Dataset:
-    """Put the data set in place, by one rank of each host while the others wait, and open it on all.
+    """Prepare the data set on one rank of each host while the others wait, then open it on all ranks.
 
     Args:
         gpu: number of this rank's GPU, None for the CPU.
-        own: a user's program's data set, in place of the one that a flag names.
+        own: data set passed by a user's program; replaces the one that a flag names.
 
     Raises:
-        UserError: the data set cannot be had or decoded as asked for, or has fewer samples than there are ranks.
+        UserError: the data set is unavailable, cannot be decoded as requested, or has fewer samples than ranks.
     """
     if own is None:
         check_decoding_device(config.data.decode, gpu)
@@ -51,7 +51,7 @@ def open_dataset(
 
 
 def check_batch_memory(schedule: Schedule, dataset: Dataset, placement: Placement) -> None:
-    """Refuse batches whose inputs alone do not fit into this host's memory: reading them would fail."""
+    """Raise UserError if the inputs of a batch do not fit into this host's memory."""
     largest = schedule.global_batch_size * max([1, *(factor for _, factor in schedule.batch_ramp)])
     num_samples = -(-min(largest, len(dataset.train)) // placement.world_size)
     sample_bytes = math.prod(dataset.input_shape) * np.dtype(dataset.input_type).itemsize

@@ -1,8 +1,8 @@
-"""Whether a run may go on from a checkpoint.
+"""Checks of whether a run can resume from a checkpoint.
 
-A checkpoint may come from anywhere, and its checksums may have been made anew after a change. So everything of it that
-training would use is checked: its own fields against each other, the flags, and the number of samples; its arrays
-against the network. What cannot be known before a framework is imported and the data are there is checked last.
+A checkpoint may be untrusted, with checksums recomputed after a change. So everything that training would use is
+checked: its fields against each other, the flags and the number of samples, and its arrays against the network. Checks
+that need a framework or the data run last.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _MAX_EPOCHS_A_STEP = 100
 
 
 def check_early(config: TrainConfig) -> None:
-    """Checks what can be known of the checkpoint that --resume or --init-from names before any framework is imported.
+    """Check the checkpoint of --resume or --init-from, as far as possible before a framework is imported.
 
     Raises:
-        UserError: there is none, it is damaged, or the run cannot go on from it.
+        UserError: the checkpoint does not exist, is damaged, or the run cannot resume from it.
     """
     output = config.output
     if output.init_from and is_weights_file(output.init_from):
@@ -52,15 +52,15 @@ def check_early(config: TrainConfig) -> None:
 
 
 def load(config: TrainConfig, num_samples: int, shapes: Mapping[str, tuple[int, ...]], warn: Callable) -> TrainState:
-    """The checked state that --resume names, or that --init-from names, of which the weights are left.
+    """Load and check the state of --resume, or the weights of --init-from.
 
     Args:
-        num_samples: training samples of the data set.
-        shapes: see `Worker.state_shapes`.
-        warn: receives a line for each difference that the run can live with.
+        num_samples: number of training samples of the data set.
+        shapes: see `common.training.worker.Worker.state_shapes`.
+        warn: called with a line for each difference that is not an error.
 
     Raises:
-        UserError: there is none, or the run cannot go on from it.
+        UserError: the checkpoint does not exist, or the run cannot resume from it.
     """
     output = config.output
     if output.init_from and is_weights_file(output.init_from):
@@ -79,10 +79,10 @@ def load(config: TrainConfig, num_samples: int, shapes: Mapping[str, tuple[int, 
 
 
 def path_of(which: str, output_dir: Path | None) -> tuple[str, Path]:
-    """What `which` means: `latest` and `best` are looked for in the output directory.
+    """Return `which` and the checkpoints directory of the run, in which `latest` and `best` are looked up.
 
     Raises:
-        UserError: there is no output directory to look in.
+        UserError: `which` is `latest` or `best`, and there is no output directory.
     """
     if which in ("latest", "best") and output_dir is None:
         raise UserError(f"expected --output-dir with --resume {which}, received none; name the run's output directory")
@@ -90,15 +90,15 @@ def path_of(which: str, output_dir: Path | None) -> tuple[str, Path]:
 
 
 def _weights_alone(named: Mapping[str, T]) -> dict[str, T]:
-    """Of what a state names, what is the network's and not the optimizer's."""
+    """Return the entries of a state that are weights of the network."""
     return {name: value for name, value in named.items() if name.startswith("model/")}
 
 
 def check_run(saved: TrainState | Manifest) -> None:
-    """Checks that a run could have saved this: all but its arrays.
+    """Check all fields but the arrays for values that a run could have saved.
 
     Raises:
-        UserError: names the first field that is not.
+        UserError: a field is wrong; the message names the first one.
     """
     try:
         _STATE({name: getattr(saved, name) for name in ("rng", "schedule", "config")}, "manifest")
@@ -106,27 +106,27 @@ def check_run(saved: TrainState | Manifest) -> None:
         _check_sums(saved)
         Schedule(**{item.name: saved.schedule[item.name] for item in fields(Schedule)})
     except (Mismatch, UserError) as error:
-        what = str(error).partition(";")[0]  # without the advice to a user who typed it
+        what = str(error).partition(";")[0]  # without the advice, which is meant for values on the command line
         raise UserError(f"the checkpoint is damaged: {what}; take another one") from None
 
 
 def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
-    """A position means something in the same order of the same samples only, and slots in the same optimizer.
+    """Check that flags agree with the checkpoint: a position needs the same order of samples, slots the same optimizer.
 
-    Learning rate, momentum and weight decay are the user's to change on the way.
+    The user may change learning rate, momentum and weight decay.
 
     Args:
-        saved: what `check_run` has seen.
+        saved: a state or manifest that `check_run` has accepted.
 
     Raises:
-        UserError: names the first flag with which the run cannot go on.
+        UserError: a flag does not agree; the message names the first one.
     """
     flags = config.flat()
     order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
     for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", *order, "model", "optimizer"):
-        before = saved.config.get(name)  # an older checkpoint knows of no curriculum
+        before = saved.config.get(name)  # older checkpoints have no curriculum
         is_same = flags[name] == before
-        if name == "model":  # a file may lie elsewhere now; its network's weights are checked in any case
+        if name == "model":  # a file may have moved; the network's weights are checked in any case
             is_same |= all(user_file.parse(str(one)) for one in (flags[name], before))
         if not is_same:
             raise UserError(
@@ -149,10 +149,10 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
 
 
 def check_samples(saved: TrainState | Manifest, num_samples: int) -> None:
-    """Checks that there are as many training samples as there were.
+    """Check that the number of training samples is that of the checkpoint.
 
     Raises:
-        UserError: there are not.
+        UserError: it is not.
     """
     if num_samples != saved.schedule["samples_per_epoch"]:
         raise UserError(
@@ -162,7 +162,7 @@ def check_samples(saved: TrainState | Manifest, num_samples: int) -> None:
 
 
 def _check_sums(saved: TrainState | Manifest) -> None:
-    """Checks that where training stood can be: see `saving.Saver.save` for what the numbers are."""
+    """Check that the saved progress is possible; `common.training.saving.Saver` writes these numbers."""
     progress, schedule = saved.progress, saved.schedule
     samples, epochs = schedule["samples_per_epoch"], schedule["num_epochs"]
     in_epoch = progress.offset > 0
@@ -176,10 +176,10 @@ def _check_sums(saved: TrainState | Manifest) -> None:
     one_of(saved.config["seed"])(saved.rng["seed"], "manifest.rng.seed")
     running, where = progress.running, f"{where}.running"
     whole(0, progress.epoch)(running["epochs_without_gain"], f"{where}.epochs_without_gain")
-    if running.keys() & _LOSS_SCALE_FIELDS.keys():  # a checkpoint of before --precision fp16 has none of them
+    if running.keys() & _LOSS_SCALE_FIELDS.keys():  # checkpoints older than --precision fp16 have none of them
         record(**_LOSS_SCALE_FIELDS)(running, where)
         whole(0, progress.step)(running["skipped_steps"], f"{where}.skipped_steps")
-    if running.keys() & _NOISE_FIELDS.keys():  # nor has an older one these
+    if running.keys() & _NOISE_FIELDS.keys():  # older checkpoints have none of these either
         record(**_NOISE_FIELDS)(running, where)
     if not in_epoch:
         one_of(0.0)(running["loss_sum"], f"{where}.loss_sum")
@@ -193,7 +193,7 @@ def _pair(value: Any, where: str) -> None:
 
 
 def _has(**required: Shape) -> Shape:
-    # Flags have hyphens, which keywords cannot.
+    # Keywords cannot have the hyphens of flags.
     return record(**{name.replace("_", "-"): shape for name, shape in required.items()})
 
 
@@ -203,7 +203,7 @@ def _check_config(value: Any, where: str) -> None:
 
 
 def _named_by(kind: Kind[str]) -> Shape:
-    """A text that the flag of that type takes."""
+    """Return a shape for strings that a flag of type `kind` accepts."""
 
     def check(value: Any, where: str) -> None:
         text(value, where)
@@ -227,7 +227,7 @@ _CONFIGS = {
     "image-folder": _has(image_size=whole(1)),
     **dict.fromkeys((*FORMATS, PYTHON), _OWN),
 }
-# The flags of a data set that say what its images and classes are.
+# Flags of a data set that determine its images and classes.
 _SHAPES = {
     "synthetic": ("synthetic-shape", "synthetic-classes"),
     "image-folder": ("image-size",),

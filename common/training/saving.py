@@ -1,7 +1,7 @@
-"""Between a run and its checkpoints: what goes into one, and how all ranks go on from one.
+"""Conversion between a run and its checkpoints: saving its state, and resuming all ranks from one.
 
-Rank 0 alone reads and writes files; the others receive what it read. Nothing is pickled on the way: a header in
-JSON gives names, shapes and types, then come the arrays.
+Only rank 0 reads and writes files, and sends the state that it reads to the other ranks. Nothing is pickled: a JSON
+header gives names, shapes and types of the arrays, which follow it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from allstep.common.watch import ProgressState
 
 
 class Commits:
-    """The newest state of an elastic job, in the memory of each rank."""
+    """Newest state of an elastic job, in the memory of each rank."""
 
     def __init__(self, every: int) -> None:
-        """`every`: steps between two."""
+        """Start without a commit; `every` is the number of steps between two commits."""
         self.every = every
         self.newest: TrainState | None = None
 
     def keep(self, state: TrainState) -> None:
-        """Commit `state`, of which the arrays may be changed at once."""
+        """Commit a copy of `state`, whose arrays may be changed afterwards."""
         self.newest = dataclasses.replace(state, arrays={name: array.copy() for name, array in state.arrays.items()})
 
     def agree(self, collectives: Collectives) -> TrainState | None:
-        """The newest commit of all ranks, which all of them have from then on; None where there is none yet."""
+        """Return the newest commit of any rank, and store it on all ranks; None if there is none yet."""
         own = self.newest.progress.step if self.newest else -1
         steps = collectives.all_gather(np.array([own], np.int64))[:, 0]
         if steps.max() >= 0:
@@ -48,9 +48,9 @@ class Commits:
 
 
 class Saver:
-    """Saves a run: every `every` steps (0: never in mid-epoch) and when the engine asks for it.
+    """Saves a run every `every` steps (0: never in mid-epoch) and when the engine asks for it.
 
-    All ranks take part, since each may hold a part of what is saved; rank 0 alone has `checkpoints`.
+    All ranks take part, since each may hold a part of the state; only rank 0 has `checkpoints`.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Saver:
         saved: Callable[[], None] = lambda: None,
         commits: Commits | None = None,
     ) -> None:
-        """`versions`: see `TrainState`; `active` is whether the run has an output directory, which all ranks know;
-        `saved` is called after a save.
+        """Prepare to save the run.
 
-        `commits` keep in the memory of each rank what is saved, and what an elastic job commits between.
+        `versions`: see `TrainState`; `active`: whether the run has an output directory, the same on all ranks; `saved`:
+        called after a save; `commits`: receives the saved states, and those that an elastic job commits in between.
         """
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
         self._checkpoints, self._every, self._active, self._progress_state = checkpoints, every, active, progress_state
@@ -79,11 +79,11 @@ class Saver:
         self._versions = dict(versions)
 
     def due(self, step: int) -> bool:
-        """Whether to save in mid-epoch after `step`."""
+        """Return whether to save in mid-epoch after `step`."""
         return self._is_checkpoint(step) or (self._commits is not None and step % self._commits.every == 0)
 
     def save(self, progress: Progress, score: float | None = None) -> None:
-        """See `engine.Saver`."""
+        """Save the current state; see `common.training.engine.Saver`."""
         if (not self._active and self._commits is None) or self._saved == (progress.step, progress.position):
             return
         self._saved = progress.step, progress.position
@@ -133,7 +133,7 @@ class Saver:
                     "skipped_steps": progress.loss_scale.skipped_steps,
                 },
             ),
-            # Nothing else is random: order, augmentation and initial weights are functions of the seed.
+            # Order, augmentation and initial weights are functions of the seed, and nothing else is random.
             rng={"seed": self._config["seed"]},
             schedule=json.loads(json.dumps(dataclasses.asdict(schedule))),
             config=self._config,
@@ -145,7 +145,7 @@ _RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_valida
 
 
 def resume(worker: Worker, state: TrainState) -> Progress:
-    """Put a saved state, which `resuming` has checked, into the worker of every rank; say where the run stands."""
+    """Load a saved state, which `resuming` has checked, into every rank's worker, and return the run's progress."""
     saved, running = state.progress, state.progress.running
     loss_scale = LossScale()
     if "loss_scale" in running:
@@ -159,7 +159,7 @@ def resume(worker: Worker, state: TrainState) -> Progress:
         position=Position(saved.epoch, saved.offset),
         step=saved.step,
         loss_scale=loss_scale,
-        # The sums over all ranks were saved; whoever resumes, rank 0 carries them on.
+        # Sums over all ranks were saved; rank 0 continues them.
         noise=noise,
         loss_sum=running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
         learning_rate=running["learning_rate"],
@@ -171,7 +171,7 @@ def resume(worker: Worker, state: TrainState) -> Progress:
 
 
 def broadcast_state(state: TrainState | None, collectives: Collectives, root: int = 0) -> TrainState:
-    """The state of rank `root` on every rank; the others pass None."""
+    """Return the state of rank `root` on every rank; the others pass None."""
 
     def broadcast(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return collectives.broadcast_arrays(arrays, root=root)

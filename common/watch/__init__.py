@@ -1,7 +1,7 @@
-"""The ranks of a run watch each other: a fault anywhere ends the job everywhere, and is reported once.
+"""Watchdog of a run: a fault of any rank ends the job on all ranks, and is reported once.
 
-Every rank has a thread (`agent`) that is connected to one in rank 0 (`monitor`) and says where the rank is, once a
-second. From that rank 0 knows who is lost and who is stuck. A notice to end (SIGTERM, SIGUSR1) travels the same way.
+Every rank has a thread (`agent`) that sends a heartbeat with the rank's progress to a thread in rank 0 (`monitor`) once
+a second. So rank 0 detects lost and stuck ranks. Notices to stop (SIGTERM, SIGUSR1) use the same connections.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def watching(
 ) -> Iterator[Callable[[str], None]]:
     """Watch the run while the block runs; all ranks enter it together.
 
-    The block gets a function that has all ranks stop at the same point, for the notice that is its argument.
+    The block gets a function that makes all ranks stop at the same point; its argument is the notice to report.
 
     Args:
-        collectives: what all ranks of `placement` share; None for a rank that is to be watched on its own.
-        tensors: names of the tensors that this rank waits for at the moment, where the strategy knows them.
-        sever: ends the connections of an elastic job, so that the training loop hears that ranks are lost.
+        collectives: collectives of all ranks of `placement`; None to watch this rank by itself.
+        tensors: returns the names of the tensors that this rank waits for, if the strategy knows them.
+        sever: closes the connections of an elastic job, so that the training loop notices that ranks are lost.
 
     Raises:
-        RanksLost: rank 0 cannot be reached, or others are lost where the block does not notice.
+        RanksLost: rank 0 cannot be reached, or ranks of an elastic job were lost without the block noticing.
     """
     world_size = placement.world_size if collectives else 1
     monitor, relay, first_host = None, None, socket.gethostname()
@@ -76,7 +76,7 @@ def watching(
         agent.wait_for_all()
         yield agent.ask_to_stop
     except BaseException:
-        if not limits.elastic:  # the process is about to leave, and until then it watches the others
+        if not limits.elastic:  # the process is about to exit, and watches the others until then
             raise
         agent.abandon()
         _end(threads, restore_signals)
@@ -94,12 +94,12 @@ def _end(threads: Sequence[threading.Thread], restore_signals: Callable[[], None
 
 
 def _agree_on_address(collectives: Collectives, placement: Placement, monitor: Monitor | None) -> tuple[str, str]:
-    """Rank 0 listens; all ranks learn its host, and the names to reach that by with port and the token to show."""
+    """Listen on rank 0, and return to all ranks its host name, and its addresses with port and token."""
     text = b""
     if monitor:
         host = rendezvous.local_host(placement)
         on_one_host = placement.local_size == placement.world_size
-        # Other hosts may not know this one by its own name, and know it only by one of its addresses.
+        # Other hosts may be unable to resolve this host's name, and may reach only one of its addresses.
         hosts = [host] if on_one_host else [host, *_local_addresses()]
         listener = socket.create_server((host if on_one_host else "", 0), backlog=placement.world_size)
         token = secrets.token_hex(16)
@@ -115,7 +115,7 @@ def _agree_on_address(collectives: Collectives, placement: Placement, monitor: M
 def _reach(
     placement: Placement, address: str, seconds: float, port: int, listener: socket.socket | None
 ) -> tuple[Channel, Relay | None]:
-    """The channel of this rank's agent, and the relay that it has to run: see `relay.meet` for port and listener."""
+    """Return the channel of this rank's agent, and the relay if this rank runs it; `relay.meet` explains `port`."""
     token = address.split()[2]
     if listener:
         local_end, relays_end = map(Channel, socket.socketpair())
@@ -127,7 +127,7 @@ def _reach(
 
 
 def _connect(placement: Placement, address: str, seconds: float) -> Channel:
-    """Reach rank 0 at one of its names; where all but the last lead nowhere, it takes `seconds`."""
+    """Connect to rank 0 at one of its addresses; trying all of them takes at most `seconds`."""
     names, port, token = address.split()
     hosts = names.split(",")
     errors = []
@@ -146,7 +146,7 @@ def _connect(placement: Placement, address: str, seconds: float) -> Channel:
 
 
 def _local_addresses() -> list[str]:
-    """This host's IPv4 addresses but for loopback, at most as many as there is room for in a message."""
+    """Return this host's IPv4 addresses except loopback, at most as many as fit into the message."""
     import psutil
 
     found = [one.address for of in psutil.net_if_addrs().values() for one in of if one.family == socket.AF_INET]

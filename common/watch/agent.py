@@ -1,7 +1,7 @@
-"""What every rank has: a thread that reports to rank 0 where the rank is, and hears from it and of signals.
+"""Watchdog thread of every rank: sends heartbeats to rank 0, and handles messages from rank 0 and signals.
 
-The training loop may be stuck in a collective, or in C code that never returns. This thread is not, so a rank leaves
-when it has to, whatever its loop does.
+The training loop may be stuck in a collective, or in C code that never returns. This thread is independent of it, so
+that a rank can always exit when it has to.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from allstep.common.watch.progress_state import ProgressState
 from allstep.common.watch.relay import BEAT_SECONDS
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
-"""The signals by which a scheduler announces that it will end the job."""
+"""Signals by which a scheduler announces that it will end the job."""
 _CAUGHT = (*NOTICES, signal.SIGINT)
-# A notice may come from the scheduler and once more from the launcher, which received it as well.
+# A notice may come from the scheduler and again from the launcher, which received it as well.
 _SAME_NOTICE_SECONDS = 2.0
-_MAX_CALLS = 12  # innermost ones of a stack
-_FINISHED, _ABANDONED = b"\0", b"\xff"  # no signal has these numbers
+_MAX_CALLS = 12  # innermost calls of a stack
+_FINISHED, _ABANDONED = b"\0", b"\xff"  # not the number of any signal
 HOSTS_CHANGED = "a change of hosts"
-"""The notice for which the ranks of an elastic job stop, to go on as those of other hosts."""
+"""Notice upon which the ranks of an elastic job stop in order to continue on other hosts."""
 
 
 class Agent:
-    """Runs in a thread of each rank, and ends the process where the job cannot go on."""
+    """Watchdog of a rank, which runs in a thread and ends the process if the job cannot continue."""
 
     def __init__(
         self,
@@ -61,10 +61,7 @@ class Agent:
         first_host: str,
         sever: Callable[[], None] = lambda: None,
     ) -> None:
-        """`channel` leads to the monitor, on `first_host`; `tensors` names those that the rank waits for, if known.
-
-        `sever` ends the connections of an elastic job that has lost ranks.
-        """
+        """Connect to the monitor on `first_host` by `channel`; `watching` explains `tensors` and `sever`."""
         self._place, self._channel, self._first_host = placement, channel, first_host
         self._progress_state, self._limits, self._tensors, self._sever = progress_state, limits, tensors, sever
         self._inbox, self._outbox = socket.socketpair()
@@ -75,55 +72,55 @@ class Agent:
         self._heard_at = time.monotonic()
         self._connected = True
         self._all_here = threading.Event()
-        self._farewell: int | None = None  # the status with which rank 0 said that it leaves; 0 when all are through
+        self._farewell: int | None = None  # exit status that rank 0 has announced; 0 when all ranks have finished
         self._noticed_at: float | None = None
         self._cut_off = False
         self._has_finished = False
-        self._is_broken = False  # in an elastic job: the ranks are about to be formed anew
-        self._last_words: tuple[float, int, str] | None = None  # when to leave, with which status and message
+        self._is_broken = False  # in an elastic job: the ranks are about to be formed again
+        self._last_words: tuple[float, int, str] | None = None  # time to exit, exit status and message
 
     def catch_signals(self) -> Callable[[], None]:
-        """Have the thread hear of signals at once, wherever the training loop is; call it in the main thread.
+        """Pass signals to this thread at once, wherever the training loop is; must be called in the main thread.
 
-        Returns: what puts everything back when the run is over.
+        Returns: a function that restores the previous handlers when the run is over.
         """
-        # Python writes a signal's number there when it arrives; the handlers, which run later, have nothing to do.
+        # Python writes a signal's number to this descriptor at once. Handlers run later, and have nothing to do.
         before = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
         handlers = {number: signal.signal(number, lambda *_: None) for number in _CAUGHT}
 
         def restore() -> None:
             signal.set_wakeup_fd(before)
             for number, handler in handlers.items():
-                # Where the run was stopped, this rank's own notice may come after that of the others.
+                # If the run was stopped by a notice, this rank's own signal may still be on its way.
                 is_over = self._progress_state.notice not in ("", HOSTS_CHANGED)
                 signal.signal(number, signal.SIG_IGN if is_over else handler)
 
         return restore
 
     def wait_for_all(self) -> None:
-        """Wait until rank 0 knows all ranks: who fails from then on can notify all of them."""
-        self._all_here.wait()  # the thread ends the process where that never comes
+        """Wait until rank 0 is connected to all ranks; from then on a failing rank can notify all others."""
+        self._all_here.wait()  # if that never happens, the thread ends the process
         self.check_whole()
 
     def finish(self) -> None:
-        """Let the thread end when all ranks are through: until then a rank may be lost, which somebody must report."""
+        """Let the thread end once all ranks have finished; until then it reports lost ranks."""
         self._outbox.send(_FINISHED)
 
     def check_whole(self) -> None:
-        """Raise RanksLost where an elastic job has lost some, of which the training loop may not hear by itself."""
+        """Raise RanksLost if an elastic job has lost ranks, which the training loop may not notice by itself."""
         if self._is_broken:
             raise RanksLost("other ranks were lost")
 
     def abandon(self) -> None:
-        """Let the thread end at once: the ranks of an elastic job are formed anew, and then watch each other."""
+        """Let the thread end at once, since the ranks of an elastic job are formed again with new watchdogs."""
         self._outbox.send(_ABANDONED)
 
     def ask_to_stop(self, notice: str) -> None:
-        """Have all ranks stop at the same point, as upon a signal; any thread may call it."""
+        """Make all ranks stop at the same point, as upon a signal; any thread may call it."""
         self._channel.send(notice=notice)
 
     def send_farewell(self, status: int) -> None:
-        """Notify rank 0 that this rank leaves and has reported why."""
+        """Notify rank 0 that this rank exits and has reported the reason."""
         self._channel.send(bye=status)
 
     def run(self) -> None:
@@ -222,7 +219,7 @@ class Agent:
         elif number == signal.SIGINT:
             self._leave_in_turn(EXIT_INTERRUPTED, "interrupted")
         elif number in NOTICES and self._progress_state.phase == "start":
-            # There is nothing to save yet, and whoever reads a checkpoint from a host that hangs never comes to it.
+            # Nothing needs to be saved yet, and a rank that reads a checkpoint from a hanging host would never stop.
             self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came before anything was trained")
         elif number in NOTICES:
             if self._noticed_at is None:
@@ -232,12 +229,12 @@ class Agent:
                 self._leave_in_turn(128 + number, f"{signal.Signals(number).name} came again before all was saved")
 
     def _leave_in_turn(self, status: int, reason: str) -> None:
-        """Leave when it is this rank's turn to speak; where another one speaks before, it leaves without a word."""
+        """Exit when it is this rank's turn to report; if another rank reports before, exit without a message."""
         message = f"allstep: {rank_name(self._place)} stopped at step {self._progress_state.step}: {reason}"
         self._leave_at(seconds_to_turn(self._place.rank), status, message)
 
     def _lose_first_rank(self, seconds_of_silence: float | None) -> None:
-        """Rank 0 would have reported a fault; in its place the first rank that is left on each host speaks."""
+        """Report that rank 0 is lost, since it sent no farewell. On each host the first remaining rank reports it."""
         placement, reason = self._place, stall_detection.reason_lost(seconds_of_silence)
         stopped = f"rank 0 of {placement.world_size} on {self._first_host} stopped at step {self._progress_state.step}"
         speaks = placement.rank == 1 or placement.local_rank == 0
@@ -250,7 +247,7 @@ class Agent:
             self._last_words = time.monotonic() + seconds, status, message
 
     def _leave(self, now: float) -> None:
-        """Leave, if the time has come; where the launcher is about to notice what happened, wait for that first."""
+        """Exit if it is time; if the launcher is about to notice the fault by itself, wait for that first."""
         assert self._last_words is not None
         at, status, message = self._last_words
         if now < at:
@@ -265,9 +262,9 @@ class Agent:
 
 
 def stacks() -> str:
-    """The Python stacks of the main thread and of those that read batches ahead."""
+    """Return the Python stacks of the main thread and of the threads that prefetch batches."""
     frames = sys._current_frames()
-    # One that has started since has no frame here.
+    # Threads that have started since then have no frame.
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident in frames}
     return "".join(
         f"  {name}:\n{''.join(traceback.format_stack(frames[ident], _MAX_CALLS))}"

@@ -1,4 +1,4 @@
-"""Messages between the threads that watch: JSON objects, one a line, over a connected socket."""
+"""Messages between watchdog threads: JSON objects, one per line, over a connected socket."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import json
 import socket
 import threading
 
-# A message with the stacks of all threads of a rank is the longest.
+# The longest message has the stacks of all threads of a rank.
 _MAX_BYTES = 1 << 20
 _SEND_SECONDS = 5.0
 
 
 def line(message: dict) -> bytes:
-    """A message as it travels."""
+    """Encode a message."""
     return json.dumps(message).encode() + b"\n"
 
 
 def knows_token(greeting: object, token: str) -> bool:
-    """Whether a first message, which anybody may have sent, shows the token of the job."""
+    """Return whether the first message of a connection, which may come from any process, has the job's token."""
     quote = greeting.get("token") if isinstance(greeting, dict) else None
     return isinstance(quote, str) and hmac.compare_digest(quote.encode(), token.encode())
 
 
 class Channel:
-    """One end of a connection. Any thread may send; one thread receives, when `fileno` is readable."""
+    """End of a connection. Any thread may send; only one thread receives, when `fileno` is readable."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -37,19 +37,19 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, **message: object) -> None:
-        """Send a message. That the other end is gone is found out by receiving, or by its silence."""
+        """Send a message. Errors are ignored, since the receiver detects a lost connection, or missing heartbeats."""
         self.send_line(line(message))
 
     def send_line(self, text: bytes) -> None:
-        """Send a message that `line` has made, for who sends it to many."""
+        """Send a message encoded by `line`, for senders that have many receivers."""
         with self._lock, contextlib.suppress(OSError):
             self._connection.sendall(text)
 
     def receive(self) -> list[dict]:
-        """The messages that have arrived.
+        """Return the messages that have arrived.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the connection is closed, or a message is too long.
         """
         try:
             data = self._connection.recv(1 << 16)
@@ -61,10 +61,10 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def greeting(self) -> list[dict]:
-        """The messages of one who has just connected, of whom nothing is known: [{}] where they are none."""
+        """Return the messages of a new, untrusted connection, or [{}] if they are invalid."""
         try:
             return self.receive()
-        except Exception:  # whatever a stranger may send
+        except Exception:  # an untrusted process may send anything
             return [{}]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where ranks connect to whoever hears them: of those that do, only who knows the job's token is let in."""
+"""Listener for connections of ranks, which admits only those that know the job's token."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from allstep.common.watch.channel import Channel, knows_token
 
 Admit = Callable[[Channel, dict, list[dict]], bool]
-"""Takes a connection, its greeting and what came with it; returns whether it was that of a rank who was not there."""
+"""Function that takes a connection, its greeting and further messages, and returns whether its rank is a new one."""
 
 
 class Entrance:
-    """A listener, and those who have connected and not been let in yet; its owner's loop waits for both."""
+    """Listening socket and the connections not admitted yet; the event loop of its owner waits for both."""
 
     def __init__(self, listener: socket.socket, selector: selectors.BaseSelector, token: str, admit: Admit) -> None:
         self._listener, self._selector, self._token, self._admit = listener, selector, token, admit
@@ -22,7 +22,7 @@ class Entrance:
 
     @property
     def sources(self) -> list[socket.socket | Channel]:
-        """All that has to be closed when nobody else is let in."""
+        """Sockets to close when no more ranks are admitted."""
         return [self._listener, *self._strangers]
 
     def _accept(self) -> None:
@@ -32,11 +32,11 @@ class Entrance:
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._greet(channel))
 
     def _greet(self, channel: Channel) -> None:
-        """Let a rank in that knows the token; anybody else may connect, so nothing is taken for granted."""
+        """Admit a rank that knows the token; other processes may connect as well, so all input is untrusted."""
         messages = channel.greeting()
         known = not messages or knows_token(messages[0], self._token)
         if known and not messages:
-            return  # the rest of the line is still to come
+            return  # the line is still incomplete
         self._strangers.remove(channel)
         self._selector.unregister(channel)
         if not known or not self._admit(channel, messages[0], messages[1:]):

@@ -1,6 +1,6 @@
-"""Rank 0's view of all ranks: it hears their heartbeats, notices who is lost or stuck, and ends the job.
+"""Monitor thread of rank 0: receives the heartbeats of all ranks, detects lost and stuck ranks, and ends the job.
 
-It also leads the agreement of the ranks to stop together (`ProgressState` says why that is right).
+It also coordinates the agreement of the ranks to stop together; `ProgressState` explains why that is correct.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from allstep.common.watch.progress_state import ProgressState
 from allstep.common.watch.relay import BEAT_SECONDS
 from allstep.common.watch.stall_detection import Seen, Stall
 
-# Of the timeout for silence, the share after which a rank counts as lost: the launcher needs the rest to end the job.
+# A rank counts as lost after this share of the timeout for silence; the launcher needs the rest to end the job.
 _SILENCE_SHARE = 2 / 3
-# A host's ranks are lost one after the other; one line names all of them. The launcher may be about to end rank 0.
+# The ranks of a host are lost one after another, and are reported together. Short, since the launcher may end rank 0.
 _GATHER_SECONDS = 0.05
 _ANSWER_SECONDS = 2.0
 _ASK_AGAIN_SECONDS = 5.0
@@ -34,16 +34,16 @@ _QUIET_SECONDS = 3 * BEAT_SECONDS
 
 @dataclass(frozen=True)
 class Limits:
-    """When the watch ends a job."""
+    """Timeouts of the watchdog."""
 
     stall: float
-    """Seconds without progress of a rank for which the others wait; 0 for never."""
+    """Seconds without progress after which a rank that others wait for counts as stuck; 0 for never."""
     silence: float
-    """Seconds from the moment a host cannot be reached any more to the end of the job."""
+    """Seconds from the moment a host becomes unreachable to the end of the job."""
     elastic: bool = False
-    """Whether a lost rank does not end the job, which goes on without it."""
+    """Whether the job continues without a lost rank."""
     launcher: float = 0.0
-    """Seconds that the launcher needs to notice the same; it does not end the job where ranks leave before."""
+    """Seconds that the launcher needs to detect an unreachable host; it cannot end the job if ranks exit before."""
 
     @property
     def lost(self) -> float:
@@ -52,36 +52,36 @@ class Limits:
 
     @property
     def linger(self) -> float:
-        """Seconds from then on for the launcher to end the job."""
+        """Seconds after the loss of a rank that the launcher has to end the job."""
         return max(self.silence, self.launcher) - self.lost if self.launcher else 0.0
 
 
 class Monitor:
-    """Runs in a thread of rank 0, and ends the process where the job cannot go on."""
+    """Watchdog of all ranks, which runs in a thread of rank 0 and ends the process if the job cannot continue."""
 
     def __init__(self, world_size: int, own: Channel, progress_state: ProgressState, limits: Limits) -> None:
-        """`own` is the connection to the agent that rank 0 has as well, `progress_state` is rank 0's."""
+        """Watch `world_size` ranks; `own` is the connection to the agent of rank 0, `progress_state` is rank 0's."""
         self._world_size, self._progress_state, self._limits = world_size, progress_state, limits
         self._started = time.monotonic()
         self._channels: dict[int, Channel] = {}
-        self._connected: set[int] = set()  # ranks, by a channel of their own or by that of a relay
+        self._connected: set[int] = set()  # ranks connected directly or through a relay
         self._seen: dict[int, Seen] = {}
-        self._farewells: dict[int, int] = {}  # exit statuses of the ranks that have reported why they leave
+        self._farewells: dict[int, int] = {}  # exit statuses of the ranks that have reported why they exit
         self._finished: set[int] = set()
         self._lost: list[Seen] = []
-        self._asked = False  # where the ranks are, since some seem to be stuck
+        self._asked = False  # whether ranks were asked for their stacks, since some seem to be stuck
         self._answers: dict[int, dict] = {}
-        self._ask_at = 0.0  # not before are ranks asked where they are
+        self._ask_at = 0.0  # earliest time to ask ranks for their stacks again
         self._decide_at = 0.0
         self._begun: dict[int, int] = {}
         self._notice = ""
-        self._is_broken = False  # in an elastic job: the ranks are about to be formed anew
+        self._is_broken = False  # in an elastic job: the ranks are about to be formed again
         self._entrance: Entrance | None = None
         self._selector = selectors.DefaultSelector()
         self._admit(0, socket.gethostname(), own)
 
     def listen(self, listener: socket.socket, token: str) -> None:
-        """Let the other ranks in: those that know `token`."""
+        """Accept the connections of other ranks, which must know `token`."""
         self._entrance = Entrance(listener, self._selector, token, self._let_in)
 
     def notify_all(self, **message: object) -> None:
@@ -91,17 +91,17 @@ class Monitor:
             channel.send_line(text)
 
     def send_farewell(self, status: int) -> None:
-        """Notify every rank that rank 0 leaves and has reported why."""
+        """Notify every rank that rank 0 exits and has reported the reason."""
         self.notify_all(bye=status)
 
     def run(self) -> None:
-        """Watch until all ranks are through, and know that the others are."""
+        """Watch until all ranks have finished, and were told that the others have finished, too."""
         next_beat = time.monotonic()
         while self._channels:
             concluding = self._lost or self._asked
             wait = _SOON_SECONDS if concluding else max(0.0, next_beat - time.monotonic())
             for key, _ in self._selector.select(wait):
-                if key.fd in self._selector.get_map():  # one before it may have closed it
+                if key.fd in self._selector.get_map():  # a callback before may have closed it
                     key.data()
             now = time.monotonic()
             if now >= next_beat:
@@ -110,7 +110,7 @@ class Monitor:
                 self._look(now)
             self._conclude(now)
 
-    # Who is there.
+    # Connections.
 
     def _let_in(self, channel: Channel, greeting: dict, others: list[dict]) -> bool:
         if greeting["rank"] in self._seen:
@@ -125,7 +125,7 @@ class Monitor:
         self._join(rank, host, channel)
 
     def _join(self, rank: int, host: str, channel: Channel) -> None:
-        """Watch a rank from now on, which speaks by `channel`: its own, or that of a relay."""
+        """Watch a rank from now on; `channel` is its own, or that of a relay."""
         now = time.monotonic()
         self._connected.add(rank)
         self._seen[rank] = Seen(rank, host, heard_at=now, moved_at=now)
@@ -135,7 +135,7 @@ class Monitor:
             self.notify_all(all_here=True)
             self._let_nobody_in()
 
-    # What they say.
+    # Messages.
 
     def _receive(self, rank: int) -> None:
         channel = self._channels[rank]
@@ -150,7 +150,7 @@ class Monitor:
         self._take(rank, messages)
 
     def _take(self, rank: int, messages: list[dict]) -> None:
-        """Hear what came by the channel of a rank: its own messages, or what it relays of others."""
+        """Handle messages from the channel of a rank: its own, or those that it relays for others."""
         for message in messages:
             if "relayed" in message:
                 for sender, relayed in message["relayed"]:
@@ -177,13 +177,13 @@ class Monitor:
         elif "begun" in message:
             self._begun[rank] = message["begun"]
             if len(self._begun) == self._world_size:
-                # At least one tick, so that there is something to save.
+                # At least one tick, so that the checkpoint has progress to save.
                 self.notify_all(last_tick=max(1, *self._begun.values()), notice=self._notice)
         elif "stack" in message and self._asked:
             self._answers[rank] = message
 
     def _gone(self, rank: int) -> None:
-        """A connection has ended: in peace, or by a rank that has reported why, or without a word."""
+        """Handle a closed connection: of a finished rank, of a rank that has reported a fault, or of a lost rank."""
         self._connected.discard(rank)
         if self._limits.elastic and rank == 0 and not self._is_over:
             self._close()
@@ -195,7 +195,7 @@ class Monitor:
             self._lose([self._seen[rank]], _GATHER_SECONDS)
 
     def _close(self) -> None:
-        """End the watch of this rank and of all others, which are connected to nobody else."""
+        """End the watch of all ranks, which are connected only to this monitor."""
         self._let_nobody_in()
         for channel in self._channels.values():
             self._selector.unregister(channel)
@@ -203,7 +203,7 @@ class Monitor:
         self._channels.clear()
 
     def _let_nobody_in(self) -> None:
-        """Close what no rank needs any more: the listener, and the connections of who has not shown the token."""
+        """Close the listener, and the connections that have not shown the token."""
         for source in self._entrance.sources if self._entrance else ():
             self._selector.unregister(source)
             source.close()
@@ -213,7 +213,7 @@ class Monitor:
     def _is_over(self) -> bool:
         return len(self._finished) == self._world_size
 
-    # What follows from it.
+    # Decisions.
 
     def _look(self, now: float) -> None:
         """Look for ranks that are silent or stuck."""
@@ -221,7 +221,7 @@ class Monitor:
             return
         there = [self._seen[rank] for rank in self._connected]
         if stall_detection.silent(there, now, self._limits.lost):
-            # Those that went silent with it, too: their last heartbeats came within the same moments.
+            # Include ranks that became silent at about the same time, e.g. those of the same host.
             self._lose(stall_detection.silent(there, now, self._limits.lost / 2), 0.0)
         elif len(self._seen) < self._world_size:
             if now - self._started > self._limits.silence:
@@ -232,7 +232,7 @@ class Monitor:
             self.notify_all(ask="where")
 
     def _stalled(self, now: float) -> Stall | None:
-        # Who is not heard of is not stuck, but may soon be lost.
+        # A silent rank is not stuck, but may soon be lost.
         quiet = stall_detection.silent(self._seen.values(), now, _QUIET_SECONDS)
         if not self._limits.stall or self._finished or quiet:
             return None
@@ -244,7 +244,7 @@ class Monitor:
         self._lost += ranks
 
     def _conclude(self, now: float) -> None:
-        """End the job where it has to be."""
+        """End the job if ranks are lost or stuck, after gathering further losses or the ranks' answers."""
         if self._lost and now >= self._decide_at:
             silent = [seen for seen in self._lost if seen.rank in self._connected]
             report = stall_detection.report_lost(
@@ -253,7 +253,7 @@ class Monitor:
             if self._limits.elastic:
                 self._break(report)
                 return
-            if silent and has_spoken():  # and mpirun has not ended this rank since: it is here that the link is cut
+            if silent and has_spoken():  # mpirun has not ended this rank since, so this host is the one cut off
                 end_cut_off_daemon()
             if not silent or not self._limits.linger or has_spoken():
                 leave(EXIT_FAULT, report)
@@ -264,8 +264,8 @@ class Monitor:
                 {rank: answer[name] for rank, answer in self._answers.items()}
                 for name in ("tensors", "in_framework", "stack")
             )
-            failed = any(answer["failed"] for answer in self._answers.values())  # and is about to say why
-            stall = None if failed else self._stalled(now)  # somebody may have moved since
+            failed = any(answer["failed"] for answer in self._answers.values())  # this rank will report the reason
+            stall = None if failed else self._stalled(now)  # ranks may have made progress since
             if stall:
                 stall = stall_detection.split_waiting_and_missing(stall, self._limits.stall, tensors, in_framework)
             if stall and self._limits.elastic:
@@ -275,7 +275,7 @@ class Monitor:
             self._asked, self._answers, self._ask_at = False, {}, now + _ASK_AGAIN_SECONDS
 
     def _break(self, report: str, stuck: Sequence[Seen] = ()) -> None:
-        """Have the ranks of an elastic job form anew, without those that are stuck, which leave."""
+        """Make the ranks of an elastic job form again without those that are stuck, which exit."""
         if report:
             print_line(report, sys.stderr)
         self._is_broken, self._lost = True, []

@@ -1,7 +1,7 @@
-"""What a rank is doing: written by the training loop, read by the thread that watches.
+"""Progress of a rank, written by the training loop and read by the watchdog thread.
 
-Both sides are plain attribute writes and reads: the loop never takes a lock and never waits, but for the moment in
-which the ranks agree where to stop.
+Both sides use plain attribute writes and reads: the loop never takes a lock, and waits only while the ranks agree
+where to stop.
 """
 
 from __future__ import annotations
@@ -21,60 +21,60 @@ PHASES = {
     "writing": "writing the checkpoint of step {}",
     "reporting": "reporting step {}",
 }
-"""What a rank may be doing, with its step."""
+"""Phases of a rank, with descriptions that take the step."""
 
 
 class ProgressState:
-    """A rank's place in the run, and the point at which all ranks stop together when they are asked to.
+    """Progress of a rank, and the point at which all ranks stop together upon a notice.
 
-    A tick is a unit of work in which ranks wait for one another at most once it has begun: a training step, or a
-    batch of validation. All ranks go through the same ticks.
+    A tick is a unit of work within which ranks may wait for each other: a training step, or a batch of validation.
+    All ranks go through the same ticks.
 
-    Stopping together needs a tick that no rank has passed, and no rank may wait for another one that has stopped. A
-    margin ("a hundred steps from now") would be a guess about how long a message takes. Instead
+    To stop together, the ranks need a tick that no rank has passed, and no rank may wait for another one that has
+    stopped. A margin ("a hundred steps from now") would be a guess about how long a message takes. Instead
 
-    1. `freeze` on each rank returns the last tick that it has begun, and from then on no new tick begins;
-    2. the last tick is the highest of those numbers; `decide` gives it to each rank;
-    3. each rank goes on to the end of that tick.
+    1. `freeze` on each rank returns the last tick that has begun there, and prevents new ticks from beginning;
+    2. the last tick to run is the maximum of these numbers; `decide` passes it to each rank;
+    3. each rank continues to the end of that tick.
 
-    No rank has begun a later tick, by 1. And each rank reaches the end of the last tick: what it waits for in there
-    comes from ranks that go through the same ticks up to the last one. A rank that waits for the decision holds up
-    others no longer than messages between the threads that watch take, which need no training loop to proceed.
+    By 1, no rank has begun a later tick. Each rank reaches the end of the last tick, because it only waits for ranks
+    that go through the same ticks up to the last one. A rank that waits for the decision delays the others only by
+    the time of a few messages between watchdog threads, which do not depend on any training loop.
 
-    That 1 holds without a lock: the loop writes `tick` and then reads `_frozen`, `freeze` writes `_frozen` and then
+    Step 1 needs no lock: the loop writes `tick` and then reads `_frozen`, while `freeze` writes `_frozen` and then
     reads `tick`. Python runs these in some order, so at least one side sees what the other wrote: either the number
-    includes the new tick, or the loop sees that it must wait, and then goes on only if the decision allows that tick.
+    includes the new tick, or the loop sees that it must wait, and continues only if the decision allows that tick.
     """
 
     def __init__(self) -> None:
         self.phase = "start"
-        """What the rank does: one of `PHASES`."""
+        """Current phase, one of `PHASES`."""
         self.is_new = True
-        """Whether it does that for the first time, and may have to compile first."""
+        """Whether the rank is in this phase for the first time, and may have to compile first."""
         self.moves = 0
-        """How often the phase changed: the same on all ranks at the same point of the run."""
+        """Number of phase changes, which is the same on all ranks at the same point of the run."""
         self.step = 0
-        """The training step it is in, or has ended last."""
+        """Current or last training step."""
         self.tick = 0
-        """The last tick that has begun."""
+        """Last tick that has begun."""
         self.longest: dict[str, float] = {}
-        """The longest that it has been in each phase, in seconds, but for the first time."""
+        """Longest duration of each phase in seconds, without its first time."""
         self.first: dict[str, float] = {}
-        """How long it was in each phase for the first time."""
+        """Duration of each phase at its first time, in seconds."""
         self._since = time.monotonic()
         self._frozen = False
         self._decided = threading.Event()
         self._last_tick = 0
         self.notice = ""
-        """Name of the signal for which the ranks stop; empty until they have agreed to."""
+        """Notice for which the ranks stop, such as the name of a signal; empty until they have agreed to stop."""
 
     @property
     def where(self) -> str:
-        """The rank's place in words."""
+        """Description of the current phase."""
         return PHASES[self.phase].format(self.step)
 
     def enter(self, phase: str) -> None:
-        """Say what comes next. All ranks call it with the same phases in the same order."""
+        """Begin the next phase. All ranks go through the same phases in the same order."""
         now = time.monotonic()
         seconds, self._since = now - self._since, now
         if self.is_new:
@@ -86,7 +86,7 @@ class ProgressState:
         self.moves += 1
 
     def begin_tick(self) -> bool:
-        """Begin a tick; False where the ranks have agreed to stop before it."""
+        """Begin a tick, and return whether it may run; False if the ranks have agreed to stop before it."""
         self.tick += 1
         if self._frozen:
             self._decided.wait()
@@ -96,11 +96,11 @@ class ProgressState:
         return True
 
     def freeze(self) -> int:
-        """Let no further tick begin until `decide` is called, and return the last one that has begun."""
+        """Prevent further ticks from beginning until `decide` is called, and return the last one that has begun."""
         self._frozen = True
         return self.tick
 
     def decide(self, last_tick: int, notice: str) -> None:
-        """Let ticks begin up to `last_tick`, since all ranks were given `notice`."""
+        """Let ticks begin up to `last_tick`; `notice` is the reason to stop after it."""
         self._last_tick, self.notice = last_tick, notice
         self._decided.set()

@@ -1,7 +1,7 @@
-"""In a job of many ranks, one connection a host carries what all its ranks say to rank 0.
+"""Relay for jobs of many ranks: one connection per host carries the messages of all its ranks to rank 0.
 
-The first rank of each host but rank 0's has a thread for it. Beats wait for each other, a second at most, and go as one
-message; everything else is passed on at once. What rank 0 says goes to all ranks of the host.
+The relay is a thread in the first rank of each host except rank 0's. It combines the heartbeats of a second into one
+message, and passes everything else on at once. Messages of rank 0 go to all ranks of the host.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from allstep.common.watch.channel import Channel
 from allstep.common.watch.listener import Entrance
 
 BEAT_SECONDS = 1.0
-# With fewer, a connection for each rank costs rank 0 less than 1 % of a core (benchmarks/control_plane.py).
+# For fewer ranks, one connection per rank costs rank 0 less than 1 % of a core (benchmarks/control_plane.py).
 RELAYED_FROM = 128
 
 
 def meet(collectives: Collectives, placement: Placement) -> tuple[int, socket.socket | None]:
-    """Where the relay of this host listens: its port on loopback, 0 where there is none, and its socket in its rank."""
+    """Return the loopback port of this host's relay, or 0 without one, and on the relay's rank its listening socket."""
     listener = (
         socket.create_server(("127.0.0.1", 0), backlog=placement.local_size) if placement.local_rank == 0 else None
     )
@@ -32,7 +32,7 @@ def meet(collectives: Collectives, placement: Placement) -> tuple[int, socket.so
     host = zlib.crc32(socket.gethostname().encode())
     hosts = collectives.all_gather(np.array([host, port], np.int64))
     ports = [int(port) for found, port in hosts if found == host and port]
-    if host == hosts[0][0] or len(ports) != 1:  # rank 0's own host, or several of one name
+    if host == hosts[0][0] or len(ports) != 1:  # rank 0's own host, or several hosts of the same name
         if listener:
             listener.close()
         return 0, None
@@ -40,15 +40,15 @@ def meet(collectives: Collectives, placement: Placement) -> tuple[int, socket.so
 
 
 def joined(rank: int, host: str) -> dict:
-    """What a relay says when a rank has connected to it."""
+    """Return the message of a relay to which a rank has connected."""
     return {"joined": rank, "host": host}
 
 
 class Relay:
-    """Runs in a thread of the first rank of a host, until that rank or rank 0 is through."""
+    """Relay of a host, which runs in a thread of its first rank until that rank or rank 0 is done."""
 
     def __init__(self, rank: int, own: Channel, upstream: Channel, listener: socket.socket, token: str) -> None:
-        """`own` is the connection to the agent of this rank, `upstream` that to the monitor."""
+        """Start with two connections: `own` to the agent of this rank, `upstream` to the monitor."""
         self._rank, self._own, self._upstream = rank, own, upstream
         self._channels: dict[int, Channel] = {}
         self._beats: dict[int, dict] = {}
@@ -59,11 +59,11 @@ class Relay:
         self._admit(rank, own)
 
     def run(self) -> None:
-        """Pass on what is said, until there is nobody left to pass it to."""
+        """Pass on messages until this rank's agent or the monitor closes its connection."""
         next_beat = time.monotonic() + BEAT_SECONDS
         while not self._is_over:
             for key, _ in self._selector.select(max(0.0, next_beat - time.monotonic())):
-                if key.fd in self._selector.get_map():  # one before it may have closed it
+                if key.fd in self._selector.get_map():  # a callback before may have closed it
                     key.data()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + BEAT_SECONDS
@@ -73,7 +73,7 @@ class Relay:
             source.close()
 
     def send_farewell(self, status: int) -> None:
-        """Notify rank 0 that this rank leaves and has reported why."""
+        """Notify rank 0 that this rank exits and has reported the reason."""
         self._upstream.send(relayed=[(self._rank, {"bye": status})])
 
     def _let_in(self, channel: Channel, greeting: dict, others: list[dict]) -> bool:

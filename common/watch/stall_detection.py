@@ -1,6 +1,6 @@
-"""What rank 0 concludes from what it has heard of all ranks: who is lost, who holds up the others, and the words.
+"""Detection of lost and stuck ranks from the heartbeats that rank 0 has received, and the reports about them.
 
-Pure functions of what was heard and when.
+All functions are pure functions of the heartbeats and of time.
 """
 
 from __future__ import annotations
@@ -10,55 +10,55 @@ from dataclasses import dataclass
 
 from allstep.common.watch.progress_state import PHASES
 
-# What may have to be compiled before, or reads what was never read before.
+# Phases that may compile, or read data for the first time.
 _COMPILES = ("start", "compile", "step", "validation")
-# In these a rank gets ahead by a collective in which the others took part, and so have compiled as well.
+# Phases that end with a collective. If a rank is ahead, all ranks took part in it, and so have compiled as well.
 _MET_IN = ("start", "compile", "step")
 _PATIENCE_WHEN_NEW = 12
-# What a rank has taken before may come again, and more, before it counts as stuck.
+# A rank counts as stuck only after this many times its longest duration of the phase so far.
 _SLOWER = 3
-# Where all ranks are at the same point, nobody is known to wait: it may be a slow step.
+# If all ranks are at the same point, it may just be a slow step, since no rank is known to wait.
 _PATIENCE_WITH_ALL = 12
 _SLOWER_THAN_ALL = 10
-# And where they all do something for the first time: rank 0 may be reading a checkpoint that is large and far away.
+# If they all are in a phase for the first time, rank 0 may be reading a large checkpoint from a slow file system.
 _PATIENCE_WITH_ALL_NEW = 60
-# The training step alone is then without limit, for nobody knows how long it compiles.
+# The first training step has no limit then, since the duration of a compilation is unknown.
 _UNLIMITED_WHEN_NEW = ("compile", "step")
-# Disks and terminals take what they take, and a run must not die of it.
+# Disks and terminals may be arbitrarily slow, which must not end a run.
 _UNLIMITED = ("writing", "reporting")
-# Where ranks wait for each other, and for what.
+# Phases in which ranks wait for each other, and what they wait for.
 _COLLECTIVES = {
     "step": "the gradients",
     "check": "the all-gather of the replica check",
     "sums": "the all-reduce of sums",
     "checkpoint": "the all-reduce or gather of the state to save",
 }
-# A host that dies takes all its ranks with it; more names than these help nobody.
+# A host that goes down takes all its ranks with it; a longer list would not help the user.
 _MAX_NAMES = 8
 
 
 @dataclass
 class Seen:
-    """What was heard of a rank."""
+    """State of a rank according to its heartbeats."""
 
     rank: int
     host: str
     heard_at: float
-    """When it said anything last."""
+    """Time of the last message."""
     moved_at: float
-    """When it was found in another place than before."""
+    """Time of the last heartbeat that showed progress."""
     step: int = 0
     phase: str = "start"
     is_new: bool = True
     moves: int = 0
     longest: float = 0.0
-    """Seconds that it has been in this phase at most before, and `first` for the first time."""
+    """Longest duration of the current phase so far, in seconds; `first` is the duration at the first time."""
     first: float = 0.0
 
     def hear(
         self, now: float, *, step: int, phase: str, is_new: bool, moves: int, longest: float, first: float
     ) -> None:
-        """Take note of a heartbeat."""
+        """Update the state by a heartbeat."""
         if moves != self.moves:
             self.moved_at = now
         self.heard_at = now
@@ -67,34 +67,34 @@ class Seen:
 
     @property
     def where(self) -> str:
-        """Its place in words."""
+        """Description of the current phase."""
         return PHASES[self.phase].format(self.step)
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Ranks that wait for ranks that do not come."""
+    """Stall of a run: some ranks wait for others that are missing."""
 
     waiting: tuple[Seen, ...]
-    """Empty where all ranks are at the same point."""
+    """Waiting ranks; empty if all ranks are at the same point."""
     missing: tuple[Seen, ...]
     seconds: float
-    """Since when nothing has moved."""
+    """Seconds without progress."""
     went_on: bool
-    """Whether the missing ranks are ahead of those that wait: they left a collective out."""
+    """Whether the missing ranks are ahead of the waiting ones, i.e. have skipped a collective."""
 
 
 def silent(ranks: Iterable[Seen], now: float, timeout: float) -> list[Seen]:
-    """Ranks of which nothing was heard for `timeout` seconds."""
+    """Return the ranks that have sent nothing for `timeout` seconds."""
     return [seen for seen in ranks if now - seen.heard_at > timeout]
 
 
 def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
-    """Whether some of the ranks hold up the others and have not moved for `timeout` seconds.
+    """Return a stall if some of the ranks hold up the others and have made no progress for `timeout` seconds.
 
-    All ranks go through the same phases, so those with the fewest moves are behind. They are the ones that the others
-    wait for, unless they wait themselves: in a collective, which the others have passed without them. Where all are
-    at the same point, `split_waiting_and_missing` has to say who waits.
+    All ranks go through the same phases, so those with the fewest moves are behind, and the others wait for them,
+    unless those behind wait in a collective that the others have skipped. If all ranks are at the same point,
+    `split_waiting_and_missing` finds out which ones wait.
     """
     fewest = min(seen.moves for seen in ranks)
     behind = tuple(seen for seen in ranks if seen.moves == fewest)
@@ -105,14 +105,14 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
     if len(ranks) == 1 or phase in _UNLIMITED or (is_new and not ahead and phase in _UNLIMITED_WHEN_NEW):
         return None
     patience = max(timeout, _SLOWER * max(seen.longest for seen in behind))
-    # A step may take long on all ranks. Nobody waits before the others are done with it; but one that went on without
-    # the others may never have to wait.
+    # A step may be slow on all ranks, so patience includes the time that the others took for it. There is an upper
+    # limit, since ranks that have skipped a collective may never have to wait.
     took = max(seen.moved_at for seen in ahead) - max(seen.moved_at for seen in behind) if ahead else 0.0
     patience = max(patience, timeout + min(took, timeout * _PATIENCE_WITH_ALL))
     if is_new and not ahead:
         patience = timeout * _PATIENCE_WITH_ALL_NEW
     elif is_new and phase in _MET_IN:
-        # As long again as the others took. They may have been ahead for less: on GPUs a program runs ahead of them.
+        # As long again as the others took. They may be ahead for less, since a program runs ahead of its GPU.
         patience = took + max(timeout, took)
     elif is_new:
         patience = timeout * _PATIENCE_WHEN_NEW
@@ -126,14 +126,14 @@ def stalled(ranks: Sequence[Seen], now: float, timeout: float) -> Stall | None:
 def split_waiting_and_missing(
     stall: Stall, timeout: float, tensors: Mapping[int, Sequence[str]], in_framework: Mapping[int, bool]
 ) -> Stall | None:
-    """Separate who waits from who is missing by what the ranks have answered; None where nobody is, as far as known.
+    """Separate waiting from missing ranks by the ranks' answers; return None if no rank is known to be missing.
 
-    Where all ranks are at the same point, who waits for tensors waits; failing that, who is inside the framework while
-    others are in code outside of it. After a long time (compared with what such a phase has taken before) all of them
-    count as missing.
+    If all ranks are at the same point, those that wait for tensors are waiting; if none does, those inside the
+    framework while others are in code outside of it. After a long time, compared with earlier durations of the phase,
+    all ranks count as missing.
     """
     if stall.went_on:
-        # Whoever waits in a collective is inside the framework; who is not was stuck after it.
+        # A rank that waits in a collective is inside the framework; one outside of it is stuck after the collective.
         stuck = tuple(seen for seen in stall.waiting if in_framework.get(seen.rank) is False)
         return Stall(stall.missing, stuck, stall.seconds, went_on=False) if stuck else stall
     if stall.waiting:
@@ -148,23 +148,23 @@ def split_waiting_and_missing(
 
 
 def reason_lost(seconds: float | None) -> str:
-    """Why a rank counts as lost: after so many seconds of silence, or since its connection has ended."""
+    """Return why a rank counts as lost: it was silent for some seconds or, for None, its connection was closed."""
     if seconds is None:
         return "gone without a word: killed, or its host went down"
     return f"not heard of for {seconds:.0f} s: its host is down or cannot be reached, or it is frozen"
 
 
 def report_lost(lost: Sequence[Seen], world_size: int, step: int, seconds: float | None) -> str:
-    """The line about ranks that are lost; `step` is that of rank 0, which is in step with them."""
+    """Return the line about lost ranks; `step` is that of rank 0, which trains in lockstep with them."""
     lost = sorted(lost, key=lambda seen: seen.rank)
     return f"allstep: {named(lost)} of {world_size} on {hosts(lost)} stopped at step {step}: {reason_lost(seconds)}"
 
 
 def report_stall(stall: Stall, world_size: int, tensors: Mapping[int, Sequence[str]], stacks: Mapping[int, str]) -> str:
-    """The report about a stall: who is missing, who waits and for what, and where the missing ones are.
+    """Return the report about a stall: missing ranks with their stacks, and waiting ranks with what they wait for.
 
     Args:
-        tensors: for each rank that knows them, the names of the tensors that it waits for.
+        tensors: names of the tensors that a rank waits for, for each rank that knows them.
         stacks: Python stacks by rank.
     """
     first = stall.missing[0]
@@ -191,10 +191,10 @@ def _awaited(seen: Seen, tensors: Mapping[int, Sequence[str]]) -> str:
 
 
 def named(ranks: Sequence[Seen]) -> str:
-    """`rank 3`, or `ranks 4, 5, 6`."""
+    """Format the numbers of ranks, as in `rank 3` or `ranks 4, 5, 6`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(seen.rank) for seen in ranks)}"
 
 
 def hosts(ranks: Sequence[Seen]) -> str:
-    """The hosts of ranks, each once."""
+    """Return the hosts of ranks without duplicates."""
     return ", ".join(dict.fromkeys(seen.host for seen in ranks))

@@ -1,4 +1,4 @@
-"""Batch norm whose state is the one that Keras has, too; `tensorflow/networks/batch_norm.py` computes the same."""
+"""Batch norm with the same state in both frameworks; `tensorflow/networks/batch_norm.py` computes the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """PyTorch's batch norm, but it does not count batches."""
+    """PyTorch's batch norm without a count of batches, which Keras does not have."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -16,8 +16,8 @@ class BatchNorm(nn.BatchNorm2d):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Normalise `values`, (samples, channels, height, width).
 
-        One sample of one pixel, which small images have left in the last layers, becomes the shift as in TensorFlow;
-        PyTorch's own refuses it.
+        A single sample of one pixel, to which small images shrink in the last layers, becomes the shift, as in
+        TensorFlow; PyTorch's batch norm raises an error.
         """
         if not self.training or values.numel() > values.shape[1]:
             return super().forward(values)
@@ -26,6 +26,6 @@ class BatchNorm(nn.BatchNorm2d):
             self.running_mean.lerp_(values.flatten(), self.momentum)
             self.running_var.lerp_(torch.zeros_like(self.running_var), self.momentum)
         shape = (1, -1, 1, 1)
-        # Times 1: or else the gradient of the bias would be the memory of the output's, which a shortcut's bias shares,
-        # and Horovod averages gradients in place.
+        # Without "1 *", the bias gradient would share memory with the output's gradient, and so with the bias gradient
+        # of a shortcut; Horovod averages gradients in place.
         return (values - values) * self.weight.view(shape) + 1 * self.bias.view(shape)

@@ -1,9 +1,9 @@
-"""The ResNets for images of 32 x 32 pixels (He et al. 2016, section 4.2); `tensorflow/networks/cifar_resnet.py` builds
-the same ones.
+"""ResNets for images of 32 x 32 pixels (He et al. 2016, section 4.2); `tensorflow/networks/cifar_resnet.py` builds the
+same ones.
 
-A network of depth 6n + 2 has three stages of n blocks, with 16, 32 and 64 channels. Shortcuts have no weights: where a
-stage begins, every second row and column is taken, and channels of zeros are added (option A of the paper), as many
-before the others as behind them.
+A network of depth 6n + 2 has three stages of n blocks, with 16, 32 and 64 channels. Shortcuts have no weights: at the
+start of a stage they take every second row and column and pad with channels of zeros, half of them before the others
+and half after (option A of the paper).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from allstep.pytorch.networks.batch_norm import BatchNorm
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """resnet32, resnet44, resnet56 or resnet110 for images of any size and number of channels."""
+    """Build resnet32, resnet44, resnet56 or resnet110 for images of any size and number of channels."""
     num_blocks = (int(name.removeprefix("resnet")) - 2) // 6
     parts: OrderedDict[str, nn.Module] = OrderedDict(
         conv1=nn.Conv2d(image_shape[2], 16, 3, padding=1, bias=False), bn1=BatchNorm(16), relu=nn.ReLU(inplace=True)
@@ -33,7 +33,7 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.
 
 
 class _Block(nn.Module):
-    """Two convolutions and a shortcut; it halves the image where it has more channels than its input."""
+    """Two convolutions and a shortcut; a block that adds channels halves the image."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The networks that train in seconds on one core; `tensorflow/networks/small.py` builds the same ones."""
+"""Networks that train in seconds on one core; `tensorflow/networks/small.py` builds the same ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """mlp or cnn."""
+    """Build mlp or cnn."""
     return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)
 
 
 def _mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Two hidden layers of 128 units."""
+    """Build a network of two hidden layers with 128 units."""
     return nn.Sequential(
         OrderedDict(
             flatten=nn.Flatten(),
@@ -28,7 +28,7 @@ def _mlp(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 def _cnn(image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """The convolutional network of the MNIST examples, without dropout; 1.2 million parameters at 28 x 28 x 1."""
+    """Build the CNN of the MNIST examples, without dropout; it has 1.2 million parameters at 28 x 28 x 1."""
     height, width, channels = image_shape
     return nn.Sequential(
         OrderedDict(

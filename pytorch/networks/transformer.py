@@ -1,4 +1,4 @@
-"""Small transformers for text (Vaswani et al. 2017), normalised before each part as GPT-2, without dropout;
+"""Small transformers for text (Vaswani et al. 2017) with pre-normalisation as in GPT-2 and without dropout;
 `tensorflow/networks/transformer.py` builds the same ones."""
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _EPSILON = 1e-6  # as in the vision transformers
 
 
 def build(name: str, input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int) -> nn.Module:
-    """text-encoder classifies a text by the mean over its tokens; text-decoder says for each what comes next."""
+    """Build text-encoder, a classifier by the mean over tokens, or text-decoder, which predicts each next token."""
     return Transformer(input_shape[0], num_tokens, num_classes, causal=name == "text-decoder")
 
 
 class Transformer(nn.Module):
-    """From tokens, int64 (n, length), to logits (n, num_classes); where causal, (n, length, num_classes)."""
+    """Maps tokens, int64 (n, length), to logits (n, num_classes), or (n, length, num_classes) if causal."""
 
     def __init__(self, length: int, num_tokens: int, num_classes: int, *, causal: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention and two fully connected layers, each behind a layer norm and beside a shortcut."""
+    """Self-attention and two fully connected layers, each with a layer norm before it and a residual connection."""
 
     def __init__(self, *, causal: bool) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads; where causal, a token sees itself and those before it alone."""
+    """Multi-head self-attention; if causal, a token attends only to itself and earlier tokens."""
 
     def __init__(self, *, causal: bool) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Attention(nn.Module):
         self.causal = causal
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` and the result: (samples, tokens, features)."""
+        """Apply self-attention; `values` and the result are (samples, tokens, features)."""
         split = self.qkv(values).unflatten(-1, (3, NUM_HEADS, -1))  # samples, tokens, 3, heads, features
         query, key, value = split.permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(query, key, value, is_causal=self.causal)

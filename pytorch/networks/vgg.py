@@ -1,8 +1,8 @@
-"""VGG-16 (Simonyan and Zisserman 2015) as torchvision has it, without dropout; `tensorflow/networks/vgg.py` builds the
-same one.
+"""VGG-16 (Simonyan and Zisserman 2015) as in torchvision, without dropout; `tensorflow/networks/vgg.py` builds the same
+one.
 
-Its 138 million weights, nearly all in the first fully connected layer, make it the classic case of a network that
-communication holds up.
+With 138 million weights, most of them in the first fully connected layer, it is the classic example of a network whose
+training is limited by communication.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import OrderedDict
 import torchvision
 from torch import nn
 
-_SHRINKS = 32  # times, in five poolings
+_SHRINKS = 32  # factor of the five poolings
 _POOLED = 7
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """Torchvision's network for images of 32 x 32 pixels or more and any number of channels.
+    """Build torchvision's network for images of 32 x 32 pixels or more and any number of channels.
 
-    It comes as a sequence of its layers, so that it can be cut into stages; its weights have torchvision's names.
+    It is returned as a sequence of layers, so that it can be cut into stages; its weights have torchvision's names.
     """
     network = torchvision.models.vgg16(num_classes=num_classes, dropout=0.0)
     assert isinstance(network.features, nn.Sequential)
@@ -35,8 +35,8 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.
 
 
 def _pool(sides: tuple[int, ...]) -> nn.Module:
-    """What AdaptiveAvgPool2d makes of so many pixels, which on GPUs has no deterministic gradient; so others do, where
-    it averages nothing.
+    """Return AdaptiveAvgPool2d, or a layer of the same result if it would average nothing: its gradient is not
+    deterministic on GPUs.
     """
     if sides == (_POOLED, _POOLED):
         return nn.Identity()

@@ -1,4 +1,4 @@
-"""Vision transformers (Dosovitskiy et al. 2021) as timm has them, without dropout;
+"""Vision transformers (Dosovitskiy et al. 2021) as in timm, without dropout;
 `tensorflow/networks/vision_transformer.py` builds the same ones."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """timm's network: vit-tiny is ViT-Ti/16, vit-small-images one for images of 28 x 28 or 32 x 32 pixels.
+    """Build timm's network: vit-tiny is ViT-Ti/16, vit-small-images is for images of 28 x 28 or 32 x 32 pixels.
 
-    Its weights have timm's names; for another size of images there are more or fewer positions.
+    Its weights have timm's names; the number of positions depends on the size of the images.
     """
     height, width, channels = image_shape
     return VisionTransformer(img_size=(height, width), in_chans=channels, num_classes=num_classes, **_SIZES[name])

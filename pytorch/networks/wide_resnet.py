@@ -16,7 +16,7 @@ from allstep.pytorch.networks.batch_norm import BatchNorm
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int, *, depth: int, width: int) -> nn.Module:
-    """WRN-`depth`-`width` for images of any size and number of channels."""
+    """Build WRN-`depth`-`width` for images of any size and number of channels."""
     num_blocks, channels = (depth - 4) // 6, 16
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["conv1"] = nn.Conv2d(image_shape[2], channels, 3, padding=1, bias=False)
@@ -33,7 +33,7 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int, *, dep
 
 
 class _Block(nn.Module):
-    """Normalise, rectify, convolve, twice; where it changes the shape, the shortcut convolves what was normalised."""
+    """Normalises, rectifies and convolves, twice; if the shape changes, the shortcut convolves the normalised input."""
 
     def __init__(self, channels: int, out: int, *, stride: int) -> None:
         super().__init__()

@@ -13,23 +13,15 @@ from collections.abc import Iterable
 import torch
 
 from allstep.common.config.train_config import OptimizerConfig
-from allstep.pytorch.compat import without_compiler
+from allstep.pytorch.compat import sgd_step, without_compiler
 
 
-def build_optimizer(
-    config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter], *, fused_sgd: bool = True, sliced: bool = False
-) -> torch.optim.Optimizer:
-    """The configured optimizer; the engine sets its learning rate before every step.
+def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the configured optimizer; the engine sets its learning rate before every step.
 
     It has two groups of parameters: weights with two axes or more, which decay and have trust ratios, and biases and
-    the scales of norms, which do not.
-
-    Args:
-        fused_sgd: whether one kernel updates many parameters by SGD; else it is as PyTorch chooses for their device.
-            Adam and AdamW are always fused, LARS, LAMB and NovoGrad choose themselves, and Adagrad and RMSprop have no
-            such kernel on every device.
-        sliced: with --slices: no bit of a step may depend on how weights are cut into shards. Kernels that are fused
-            for CPUs round the last elements of a tensor otherwise than those before, so that none is used.
+    the scales of norms, which do not. One kernel updates many parameters, but for Adagrad and RMSprop, which have no
+    such kernel on every device.
     """
     parameters, decay, name = list(parameters), config.weight_decay, config.optimizer
     groups = [
@@ -37,14 +29,10 @@ def build_optimizer(
         {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
     if name in ("sgd", "nesterov"):
-        fused = (fused_sgd and not sliced) or None
-        options = {"momentum": config.momentum, "nesterov": name == "nesterov", "fused": fused}
-        return without_compiler(torch.optim.SGD)(groups, lr=0.0, **options)
+        options = {"momentum": config.momentum, "nesterov": name == "nesterov", "fused": True}
+        return without_compiler(SGD)(groups, lr=0.0, **options)
     if name in ("lars", "lamb"):
         groups[0]["layerwise"], groups[1]["layerwise"] = True, False
-    if name in ("lars", "lamb", "novograd"):
-        for group in groups:
-            group["sliced"] = sliced
     if name == "lars":
         from allstep.pytorch.optimizers.lars import Lars
 
@@ -59,7 +47,29 @@ def build_optimizer(
         return without_compiler(NovoGrad)(groups, grad_averaging=config.grad_averaging)
     if name in ("adam", "adamw"):
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-        return without_compiler(kind)(groups, lr=0.0, fused=not sliced or None)
+        return without_compiler(kind)(groups, lr=0.0, fused=True)
     kind = {"adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}[name]
     with torch.device("cpu"):  # there Adagrad counts its steps; on a GPU each step would wait for every weight's count
         return without_compiler(kind)(groups, lr=0.0)
+
+
+class SGD(torch.optim.SGD):
+    """torch's SGD, whose fused kernel also takes weights that had no gradient in the steps before."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        sgd_step(self)
+
+
+def without_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer update weights by the kernels that PyTorch chooses for their device."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            group["fused"] = None
+
+
+def with_whole_norms(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer of the suite gather shards of weights before it takes their norms."""
+    for group in optimizer.param_groups:
+        if "sliced" in group:
+            group["sliced"] = True

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from allstep.pytorch.compat import add, scale, sgd_step
-from allstep.pytorch.optimizers.layers import batches, is_sharded, local, local_gradients, norms
+from allstep.pytorch.optimizers.layers import batches, local, local_gradients, norms
 
 
 class Lars(torch.optim.SGD):
@@ -30,7 +30,6 @@ class Lars(torch.optim.SGD):
         self._step_supports_amp_scaling = False
         for group in self.param_groups:
             group.setdefault("sliced", False)
-            group["fused"] = not (group["sliced"] or any(map(is_sharded, group["params"])))
             group.setdefault("layerwise", True)
             # SGD would add the decay after the ratio.
             group["layer_decay"] = group.pop("layer_decay", group["weight_decay"])

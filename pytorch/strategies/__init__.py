@@ -72,8 +72,8 @@ def check(config: TrainConfig, placement: Placement) -> None:
         )
     if flags.num_gpus and placement.launcher not in (None, "allstep"):
         raise UserError(
-            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {named(placement)}, where every rank "
-            "is there already; leave one of them out"
+            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {named(placement)}, where every "
+            "rank is there already; leave one of them out"
         )
 
 

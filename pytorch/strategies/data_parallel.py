@@ -8,14 +8,15 @@ import torch
 
 from allstep.common.base.errors import UserError
 from allstep.common.base.terminal import print_line
+from allstep.pytorch.strategies.reduction import Ordered, Reduction
 from allstep.pytorch.strategies.single import Single
 
 
 class DataParallel(Single):
     """The five steps in one process; DDP is faster on the same GPUs.
 
-    Batch norm normalises each device's samples by themselves, and validates with the running statistics of the first
-    device's alone: those that the copies on the others keep are gone after each pass, as nn.DataParallel documents.
+    Batch norm normalises each device's samples by themselves and validates with the running statistics of the first
+    device: the copies on the other devices lose theirs after each pass, as nn.DataParallel documents.
     """
 
     _type: torch.dtype
@@ -30,22 +31,23 @@ class DataParallel(Single):
                     f"received {self.flags.num_gpus}; lower it"
                 )
             self._num_devices = self.flags.num_gpus
-        if self.flags.slices and self._num_devices > 1:
-            raise UserError(
-                "expected one GPU for --slices with --strategy data-parallel, whose GPUs share each pass, received "
-                f"{self._num_devices}; give --num-gpus 1 or --strategy ddp"
-            )
         if self._num_devices == 1:
             print_line("allstep: data-parallel runs on one device", sys.stderr)
         return super().pin_device()
 
-    def wrap(
-        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
         if self.gpu is None:
-            return network, optimizer
+            return Reduction(network, optimizer)
         model = torch.nn.DataParallel(network, device_ids=list(range(self._num_devices)))
-        # The threads that it computes in do not know in which type autocast computes.
+        # Its threads do not inherit the type in which autocast computes.
         model.register_forward_pre_hook(lambda *_: setattr(self, "_type", torch.get_autocast_dtype("cuda")))
         network.register_forward_pre_hook(lambda *_: torch.set_autocast_dtype("cuda", self._type))
-        return model, optimizer
+        return Reduction(model, optimizer)
+
+    def reduce_in_order(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ordered:
+        if self._num_devices > 1:
+            raise UserError(
+                "expected one GPU for --slices with --strategy data-parallel, whose GPUs share each pass, received "
+                f"{self._num_devices}; give --num-gpus 1 or --strategy ddp"
+            )
+        return super().reduce_in_order(network, optimizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import warnings
 from collections.abc import Sequence
 
@@ -11,11 +10,12 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
+from allstep.common.cli.strategy_flags import many_gradients
+from allstep.common.config.train_config import StrategyConfig
 from allstep.pytorch.compat import known_arguments
-from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0, sum_over_ranks
-from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep
+from allstep.pytorch.passes import ReducedPass, TrainPass
+from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
+from allstep.pytorch.strategies.reduction import Ordered, Reduction
 
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
 # buckets in the first one.
@@ -32,55 +32,49 @@ _NO_BUFFERS = known_arguments(DistributedDataParallel.__init__, forward_sync_buf
 class DDP(ProcessGroup):
     """The five steps in DDP; `ProcessGroup` has the first, `Strategy` the second."""
 
-    def wrap(
-        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        if self.flags.sync_batch_norm:
-            synchronise_batch_norm(network, sum_over_ranks)
-        self.compiled(network)
-        if self.flags.slices:  # DDP knows but one gradient a rank
-            broadcast_from_rank_0(network)
-            return network, optimizer
-        self._gradients = many_gradients([name for name, _ in network.named_parameters()])
-        # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
-        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-        model = DistributedDataParallel(
-            network,
-            bucket_cap_mb=self.flags.bucket_size,
-            # Each rank keeps the statistics of its own samples until the worker averages them.
-            **_NO_BUFFERS,
-            gradient_as_bucket_view=self.flags.gradient_as_bucket_view,
-            # A static graph reduces in every backward pass, also in those that only add up.
-            static_graph=self.flags.static_graph and self.flags.accumulate_steps == 1,
-        )
-        if self.flags.comm_hook == "powersgd":
-            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_POWERSGD_FIRST_STEP)
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        elif self.flags.comm_hook != "none":
-            model.register_comm_hook(None, getattr(default_hooks, f"{self.flags.comm_hook}_compress_hook"))
-        return model, optimizer
+    def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
+        return _Buckets(self.compiled(network), optimizer, self.flags)
+
+    def reduce_in_order(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ordered:
+        """Without DDP, which has one gradient a rank."""
+        broadcast_from_rank_0(network)
+        return super().reduce_in_order(network, optimizer)
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`: by DistributedDataParallel, when it was made."""
 
-    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
-        if self.flags.slices:  # `SlicedStep` has them meet
-            return super().compile_train_step(step)
-        model = step.model
-        assert isinstance(model, DistributedDataParallel)
 
-        def compiled(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            with contextlib.nullcontext() if is_last else model.no_sync():
-                return step(inputs, targets, loss_weight)
+class _Buckets(Reduction):
+    """DDP's own all-reduces."""
 
-        return compiled
+    def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
+        self._gradients = many_gradients([name for name, _ in network.named_parameters()])
+        # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        self._ddp = DistributedDataParallel(
+            network,
+            bucket_cap_mb=flags.bucket_size,
+            # Each rank keeps the statistics of its own samples until the worker averages them.
+            **_NO_BUFFERS,
+            gradient_as_bucket_view=flags.gradient_as_bucket_view,
+            # A static graph reduces in every backward pass, also in those that only add up.
+            static_graph=flags.static_graph and flags.accumulate_steps == 1,
+        )
+        if flags.comm_hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_POWERSGD_FIRST_STEP)
+            self._ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif flags.comm_hook != "none":
+            self._ddp.register_comm_hook(None, getattr(default_hooks, f"{flags.comm_hook}_compress_hook"))
+        # Validation has no gradients to average.
+        super().__init__(self._ddp, optimizer, eval_model=network)
 
-    def compile_eval_step(self, step: EvalStep) -> EvalStep:
-        """Without DDP: there are no gradients to average."""
-        return step if self.flags.slices else dataclasses.replace(step, model=step.model.module)
+    def train_pass(self, one_pass: TrainPass) -> ReducedPass:
+        def reduced(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+            with contextlib.nullcontext() if is_last else self._ddp.no_sync():
+                return one_pass(inputs, targets, loss_weight)
+
+        return reduced
 
     def pending_tensors(self) -> Sequence[str]:
-        if self.flags.slices:
-            return (SUM_OF_SLICES,)
-        # DDP does not say which bucket is under way.
+        # DDP does not tell which bucket is under way.
         return (f"the all-reduce of DDP's buckets of {self._gradients}",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -13,87 +12,12 @@ import numpy as np
 import torch
 from horovod.common.elastic import notification_manager
 
-from allstep.common.cli.strategy_flags import SUM_OF_SLICES, check_horovod, configure_horovod
-from allstep.common.launch.devices import check_agreement
-from allstep.common.launch.horovod_build import usable_gpus
-from allstep.common.training.elastic import form_anew
-from allstep.pytorch.compat import all_reduce_handles
-from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
-from allstep.pytorch.strategies.ordered_sum import Exchange, Wait
-from allstep.pytorch.strategies.strategy import CompiledTrainStep, Strategy, TrainStep
-
-
-class Horovod(Strategy):
-    """The five steps in Horovod."""
-
-    def init(self) -> None:
-        self.choose_device()
-        configure_horovod(self.placement, self.flags, on_gpu=self.gpu is not None)
-        if self.flags.elastic:
-            self.placement = form_anew(hvd, notification_manager, self.placement)
-        else:
-            hvd.init()
-        check_horovod(self.placement, self.flags.op, size=hvd.size(), mpi_enabled=hvd.mpi_enabled())
-        self.collectives = HorovodCollectives(hvd.rank(), hvd.size())
-
-    def count_gpus(self) -> int:
-        return usable_gpus(super().count_gpus(), self._wanted_device, self.placement)
-
-    def pin_device(self) -> torch.device:
-        device = super().pin_device()
-        check_agreement(
-            int(self.collectives.all_gather(np.array([self.gpu is not None], np.int64)).sum()), self.placement
-        )
-        return device
-
-    def wrap(
-        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        if self.flags.sync_batch_norm:
-            synchronise_batch_norm(network, sum_over_ranks)
-        self.compiled(network)
-        if self.flags.slices:
-            return network, optimizer
-        self._optimizer = hvd.DistributedOptimizer(
-            optimizer,
-            named_parameters=network.named_parameters(),
-            compression=getattr(hvd.Compression, self.flags.compression),
-            op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op],
-            backward_passes_per_step=self.flags.accumulate_steps,
-        )
-        return network, self._optimizer
-
-    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
-        """The last pass waits for the averages, since they may be changed before the optimizer takes them."""
-        if self.flags.slices:  # `SlicedStep` has them meet
-            return super().compile_train_step(step)
-        if self.flags.op == "adasum":  # it adds up what the optimizer makes of each rank's own gradients
-            return super().compile_train_step(step)
-        self._steps_without_waiting = contextlib.ExitStack()  # kept, for the context ends with it
-        self._steps_without_waiting.enter_context(self._optimizer.skip_synchronize())
-
-        def compiled(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            loss_sum = step(inputs, targets, loss_weight)
-            if is_last:
-                self._optimizer.synchronize()
-            return loss_sum
-
-        return compiled
-
-    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-    def _exchange(self) -> Exchange | None:
-        return HorovodExchange(keeps_order=self.gpu is None) if hvd.size() > 1 else None
-
-    def pending_tensors(self) -> Sequence[str]:
-        if self.flags.slices:
-            return (SUM_OF_SLICES,)
-        return [name for name, handle in all_reduce_handles(self._optimizer).items() if _is_under_way(handle)]
-
-    def versions(self) -> dict[str, str]:
-        return {"horovod": horovod.__version__}
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.training.horovod_ranks import HorovodRanks
+from allstep.pytorch.compat import all_reduce_handles, set_averaged_parameters, without_compiler
+from allstep.pytorch.strategies.ordered_sum import Wait
+from allstep.pytorch.strategies.reduction import Reduction
+from allstep.pytorch.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -122,10 +46,10 @@ class HorovodCollectives:
 
 @dataclass(frozen=True)
 class HorovodExchange:
-    """Of the gradients of slices; see `ordered_sum.Exchange`."""
+    """Exchanges the gradients of slices; see `ordered_sum.Exchange`."""
 
     keeps_order: bool
-    """MPI and Gloo choose a way by size; NCCL may measure first."""
+    """See `ordered_sum.Exchange`."""
 
     def all_to_all(self, sent: torch.Tensor, received_sizes: list[int], number: int) -> Wait:
         handle = hvd.alltoall_async(sent, name=f"allstep.slices.{number}")
@@ -140,10 +64,84 @@ class HorovodExchange:
         return lambda: cast("torch.Tensor", hvd.synchronize(handle))
 
 
-def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Sum `tensor` over all ranks, in place."""
-    hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
-    return tensor
+class Horovod(HorovodRanks, Strategy):
+    """The five steps in Horovod."""
+
+    hvd, notifications, version = hvd, notification_manager, horovod.__version__
+    collectives_of, exchange_of = HorovodCollectives, HorovodExchange
+
+    def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
+        kind = _AdasumOfUpdates if self.flags.op == "adasum" else _AllReduces
+        return kind(self.compiled(network), optimizer, self.flags)
+
+    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
+        return tensor
+
+
+class _AllReduces(Reduction):
+    """Horovod's DistributedOptimizer, whose hooks all-reduce gradients. The optimizer itself is called by the step.
+
+    So any optimizer will do, whether or not Horovod can make another one like it from its parameter groups.
+    """
+
+    def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
+        super().__init__(network, optimizer)
+        self._parameters = [parameter for parameter in network.parameters() if parameter.is_floating_point()]
+        frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
+        for parameter in frozen:  # it gets hooks as well: a user may train it later
+            parameter.requires_grad_(True)
+        self._averaging = hvd.DistributedOptimizer(
+            without_compiler(torch.optim.SGD)(self._parameters, lr=0.0),
+            named_parameters=network.named_parameters(),
+            compression=getattr(hvd.Compression, flags.compression),
+            op={"average": hvd.Average, "sum": hvd.Sum}[flags.op],
+            backward_passes_per_step=flags.accumulate_steps,
+        )
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+    def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        # Horovod sends zeros for a gradient that is missing. Whether all ranks lack it goes with the gradients.
+        have_gradients = torch.tensor([float(parameter.grad is not None) for parameter in trained])
+        handle = hvd.allreduce_async_(have_gradients, op=hvd.Sum, name="allstep.have_gradients")
+        missing = [number for number, parameter in enumerate(trained) if parameter.grad is None]
+        set_averaged_parameters(self._averaging, trained)
+        self._averaging.synchronize()
+        hvd.synchronize(handle)
+        for number in missing:
+            if not have_gradients[number]:
+                trained[number].grad = None
+        return loss_sum
+
+    def pending_tensors(self) -> Sequence[str]:
+        return _pending(self._averaging)
+
+
+class _AdasumOfUpdates(Reduction):
+    """Adasum, which combines what the optimizer makes of each rank's own gradients: Horovod steps the optimizer."""
+
+    def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
+        distributed = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=network.named_parameters(),
+            compression=getattr(hvd.Compression, flags.compression),
+            op=hvd.Adasum,
+            backward_passes_per_step=flags.accumulate_steps,
+        )
+        super().__init__(network, distributed)
+
+    def pending_tensors(self) -> Sequence[str]:
+        return _pending(self.optimizer)
+
+
+def _pending(optimizer: torch.optim.Optimizer) -> list[str]:
+    return [name for name, handle in all_reduce_handles(optimizer).items() if _is_under_way(handle)]
 
 
 def _is_under_way(handle: int) -> bool:

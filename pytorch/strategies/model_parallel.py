@@ -21,22 +21,20 @@ from safetensors.numpy import load, save
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+from allstep.common.config.train_config import StrategyConfig
 from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.compat import known_arguments
-from allstep.pytorch.strategies.process_group import (
-    ProcessGroup,
-    ProcessGroupCollectives,
-    broadcast_from_rank_0,
-    sum_over_ranks,
-)
-from allstep.pytorch.strategies.strategy import CompiledTrainStep, EvalStep, TrainStep, optimizer_of
+from allstep.pytorch.passes import EvalPass, ReducedPass, TrainPass
+from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives, broadcast_from_rank_0
+from allstep.pytorch.strategies.reduction import Reduction
+from allstep.pytorch.strategies.strategy import replace_parameters
 
 # torch 2.9 returns them in any case.
 _NO_OUTPUTS = known_arguments(Schedule1F1B.step, return_outputs=False)
 
 
 class ModelParallel(ProcessGroup):
-    """The five steps in a pipeline: `wrap` cuts the network instead of averaging gradients.
+    """The five steps in a pipeline: `reduce` cuts the network instead of averaging gradients.
 
     All stages take the same samples. So for the engine there is one rank that reads them, and no weights to compare.
     """
@@ -52,10 +50,8 @@ class ModelParallel(ProcessGroup):
         """In the host's memory, from where each stage takes its layers."""
         return contextlib.nullcontext()
 
-    def wrap(
-        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """3. Keep this stage's layers; of the others `network` keeps names and shapes alone."""
+    def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
+        """Keep this stage's layers; of the others `network` keeps names and shapes only."""
         assert isinstance(network, torch.nn.Sequential)
         broadcast_from_rank_0(network)
         begin, end = self._cut(network)
@@ -65,7 +61,8 @@ class ModelParallel(ProcessGroup):
         for index, layer in enumerate(network):
             if not begin <= index < end:
                 layer.to("meta")
-        return stage, optimizer_of(optimizer, {parameter: parameter for parameter in stage.parameters()})
+        replace_parameters(optimizer, {parameter: parameter for parameter in stage.parameters()})
+        return _Pipeline(stage, optimizer, self.flags, self._stage_number, self.device)
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before a rank had but a part."""
@@ -77,57 +74,12 @@ class ModelParallel(ProcessGroup):
         begin = weighted[first] if first else 0
         return begin, weighted[after] if after < len(weighted) else len(network)
 
-    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
-        """The compiled step returns the sum of losses on the last stage, 0 on the others."""
-        weight = 0.0
+    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
+        assert isinstance(self.reduction, _Pipeline)
+        return self.reduction.eval_pass(one_pass)
 
-        def weighted_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return step.loss(logits, targets) * weight
-
-        schedule = self._schedules(step.model, weighted_loss)
-
-        def compiled(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            nonlocal weight
-            weight, losses = loss_weight, []
-            if self._stage_number < self._last:
-                schedule(len(inputs)).step(*self._input(inputs), **_NO_OUTPUTS)
-                return torch.zeros(())
-            schedule(len(inputs)).step(*self._input(inputs), target=targets, losses=losses, **_NO_OUTPUTS)
-            return torch.stack(losses).sum().detach() / loss_weight
-
-        return compiled
-
-    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
-        """The compiled step returns the score on the last stage, 0 on the others."""
-        schedule = self._schedules(step.model, None)
-
-        def compiled(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-            logits = schedule(len(inputs)).eval(*self._input(inputs))
-            return (0.0, 0.0) if logits is None else step.score(logits, targets)
-
-        return compiled
-
-    def _input(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (inputs,) if self._stage_number == 0 else ()
-
-    def _schedules(
-        self, model: torch.nn.Module, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
-    ) -> Callable[[int], PipelineScheduleSingle]:
-        """A stage agrees with its neighbours on the shape of its micro-batches once: a schedule a number of samples."""
-
-        @functools.cache
-        def schedule(num_samples: int) -> PipelineScheduleSingle:
-            number = max(number for number in range(1, self.flags.micro_batches + 1) if num_samples % number == 0)
-            stage = PipelineStage(model, self._stage_number, self.flags.stages, self.device)
-            # With fewer micro-batches than stages there is nothing to alternate, and 1F1B refuses them.
-            kind = Schedule1F1B if number >= self.flags.stages else ScheduleGPipe
-            # The losses are sums over samples, and so are the gradients.
-            return kind(stage, number, loss_fn=loss, scale_grads=False)
-
-        return schedule
-
-    def _overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
-        return bool(sum_over_ranks(overflow, "overflow"))
+    def overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
+        return bool(self.sum_over_ranks(overflow, "overflow"))
 
     def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
         own = {name: self.replicas(tensor)[0] for name, tensor in tensors.items()}
@@ -144,6 +96,70 @@ class ModelParallel(ProcessGroup):
             dist.recv(content, stage)
             own |= load(content.numpy().tobytes())
         return own
+
+
+class _Pipeline(Reduction):
+    """A stage: it has the gradients of its own layers."""
+
+    def __init__(
+        self,
+        stage: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        flags: StrategyConfig,
+        stage_number: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(stage, optimizer)
+        self._flags, self._stage_number, self._last, self._device = flags, stage_number, flags.stages - 1, device
+
+    def train_pass(self, one_pass: TrainPass) -> ReducedPass:
+        """The pass returns the sum of losses on the last stage, 0 on the others."""
+        weight = 0.0
+
+        def weighted_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return one_pass.loss(logits, targets) * weight
+
+        schedule = self._schedules(one_pass.model, weighted_loss)
+
+        def piped(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
+            nonlocal weight
+            weight, losses = loss_weight, []
+            if self._stage_number < self._last:
+                schedule(len(inputs)).step(*self._input(inputs), **_NO_OUTPUTS)
+                return torch.zeros(())
+            schedule(len(inputs)).step(*self._input(inputs), target=targets, losses=losses, **_NO_OUTPUTS)
+            return torch.stack(losses).sum().detach() / loss_weight
+
+        return piped
+
+    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
+        """The pass returns the score on the last stage, 0 on the others."""
+        schedule = self._schedules(one_pass.model, None)
+
+        def piped(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+            logits = schedule(len(inputs)).eval(*self._input(inputs))
+            return (0.0, 0.0) if logits is None else one_pass.score(logits, targets)
+
+        return piped
+
+    def _input(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (inputs,) if self._stage_number == 0 else ()
+
+    def _schedules(
+        self, model: torch.nn.Module, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+    ) -> Callable[[int], PipelineScheduleSingle]:
+        """A stage agrees with its neighbours on the shape of its micro-batches once: a schedule a number of samples."""
+
+        @functools.cache
+        def schedule(num_samples: int) -> PipelineScheduleSingle:
+            number = max(number for number in range(1, self._flags.micro_batches + 1) if num_samples % number == 0)
+            stage = PipelineStage(model, self._stage_number, self._flags.stages, self._device)
+            # With fewer micro-batches than stages there is nothing to alternate, and 1F1B refuses them.
+            kind = Schedule1F1B if number >= self._flags.stages else ScheduleGPipe
+            # The losses are sums over samples, and so are the gradients.
+            return kind(stage, number, loss_fn=loss, scale_grads=False)
+
+        return schedule
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from allstep.common.data.slices import Node, TreeSum, adds_in_order, local_nodes
+from allstep.common.data.slices import Node, SumPlan, TreeSum
 
 Wait = Callable[[], torch.Tensor]
 """Waits for what was begun, and returns it."""
@@ -51,7 +52,7 @@ class Exchange(Protocol):
         ...
 
 
-class OrderedSum:
+class OrderedSum(SumPlan):
     """A sum over all slices of all ranks; every rank gets the same bits, on any number of them."""
 
     num_parts = 1
@@ -59,14 +60,8 @@ class OrderedSum:
 
     def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
         """`exchange` is for more than one rank."""
-        self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
-        self._nodes = [local_nodes(other, world_size, num_slices) for other in range(world_size)]
-        self.in_order: dict[int, bool] = {}
-        """Whether an all-reduce of so many elements is what adds up; known from the first sum of several ranks on."""
-
-    def padding(self, size: int) -> int:
-        """How many elements a vector of `size` lacks to be cut into parts of one size for all ranks."""
-        return -size % self._world_size
+        super().__init__(num_slices, rank, world_size)
+        self._exchange = exchange
 
     def __call__(self, partial: Mapping[Node, torch.Tensor]) -> torch.Tensor:
         """The sum over all slices; see `begin`."""
@@ -84,37 +79,25 @@ class OrderedSum:
         """
         if self._exchange is None:
             return lambda: lambda: partial[0, self.num_slices]
-        exchange, own = self._exchange, partial[self._nodes[self._rank][0]]
-        if own.numel() not in self.in_order:
-            self.in_order[own.numel()] = self._try_order(exchange, own.numel(), number)
-        if not self.in_order[own.numel()]:
+        exchange, own = self._exchange, partial[self.nodes[self.rank][0]]
+
+        def all_reduce(array: np.ndarray) -> np.ndarray:
+            return exchange.all_reduce(torch.from_numpy(array), number)().numpy()
+
+        if not self.is_in_order(own.numel(), all_reduce if exchange.keeps_order else None):
             part = self._begin_local_part(exchange, partial, number)
             return lambda: exchange.all_gather(part(), number)
         wait = exchange.all_reduce(own, number)
         # Of more ranks Horovod must not find two at a time: it would add them up as one, of a size that was not tried.
-        return lambda: wait if self._world_size == 2 else _waited(wait)
-
-    def _try_order(self, exchange: Exchange, size: int, number: int) -> bool:
-        """Whether an all-reduce of `size` elements adds them up in the order of the tree; all ranks call it."""
-        if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
-            return True
-        if not exchange.keeps_order:
-            return False
-        return adds_in_order(
-            lambda array: exchange.all_reduce(torch.from_numpy(array), number)().numpy(),
-            size,
-            rank=self._rank,
-            world_size=self._world_size,
-            num_slices=self.num_slices,
-        )
+        return lambda: wait if self.world_size == 2 else _waited(wait)
 
     def _begin_local_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor], number: int) -> Wait:
-        own = [partial[node] for node in self._nodes[self._rank]]
-        part_size = own[0].numel() // self._world_size
+        own = [partial[node] for node in self.nodes[self.rank]]
+        part_size = own[0].numel() // self.world_size
         # To each rank its part of all of this one's sums.
-        sent = own[0] if len(own) == 1 else torch.stack([one.view(self._world_size, -1) for one in own], 1).flatten()
-        received = exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes], number)
-        nodes = list(itertools.chain.from_iterable(self._nodes))
+        sent = own[0] if len(own) == 1 else torch.stack([one.view(self.world_size, -1) for one in own], 1).flatten()
+        received = exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self.nodes], number)
+        nodes = list(itertools.chain.from_iterable(self.nodes))
         return lambda: _add_up(nodes, received().split(part_size), self.num_slices)
 
 

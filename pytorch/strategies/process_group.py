@@ -60,6 +60,10 @@ class ProcessGroup(Strategy):
         is_master = self.placement.rank == 0
         return TCPStore(host, port, self.placement.world_size, is_master, master_listen_fd=listener)
 
+    def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        dist.all_reduce(tensor)  # the group distinguishes sums by their order, not by `name`
+        return tensor
+
     def _exchange(self) -> Exchange | None:
         return ProcessGroupExchange() if self.placement.world_size > 1 else None
 
@@ -131,12 +135,6 @@ def _count_on_gpus(store: Store, placement: Placement, *, on_gpu: bool) -> int:
         store.set("allstep/all-there", "")
     store.wait(["allstep/all-there"])
     return store.add("allstep/on-gpus", 0)
-
-
-def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Sum `tensor` over all ranks, in place; the group distinguishes sums by their order, not by `name`."""
-    dist.all_reduce(tensor)
-    return tensor
 
 
 def _leave() -> None:

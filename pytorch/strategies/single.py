@@ -1,4 +1,4 @@
-"""One process, one device: what every other strategy has to equal."""
+"""One process, one device: the curve that every other strategy must equal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,5 @@ class Single(Strategy):
         self.choose_device()
         self.collectives = OneRank()
 
-    def wrap(
-        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        return self.compiled(network), optimizer
-
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """4. There is nobody else."""
+        """4. Nothing to do: there are no other ranks."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -16,10 +15,12 @@ from allstep.common.base.memory import keep_freed_memory
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
-from allstep.pytorch.compat import set_max_programs, unscale
+from allstep.pytorch.compat import set_max_programs
+from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.recompute import recompute_blocks
-from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm
+from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, synchronise_batch_norm
 from allstep.pytorch.strategies.ordered_sum import Exchange, OrderedSum
+from allstep.pytorch.strategies.reduction import BUCKET, FIRST_BUCKET, Ordered, Reduction
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
 # PyTorch warns, and runs it as without --compile.
@@ -35,8 +36,8 @@ class Strategy(ABC):
     """What the engine says to the other ranks; there from `init` on."""
     steps_in_flight = 1
     """Steps that may be under way before the engine looks at the loss of the first."""
-    fused_sgd = True
-    """Whether PyTorch has a kernel that updates many of its parameters by SGD."""
+    reduction: Reduction
+    """How gradients are combined; there from `wrap` on."""
     cuts_network = False
     """Whether each rank of the default process group has other parameters than the others."""
 
@@ -77,14 +78,18 @@ class Strategy(ABC):
         """The network and the optimizer are made inside it: on this rank's device."""
         return self.device
 
-    @abstractmethod
     def wrap(
         self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """3. Have gradients averaged over ranks before they are applied.
+        """3. Have gradients averaged over ranks before they are applied; the only place that looks at --slices.
 
         Returns: what to call in a training step in place of `network`, and the optimizer.
         """
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(network, self.sum_over_ranks)
+        reduce = self.reduce_in_order if self.flags.slices else self.reduce
+        self.reduction = reduce(network, optimizer)
+        return self.reduction.model, self.reduction.optimizer
 
     @abstractmethod
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -109,58 +114,41 @@ class Strategy(ABC):
             module.forward = torch.compile(module.forward, dynamic=False)
         return module
 
-    # What the worker calls in place of its own steps.
+    def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
+        """Have the strategy's library combine gradients."""
+        return Reduction(self.compiled(network), optimizer)
 
-    def compile_train_step(self, step: TrainStep) -> CompiledTrainStep:
-        """Have the gradients of `step` meet those of the other ranks."""
-        return lambda inputs, targets, loss_weight, *, is_last: step(inputs, targets, loss_weight)
-
-    def compile_eval_step(self, step: EvalStep) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
-        """Have `step` use weights that this rank may not have as a whole."""
-        return step
+    def reduce_in_order(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ordered:
+        """With --slices: have gradients combined in one fixed order."""
+        return Ordered(self.compiled(network), optimizer, self.ordered_sum(), self.bucket_megabytes())
 
     def ordered_sum(self) -> OrderedSum:
-        """With --slices: what adds up their vectors over all ranks."""
+        """Return what adds up vectors of slices over all ranks."""
         assert self.flags.num_slices is not None
         return OrderedSum(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
 
+    def bucket_megabytes(self) -> Sequence[float]:
+        """Return how many megabytes of slices' gradients fill a bucket: the first one, ..., and all others."""
+        if self.placement.world_size == 1:
+            return [math.inf]
+        return [FIRST_BUCKET, BUCKET] if self.flags.bucket_size is None else [self.flags.bucket_size]
+
     def _exchange(self) -> Exchange | None:
-        """How tensors travel between ranks, where there are several."""
+        """Return how tensors travel between ranks, where there are several."""
         return None
 
-    def whole_weights(self) -> contextlib.AbstractContextManager:
-        """With --slices: within it the network has whole weights on every rank; all ranks call it.
+    # What the worker asks.
 
-        Ranks may have different numbers of slices, so that they cannot gather weights in each pass.
-        """
-        return contextlib.nullcontext()
+    def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Sum `tensor` over all ranks, in place; the name is the same on all ranks and no other sum's."""
+        return tensor
 
-    def as_gradient(self, own: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """`own`, what this rank has of a gradient in one axis, as the gradient of its `parameter`."""
-        return own.view_as(parameter)
+    def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
+        """Return `one_pass` as all ranks call it."""
+        return one_pass
 
-    def apply_unscaled(self, optimizer: torch.optim.Optimizer, loss_scale: float, apply: Callable[[], None]) -> bool:
-        """Divide the averaged gradients by `loss_scale`, and `apply` them unless one is not finite.
-
-        Returns: whether it was so, on any rank: then no rank has changed anything.
-        """
-        gradients = [
-            self._local_part(parameter.grad)
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        overflowed = self._overflowed_anywhere(unscale(gradients, loss_scale, self.device))
-        if not overflowed:
-            apply()
-        return overflowed
-
-    def _local_part(self, gradient: torch.Tensor) -> torch.Tensor:
-        """What this rank has of a gradient."""
-        return gradient
-
-    def _overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
-        """Whether `overflow` is above 0 on any rank; here all ranks have the same gradients, and so the same answer."""
+    def overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
+        """Return whether `overflow` is above 0 on any rank; here all ranks have the same gradients."""
         return bool(overflow)
 
     # What each rank holds of the state.
@@ -204,60 +192,9 @@ class Strategy(ABC):
         return {}
 
 
-def optimizer_of(
+def replace_parameters(
     optimizer: torch.optim.Optimizer, replacement: Mapping[torch.nn.Parameter, torch.nn.Parameter]
-) -> torch.optim.Optimizer:
-    """An optimizer like `optimizer`, in the same groups, of the parameters that replace its own; of no others."""
-    groups = [
-        {**group, "params": [replacement[parameter] for parameter in group["params"] if parameter in replacement]}
-        for group in optimizer.param_groups
-    ]
-    return cast("Callable[..., torch.optim.Optimizer]", type(optimizer))(groups)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainStep:
-    """A forward and a backward pass: the worker's, before a strategy has made it one of all ranks."""
-
-    model: torch.nn.Module
-    """What the strategy's `wrap` returned."""
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """The sum of losses of outputs and targets."""
-
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float) -> torch.Tensor:
-        """Add the gradients of the weighted sum of losses to those of `model`.
-
-        Returns: the sum of the losses.
-        """
-        loss_sum = self.loss(self.model(inputs), targets)
-        # Not loss_sum.backward(weight), an operation less: PyTorch imports SymPy for it, a third of a second a start.
-        (loss_sum * loss_weight).backward()
-        return loss_sum.detach()
-
-
-class CompiledTrainStep(Protocol):
-    """A `TrainStep` of all ranks."""
-
-    def __call__(
-        self, inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool
-    ) -> torch.Tensor:
-        """`is_last`: whether this pass is the last one before the optimizer's step: the one in which gradients meet."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalStep:
-    """A forward pass, and what it is worth."""
-
-    model: torch.nn.Module
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """The sum of losses of outputs and targets."""
-    metric: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """The sum of what validation measures besides."""
-
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        return self.score(self.model(inputs), targets)
-
-    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
-        """Both sums."""
-        return float(self.loss(outputs, targets)), float(self.metric(outputs, targets))
+) -> None:
+    """Give an optimizer that remembers nothing yet the parameters that replace its own, and no others."""
+    for group in optimizer.param_groups:
+        group["params"] = [replacement[parameter] for parameter in group["params"] if parameter in replacement]

@@ -23,9 +23,9 @@ from allstep.tensorflow.drop_in.replicas import (
 
 
 class _InStep(keras.callbacks.Callback):
-    """Refuses to train replicas that would part, and compares them at the end of each epoch.
+    """Refuses to train replicas that would diverge, and compares them at the end of each epoch.
 
-    Several callbacks of one `fit` compare once; they share what they know in the `params` that Keras gives to all.
+    Several callbacks of one `fit` compare only once: they share their state in the `params` that Keras passes to all.
 
     Raises:
         ValueError: at the start, if the model's optimizer is not distributed.
@@ -33,7 +33,7 @@ class _InStep(keras.callbacks.Callback):
     """
 
     model: keras.Model
-    """Keras sets it before it calls anything."""
+    """The model, which Keras sets before it calls any method."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         _refuse_undistributed(self.model)
@@ -50,13 +50,13 @@ class _InStep(keras.callbacks.Callback):
 
     def _shared(self) -> dict[str, Any]:
         params = self.params
-        if params is None:  # in a loop of the user's own
+        if params is None:  # in a custom loop
             self.set_params(params := {})
         return params.setdefault("horovod", {"compared": None, "local_variables": set()})
 
 
 def _refuse_undistributed(model: keras.Model) -> None:
-    """Raise a ValueError where each rank would train a model of its own."""
+    """Raise a ValueError if each rank would train a separate model."""
     if reason := refusal(model):
         raise ValueError(reason)
 
@@ -65,13 +65,13 @@ class BroadcastGlobalVariablesCallback(_InStep):
     """Start every `fit` from the root rank's weights and the state of the model's optimizers.
 
     That state is slots, iterations, learning rates, averages and loss scales, of the optimizer that `compile` was given
-    and of those that the model holds as attributes. The values are sent before the first batch. Where a model can be
-    built by its first batch only, they are sent after it. What is each rank's own stays so: random streams (dropout
-    differs between ranks), gradients that are being accumulated, and local variables with their slots.
+    and of those that the model holds as attributes. The values are sent before the first batch, or after it if only a
+    batch can build the model. State that differs between ranks by design is not sent: random streams (for dropout),
+    gradients that are being accumulated, and local variables with their slots.
 
     root_rank: the rank that sends.
     device: where to put the broadcast; by default TensorFlow decides.
-    local_variables: variables to leave alone, beside those that the optimizers know (`register_local_var`).
+    local_variables: variables not to send, in addition to those that the optimizers know (`register_local_var`).
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -86,7 +86,7 @@ class BroadcastGlobalVariablesCallback(_InStep):
         self._is_pending = self._is_doubtful = False
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        # One rank may hold a loaded model and the others new ones: they must choose the same moment, and all end.
+        # One rank may have a loaded model and the others new ones; all must broadcast, or fail, at the same moment.
         reason = refusal(self.model)
         moment = allreduce(-1.0 if reason else float(self.model.built), name="are_models_built", op=hvd.Min)
         if moment < 0:
@@ -94,7 +94,7 @@ class BroadcastGlobalVariablesCallback(_InStep):
         super().on_train_begin(logs)
         self._shared()["local_variables"] |= self._local_variables
         self._is_pending = not moment
-        # Nothing else shows before the end of the epoch whether a training step of the user's own averages gradients.
+        # Otherwise only the end of the epoch would show whether a user's training step averages gradients.
         self._is_doubtful = not any(map(is_distributed, optimizers_of(self.model)))
         if moment:
             self._broadcast()
@@ -142,14 +142,14 @@ class MetricAverageCallback(_InStep):
 class LearningRateScheduleCallback(_InStep):
     """Set the learning rate to `initial_lr * multiplier(epoch)` in epochs [start_epoch, end_epoch).
 
-    initial_lr: what is multiplied.
+    initial_lr: the factor of the multiplier.
     multiplier: a function of the epoch, or a constant c, which means c ** (epoch - start_epoch).
     end_epoch: None means to the end of training.
-    staircase: once an epoch, with a whole epoch number; otherwise before every batch, with
+    staircase: set it once per epoch, by a whole epoch number; otherwise before every batch, by
         epoch + batch / steps_per_epoch.
     momentum_correction: when the learning rate changes, scale the velocity by the same ratio (Goyal et al. 2017,
-        section 3). It concerns SGD and RMSprop with momentum, whose velocity contains the learning rate.
-    steps_per_epoch: needed without `staircase` where Keras does not know it.
+        section 3). It affects SGD and RMSprop with momentum, whose velocity contains the learning rate.
+    steps_per_epoch: required without `staircase` if Keras does not know it.
 
     `lr` in the epoch's logs is the learning rate of its last batch.
     """
@@ -217,7 +217,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     The gradual warm-up of Goyal et al. 2017, section 2.2: with size ranks and epoch counted in fractions up to the
     end of the batch, lr = initial_lr / size * (epoch * (size - 1) / warmup_epochs + 1).
-    `verbose=1` lets rank 0 say when it has finished.
+    With `verbose=1`, rank 0 prints a line when the warm-up has finished.
     """
 
     def __init__(
@@ -252,14 +252,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Keras' ModelCheckpoint with `save_best_only`, of which only rank 0 writes.
+    """Keras' ModelCheckpoint with `save_best_only`, written only by rank 0.
 
-    filepath: where to; it may be set as an attribute later, but before training.
+    filepath: the file to write; it may also be set as an attribute before training.
     The other arguments are those of ModelCheckpoint. Put it after MetricAverageCallback.
     """
 
     model: keras.Model
-    """Keras sets it before it calls anything."""
+    """The model, which Keras sets before it calls any method."""
 
     def __init__(
         self,
@@ -271,7 +271,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         *,
         filepath: str | None = None,
     ) -> None:
-        # Keras checks the suffix here and knows no path that comes later.
+        # Keras requires a path here, to check its suffix.
         suffix = ".weights.h5" if save_weights_only else ".keras"
         super().__init__(
             filepath=filepath or f"later{suffix}",
@@ -301,7 +301,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
 
 def _velocity(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
-    """The momentum slots that contain the learning rate; none before the first step has built them."""
+    """Return the momentum slots that contain the learning rate; there are none before the first step builds them."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     if not optimizer.built:

@@ -1,8 +1,8 @@
 """Horovod's collectives for Keras 3: they take Keras variables, NumPy arrays and Python numbers as well as tensors.
 
-Horovod 0.28.1 names a collective after the tensor it moves. Keras counts its names per process, so a rank that
-builds one more model than the others (rank 0 loading a checkpoint, say) would wait for names that never come.
-Here a name depends on the position in the list only.
+Horovod 0.28.1 names a collective after its tensor. Keras numbers tensors per process, so a rank that builds one more
+model than the others, for example because rank 0 loads a checkpoint, would wait for names that no other rank uses.
+Here a name depends only on the position in the list.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
-# Horovod's kernels lack these; each cast is exact in both directions.
+# Horovod has no kernels for these types; each cast is exact in both directions.
 _WIRE_DTYPES = {tf.bfloat16: tf.float32, tf.uint32: tf.int64}
 
-# Enough to make the latency of a message vanish, little enough to copy.
+# Large enough for latency not to matter, small enough to copy.
 _BUCKET_BYTES = 64 * 2**20
 
 
 def native(value: Any) -> Any:
-    """The `tf.Variable` of a Keras variable; everything else as it is."""
+    """Return the `tf.Variable` of a Keras variable, and any other value unchanged."""
     return value.value if isinstance(value, keras.Variable) else value
 
 
 def wire_dtype(dtype: tf.DType) -> tf.DType:
-    """The type in which values of `dtype` travel: itself, or an exactly wider one where Horovod has no kernel."""
+    """Return the type in which values of `dtype` are sent: a wider one, exactly converted, if Horovod has no kernel."""
     return _WIRE_DTYPES.get(dtype, dtype)
 
 
@@ -55,7 +55,7 @@ def allreduce(
         compression=compression,
         process_set=process_set,
     )
-    return cast("tf.Tensor", reduced)  # of tensors Horovod makes tensors, though it does not say so
+    return cast("tf.Tensor", reduced)  # Horovod's annotations do not tell
 
 
 def allgather(value: Any, name: str | None = None, *, process_set: ProcessSet = global_process_set) -> tf.Tensor:
@@ -66,14 +66,14 @@ def allgather(value: Any, name: str | None = None, *, process_set: ProcessSet = 
 def broadcast(
     value: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:
-    """The root rank's value, on every rank. The shape must be the same on all of them."""
+    """Return the root rank's value on every rank; the shape must be the same on all of them."""
     return hvd.broadcast(_tensor(value), root_rank, name=name, process_set=process_set)
 
 
 def reducescatter(
     value: Any, name: str | None = None, op: int = hvd.Average, *, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:
-    """Reduce one value over the ranks; each gets its part of dimension 0."""
+    """Reduce one value over the ranks and return this rank's slice of dimension 0."""
     return hvd.reducescatter(_tensor(value), name=name, op=op, process_set=process_set)
 
 
@@ -88,7 +88,7 @@ def broadcast_variables(
     variables: Keras or TensorFlow variables, the same shapes and types in the same order on every rank; names do
         not matter.
     root_rank: the global rank that sends.
-    inplace: accepted for Horovod's sake; the values travel in buckets either way.
+    inplace: ignored, and accepted because Horovod has it; values are sent in buckets.
 
     Small variables share a message, so a network of hundreds of variables takes a few round trips.
     """
@@ -107,7 +107,7 @@ def _tensor(value: Any) -> tf.Tensor | tf.IndexedSlices:
 
 
 def _buckets(variables: Sequence[tf.Variable]) -> Iterator[list[tf.Variable]]:
-    """Cut the list, type by type, into runs of at most _BUCKET_BYTES (a larger variable is a run of its own)."""
+    """Cut the list, type by type, into runs of at most _BUCKET_BYTES (a larger variable is a separate run)."""
     by_dtype: dict[tf.DType, list[tf.Variable]] = {}
     for variable in variables:
         by_dtype.setdefault(wire_dtype(variable.dtype), []).append(variable)

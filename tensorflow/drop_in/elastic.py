@@ -6,8 +6,8 @@
 
     train(hvd.elastic.KerasState(model, batch=0, epoch=0))
 
-Under `horovodrun --min-np 2 --host-discovery-script FILE` training goes on from the last commit where a rank is lost,
-and at a commit where hosts come or go.
+Under `horovodrun --min-np 2 --host-discovery-script FILE`, training goes on from the last commit when a rank is lost,
+and at the next commit when hosts join or leave.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from allstep.tensorflow.drop_in.optimizer import lasting_state
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Call `function(state, ...)` again whenever ranks were lost or hosts have changed, from the state last committed.
+    """Call `function(state, ...)` again, from the last committed state, when ranks are lost or hosts change.
 
-    The first argument is a `KerasState`, or another of Horovod's states. `function` takes up training where that is: it
-    must not communicate before it does, for the ranks that join would not.
+    The first argument is a `KerasState`, or another of Horovod's states. `function` must resume training from it, and
+    must not communicate before that, because ranks that join would not do so.
     """
 
     @functools.wraps(function)
     def naming_lost_ranks(state, *args, **kwargs):
         try:
             return function(state, *args, **kwargs)
-        except tf.errors.OpError as error:  # inside of a graph, Horovod's errors become TensorFlow's
+        except tf.errors.OpError as error:  # in a graph, Horovod's errors become TensorFlow's
             if is_consequence(error):
                 raise HorovodInternalError(str(error)) from error
             raise
@@ -52,11 +52,11 @@ def _reset() -> None:
 
 
 class KerasState(ObjectState):
-    """The weights of a model, the state of its optimizer, and further attributes, as all ranks have committed them.
+    """Committed state of all ranks: the weights of a model, the state of its optimizer, and further attributes.
 
     model: a built Keras model.
-    optimizer: by default the one with which the model is compiled.
-    attributes: `batch=0, epoch=0` and the like: what `state.batch` is then, and what is sent to ranks that join.
+    optimizer: the model's optimizer, by default the one with which it is compiled.
+    attributes: further state, such as `batch=0, epoch=0`, read as `state.batch` and sent to ranks that join.
 
     Raises:
         ValueError: the model has no weights yet.
@@ -69,24 +69,24 @@ class KerasState(ObjectState):
             raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
         self.model = model
         self.optimizer = optimizer or model.optimizer
-        if not self.optimizer.built:  # slots that a later step makes would be neither sent nor restored
+        if not self.optimizer.built:  # slots created later would be neither sent nor restored
             self.optimizer.build(model.trainable_variables)
         self._save_variables()
         super().__init__(bcast_object=hvd.broadcast_object, get_rank=hvd.rank, **attributes)
 
     def save(self) -> None:
-        """Keep everything as it is, in the memory of this rank."""
+        """Save the current state in the memory of this rank."""
         self._save_variables()
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was kept last."""
+        """Restore the state that was saved last."""
         for variable, value in zip(self._variables(), self._saved_values, strict=True):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """Take everything from rank 0, which is never one that has just joined."""
+        """Take the state of rank 0, which is never a rank that has just joined."""
         broadcast_variables(self._variables(), root_rank=0)
         self._save_variables()
         super().sync()
@@ -101,8 +101,8 @@ class KerasState(ObjectState):
 class CommitStateCallback(keras.callbacks.Callback):
     """Commit `state` after every `batches_per_commit` batches and after every epoch.
 
-    A commit asks as well whether hosts have changed, and ends this `fit` where they have. Put this callback behind
-    those that update the state.
+    A commit also checks whether hosts have changed, and ends this `fit` if they have. Put this callback after those
+    that update the state.
     """
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
@@ -123,14 +123,14 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Keep in `state.batch` the last batch of this epoch that was trained, and 0 between epochs.
+    """Keep the last trained batch of this epoch in `state.batch`, which is 0 between epochs.
 
-    With `steps_per_epoch`, the first epoch after ranks were lost is shortened by the batches before that one, as
-    Horovod has it.
+    With `steps_per_epoch`, the first epoch after a loss of ranks is shortened by the batches that were already trained,
+    as in Horovod.
     """
 
     model: keras.Model
-    """Keras sets it before it calls anything."""
+    """The model, which Keras sets before it calls any method."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
@@ -149,12 +149,12 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         self.state.batch = self._first_batch = 0
-        if self._is_shortened:  # that ended this epoch, and shall not end training
+        if self._is_shortened:  # it has ended the epoch and must not end training
             self._is_shortened = self.model.stop_training = False
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keep in `state.epoch` how many epochs are complete, those before ranks were lost among them."""
+    """Keep the number of complete epochs in `state.epoch`, including those before ranks were lost."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

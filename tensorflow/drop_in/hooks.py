@@ -1,6 +1,6 @@
-"""What Keras is taught of distributed optimizers: its functions that would lose them, or stumble over them.
+"""Replacements for Keras functions that would drop a distributed optimizer, or fail with one.
 
-Importing this module replaces them. Plain optimizers see no difference.
+Importing this module installs them. Plain optimizers behave as before.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _compiled_models: weakref.WeakValueDictionary[int, keras.Model] = weakref.WeakVa
 
 
 def compiled_models() -> list[keras.Model]:
-    """The living models that are compiled with a distributed optimizer, oldest first."""
-    gc.collect()  # a model is part of reference cycles: without this, ranks would see it die at different times
+    """Return the live models that are compiled with a distributed optimizer, oldest first."""
+    gc.collect()  # models are in reference cycles, which ranks would otherwise collect at different times
     models = dict.fromkeys(model for _, model in sorted(_compiled_models.items()))
     return [model for model in models if is_distributed(model.optimizer)]
 
@@ -44,11 +44,11 @@ def track_model(model: keras.Model) -> None:
 
 
 def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
-    """`Model.compile` that knows two things about distributed optimizers.
+    """Wrap `Model.compile` for distributed optimizers.
 
-    `jit_compile="auto"`, which means XLA on a GPU, means no with a `train_step` of the user's own: only Keras' can be
-    taken apart around Horovod. And it takes `experimental_run_tf_function`, which Horovod's examples pass and Keras 3
-    has dropped.
+    `jit_compile="auto"`, which means XLA on a GPU, means False with a user's `train_step`, because only Keras' step can
+    be split around Horovod. `experimental_run_tf_function`, which Horovod's examples pass and Keras 3 has dropped, is
+    accepted.
     """
     signature = inspect.signature(compile_)
 
@@ -67,13 +67,13 @@ def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
 
 
 def has_keras_step(model: keras.Model) -> bool:
-    """Whether a model trains by Keras' own `train_step`."""
+    """Return whether a model trains with Keras' `train_step`."""
     return type(model).train_step is keras.Model.train_step
 
 
 def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[..., Any]:
-    """`Model.make_train_function` that has a model not train on when it was compiled with a distributed optimizer,
-    and then with a plain one; and that leaves to `train_step` what XLA is to compile."""
+    """Wrap `Model.make_train_function` to refuse training with a plain optimizer that has replaced a distributed one in
+    a later `compile`, and to leave XLA compilation to `train_step`."""
 
     @functools.wraps(make_train_function_)
     def make_train_function(self, *args, **kwargs):
@@ -92,7 +92,7 @@ def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[.
 
 
 def _train_step(train_step_: Callable[..., Any]) -> Callable[..., Any]:
-    """`Model.train_step` that has XLA compile the parts of a step around Horovod, in place of the whole."""
+    """Wrap `Model.train_step` to let XLA compile the parts of a step around Horovod instead of the whole step."""
 
     @functools.wraps(train_step_)
     def train_step(self, data):
@@ -107,8 +107,8 @@ def _train_step(train_step_: Callable[..., Any]) -> Callable[..., Any]:
 def _loss_scale_init(init: Callable[..., None]) -> Callable[..., None]:
     """Make LossScaleOptimizer(DistributedOptimizer(x)) mean DistributedOptimizer(LossScaleOptimizer(x)).
 
-    Keras writes the former itself under the mixed_float16 policy. It would look for non-finite values before the
-    ranks' gradients meet, so one rank could skip a step in which the others wait for it.
+    Keras creates the former under the mixed_float16 policy. It would check for non-finite values before gradients are
+    all-reduced, so one rank could skip a step while the others wait for it.
     """
 
     @functools.wraps(init)
@@ -124,7 +124,7 @@ def _loss_scale_init(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _write_configuration(write: Callable[..., None]) -> Callable[..., None]:
-    """Write beside an optimizer's configuration how it is distributed."""
+    """Wrap the writer to add how an optimizer is distributed to its configuration."""
 
     @functools.wraps(write)
     def get_build_and_compile_config(obj, config):
@@ -136,13 +136,13 @@ def _write_configuration(write: Callable[..., None]) -> Callable[..., None]:
 
 
 def _read_configuration(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Distribute the optimizer that is made from such a configuration."""
+    """Wrap the reader to distribute an optimizer that is created from such a configuration."""
 
     @functools.wraps(make)
     def deserialize_keras_object(config, *args, **kwargs):
         obj = make(config, *args, **kwargs)
         is_ours = isinstance(config, dict) and KEY in config and isinstance(obj, keras.optimizers.Optimizer)
-        if is_ours and not isinstance(obj, (Distributed, Undistributed)):  # Keras may share an object made before
+        if is_ours and not isinstance(obj, (Distributed, Undistributed)):  # Keras may return a shared object
             restore(obj, config[KEY])
         return obj
 
@@ -154,4 +154,4 @@ wrap_model_method("make_train_function", _make_train_function)
 wrap_model_method("train_step", _train_step)
 wrap_configurations(_write_configuration, _read_configuration)
 wrap_loss_scaling(_loss_scale_init)
-fill_legacy_optimizers()  # scripts use them, as Horovod's wrapper could not do with the new optimizers of Keras 2.11
+fill_legacy_optimizers()  # scripts use them, since Horovod's wrapper did not support the new optimizers of Keras 2.11

@@ -1,7 +1,7 @@
 """`DistributedOptimizer` for Keras 3: any Keras optimizer, with the gradients all-reduced before it uses them.
 
-The ranks' gradients meet in `apply`, before Keras unscales, clips, decays, averages (EMA) or steps. All of that
-then sees one gradient, that of the global batch, and does on N ranks what it does in a single process.
+Gradients are all-reduced in `apply`, before Keras unscales, clips, decays, averages (EMA) or steps. All of these see
+the gradient of the global batch, and do the same on N ranks as in a single process.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 ) -> keras.optimizers.Optimizer:
     """Make `optimizer` all-reduce its gradients, and return it.
 
-    The signature is that of `horovod.tensorflow.keras` 0.28.1. The object stays the one given, with its slots,
+    The signature is that of `horovod.tensorflow.keras` 0.28.1. The returned object is `optimizer`, with its slots,
     schedule and exclusions; only its class changes, to a subclass of the same name, so a model saved with it loads
-    where Horovod is not installed.
+    without Horovod.
 
-    name: of the collectives; give one where two optimizers of the same class and shapes run at the same time.
+    name: name of the collectives; give one if two optimizers of the same class and shapes run at the same time.
     compression: `Compression.fp16` halves what is sent.
     sparse_as_dense: all-reduce `IndexedSlices` as dense tensors instead of gathering their rows.
     gradient_predivide_factor: f splits the average into a division by f before the sum and by size/f after it.
-    op: Average, Sum or Adasum (which needs MPI and a power of two of ranks).
+    op: Average, Sum or Adasum (which needs MPI, and 2^n ranks).
     backward_passes_per_step: k accumulates k gradients on each rank and all-reduces their sum once. It is Keras'
         `gradient_accumulation_steps`: set either of the two.
     average_aggregated_gradients: divide that sum by k.
     groups: the number of groups in which gradients are fused, or lists of variables; a variable in no list is a
-        group of its own. `num_groups` is its old name. By default all gradients are one group.
-    process_set: the ranks that share gradients; others train on their own.
+        separate group. `num_groups` is its old name. By default all gradients are one group.
+    process_set: the ranks that share gradients; each other rank trains independently.
     scale_local_gradients: divide the gradients of local variables (`register_local_var`) by the number of ranks.
 
     Raises:
         ValueError: an argument is wrong, the optimizer is already distributed, or Horovod is not initialised.
-        NotImplementedError: an option that Horovod has no operation for.
+        NotImplementedError: Horovod has no operation for an option.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"`optimizer` must be a keras.optimizers.Optimizer. Received: {optimizer!r}")
@@ -81,7 +81,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
         raise ValueError(f"`groups` must be a positive integer or a list of lists of variables. Received: {groups}")
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise ValueError(f"`backward_passes_per_step` must be an integer >= 1. Received: {backward_passes_per_step}")
-    hvd.size()  # raises where hvd.init() has not been called
+    hvd.size()  # raises if hvd.init() has not been called
     _set_accumulation(optimizer, backward_passes_per_step)
     if isinstance(optimizer, Undistributed):
         make_plain(optimizer)
@@ -96,7 +96,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
             sparse_as_dense=sparse_as_dense,
             predivide_factor=gradient_predivide_factor,
             op=op,
-            # Keras divides what it accumulates by the number of passes.
+            # Keras divides accumulated gradients by the number of passes.
             scale=1 if average_aggregated_gradients else backward_passes_per_step,
             groups=groups,
             process_set=process_set,
@@ -107,7 +107,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 
 
 class Distributed(Specialised):
-    """What an optimizer gains: placed before its own class, it reduces the gradients on their way in."""
+    """Mixin that `specialise` puts before an optimizer's class, to all-reduce gradients before it applies them."""
 
     _reduction: GradientReduction
 
@@ -117,7 +117,7 @@ class Distributed(Specialised):
 
     @property
     def lr(self) -> Any:
-        """The learning rate by its older name, as `keras.backend.set_value` takes it: it knows no Keras variables."""
+        """The learning rate by its older name, as a `tf.Variable` for `keras.backend.set_value`."""
         return native(self.learning_rate)
 
     @lr.setter
@@ -126,7 +126,7 @@ class Distributed(Specialised):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *args: Any, **options: Any) -> keras.optimizers.Optimizer:
-        """Make an optimizer that reduces like this one, unless that has local variables: it is for other variables."""
+        """Create an optimizer that reduces like this one, or refuses to train if this one has local variables."""
         optimizer = super().from_config(config, *args, **options)
         if cls._reduction.local_variables:
             make_plain(optimizer)
@@ -134,11 +134,11 @@ class Distributed(Specialised):
         return optimizer
 
     def register_local_var(self, var: Any) -> None:
-        """Keep `var` out of the reduction: each rank trains its own.
+        """Exclude `var` from the reduction, so that each rank trains it separately.
 
         Raises:
-            ValueError: with `global_clipnorm` or loss scaling, whose decisions for the shared variables depend on
-                all gradients and would differ between the ranks.
+            ValueError: the optimizer has `global_clipnorm` or loss scaling, whose decisions for the shared variables
+                depend on all gradients and would differ between ranks.
         """
         if self.global_clipnorm or isinstance(self, keras.optimizers.LossScaleOptimizer):
             raise ValueError("Local variables cannot be combined with `global_clipnorm` or LossScaleOptimizer.")
@@ -148,8 +148,8 @@ class Distributed(Specialised):
         """Reduce `grads` over the ranks, then apply them as Keras does.
 
         Raises:
-            NotImplementedError: inside of what XLA compiles, which has no kernels for Horovod's operations, or for
-                float8 variables.
+            NotImplementedError: it is called in code that XLA compiles, which has no kernels for Horovod's operations,
+                or for float8 variables.
         """
         variables = list(trained_variables(self) if trainable_variables is None else trainable_variables)
         if xla.hand_out(self, grads, variables):
@@ -162,8 +162,8 @@ class Distributed(Specialised):
             apply = super().apply
             xla.updated(lambda reduced: apply(reduced, trainable_variables), self._reduction(grads, variables))
             return
-        # Keras accumulates this rank's gradients and clips their mean when it steps: that is where they meet, within
-        # a condition, of which XLA can compile no part.
+        # Keras accumulates this rank's gradients and clips their mean when it steps. They are all-reduced there, within
+        # a condition, of which XLA cannot compile a part.
         with_gradient = [v for g, v in zip(grads, variables, strict=True) if g is not None]
         step = self.__dict__["_step"] = _AccumulatedStep(with_gradient)
         super().apply(grads, trainable_variables)
@@ -171,11 +171,11 @@ class Distributed(Specialised):
             raise RuntimeError(f"Keras {keras.__version__} did not call `_clip_gradients`: no gradient was reduced.")
 
     def reduce(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
-        """`grads` over all ranks: the first half of `apply`, for who looks at them in between."""
+        """Return `grads` reduced over all ranks: the first half of `apply`, for callers that need reduced gradients."""
         return self._reduction(grads, variables)
 
     def apply_reduced(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Apply what `reduce` gave: the second half."""
+        """Apply the result of `reduce`: the second half of `apply`."""
         super().apply(grads, trainable_variables)
 
     def _clip_gradients(self, grads: list[Gradient]) -> list[Gradient]:
@@ -188,21 +188,21 @@ class Distributed(Specialised):
 
 @dataclass
 class _AccumulatedStep:
-    """What `_clip_gradients` must know of the `apply` it runs in. Not a list, which Keras would track."""
+    """State of `apply` for the `_clip_gradients` that it calls. It is not a list, because Keras would track one."""
 
     variables: list
     is_reduced: bool = False
 
 
 class _CallableList(list):
-    """Scripts written for older Keras call `optimizer.variables()`."""
+    """List of variables that can be called, because scripts for older Keras call `optimizer.variables()`."""
 
     def __call__(self) -> _CallableList:
         return self
 
 
 def parts(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimizers.Optimizer]:
-    """The optimizer and those inside it (of a LossScaleOptimizer or a MultiOptimizer)."""
+    """Yield the optimizer and those inside it (in a LossScaleOptimizer or a MultiOptimizer)."""
     yield optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         yield from parts(optimizer.inner_optimizer)
@@ -212,27 +212,27 @@ def parts(optimizer: keras.optimizers.Optimizer) -> Iterator[keras.optimizers.Op
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether all gradients that the optimizer applies are reduced."""
+    """Return whether the optimizer reduces all gradients that it applies."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer) and not isinstance(optimizer, Distributed):
         return bool(optimizer.optimizers) and all(map(is_distributed, optimizer.optimizers))
     return isinstance(optimizer, Distributed)
 
 
 def lasting_state(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The optimizer's variables but those of a gradient in the making, which is each rank's own."""
+    """Return the optimizer's variables except accumulated gradients, which differ between ranks."""
     in_the_making = {id(v) for part in parts(optimizer) for v in accumulated_gradients(part)}
     return [v for v in optimizer.variables if id(v) not in in_the_making]
 
 
 def saved_entry(optimizer: keras.optimizers.Optimizer) -> dict[str, Any] | None:
-    """What is saved of how the optimizer is distributed; None for a plain one."""
+    """Return the entry to save about how the optimizer is distributed, or None for a plain optimizer."""
     if isinstance(optimizer, Distributed):
         return entry(optimizer._reduction)
     return optimizer._entry if isinstance(optimizer, Undistributed) else None
 
 
 def distribute_again(optimizer: keras.optimizers.Optimizer, saved: Any, **options: Any) -> None:
-    """Make a plain optimizer distributed as `saved` says, with `options` in place of what they name.
+    """Distribute a plain optimizer with the arguments in `saved`, updated by `options`.
 
     Raises:
         ValueError, TypeError, NotImplementedError: as `DistributedOptimizer`, or `saved` is incomplete or malformed.
@@ -244,7 +244,7 @@ def distribute_again(optimizer: keras.optimizers.Optimizer, saved: Any, **option
 
 
 def restore(optimizer: keras.optimizers.Optimizer, saved: Any) -> None:
-    """`distribute_again`; where that fails, the optimizer refuses to train on several ranks and says why."""
+    """Call `distribute_again`; if it fails, make the optimizer refuse to train on several ranks, with the reason."""
     try:
         distribute_again(optimizer, saved)
     except (NotImplementedError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""How Keras gradients become the same on all ranks, by Horovod: in groups of dense ones, and sparse ones row by row."""
+"""Reduction of Keras gradients over ranks by Horovod: dense gradients in groups, sparse ones by gathering rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AnyGradient = TypeVar("AnyGradient", bound=Gradient)
 
 @dataclass(frozen=True, kw_only=True)
 class GradientReduction:
-    """How gradients become the same on all ranks; the fields are the arguments of `DistributedOptimizer`."""
+    """Reduction of gradients over ranks; the fields are the arguments of `DistributedOptimizer`."""
 
     name: str
     device_dense: str
@@ -33,20 +33,20 @@ class GradientReduction:
     sparse_as_dense: bool
     predivide_factor: float
     op: int
-    scale: int  # every gradient is multiplied by it
+    scale: int  # factor of every gradient
     groups: int | list | None
     process_set: ProcessSet
     scale_local_gradients: bool
-    local_variables: set = field(default_factory=set)  # `tf.Variable.ref()` of those that are not shared
-    sparse_variables: set = field(default_factory=set)  # the same of those whose gradients came as IndexedSlices
+    local_variables: set = field(default_factory=set)  # `tf.Variable.ref()` of variables not shared between ranks
+    sparse_variables: set = field(default_factory=set)  # the same of variables whose gradients were IndexedSlices
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, grads: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
-        """Reduce the gradients of `variables` (the same order); None stays None."""
+        """Reduce the gradients of `variables`, in the same order; None stays None."""
         grads = [_scaled(grad, self.scale) for grad in grads]
         local = {i for i, v in enumerate(variables) if self.local_variables and native(v).ref() in self.local_variables}
         shared = {i: grad for i, grad in enumerate(grads) if grad is not None and i not in local}
-        if self.sparse_as_dense:  # on one rank too: Adam does not do the same with the rows as with their sum
+        if self.sparse_as_dense:  # also on one rank: Adam treats separate rows and their sum differently
             shared = {i: tf.convert_to_tensor(grad) for i, grad in shared.items()}
         sparse = {i: grad for i, grad in shared.items() if isinstance(grad, tf.IndexedSlices)}
         dense = {i: grad for i, grad in shared.items() if not isinstance(grad, tf.IndexedSlices)}
@@ -56,8 +56,8 @@ class GradientReduction:
         if self.scale_local_gradients:
             for i in local:
                 grads[i] = _scaled(grads[i], self._share())
-        # Names without a scope, the same on all ranks whatever Keras has numbered before; the checksum separates
-        # optimizers of one class.
+        # Without a scope, names are the same on all ranks, independent of Keras' numbering; the checksum distinguishes
+        # optimizers of the same class.
         name = f"{self.name}_{zlib.crc32(repr([tuple(grad.shape) for grad in shared.values()]).encode()):08x}"
         with tf.compat.v1.get_default_graph().name_scope(None):
             reduced = _in_turn(name, lambda: self._reduce(dense, sparse, variables, name))
@@ -65,11 +65,11 @@ class GradientReduction:
 
     def _num_ranks(self) -> int:
         size = self.process_set.size()
-        assert size is not None  # Horovod knows it of the ranks inside
+        assert size is not None  # Horovod knows it on ranks in the set
         return size
 
     def _share(self) -> float | tf.Tensor:
-        """One rank's part of a mean, where the number of ranks may change asked for anew in each step."""
+        """Return the weight of one rank in a mean; in an elastic job, it is computed in each step."""
         if _is_elastic():
             process_set = self.process_set.process_set_id
             assert process_set is not None  # Horovod is initialised
@@ -79,15 +79,15 @@ class GradientReduction:
     def _reduce(
         self, dense: dict[int, tf.Tensor], sparse: dict[int, tf.IndexedSlices], variables: Sequence[Any], name: str
     ) -> dict[int, Given]:
-        """The reduced gradients by their index."""
+        """Return the reduced gradients by their index."""
         reduced: dict[int, Given] = {}
         for number, group in enumerate(self._grouped(dense, variables)):
             reduced |= zip(group, self._reduce_dense([dense[i] for i in group], f"{name}_{number}"), strict=True)
         return reduced | {i: self._reduce_sparse(grad, f"{name}_sparse_{i}") for i, grad in sparse.items()}
 
     def _grouped(self, dense: dict[int, tf.Tensor], variables: Sequence[Any]) -> list[list[int]]:
-        """The indices of the dense gradients in the groups in which they are fused, one type in each."""
-        if self.op == Adasum:  # combines each layer by itself (Maleki et al. 2020, section 3.2)
+        """Return the groups in which dense gradients are fused, as lists of indices, with one type per group."""
+        if self.op == Adasum:  # combines each layer separately (Maleki et al. 2020, section 3.2)
             return [[i] for i in dense]
         if isinstance(self.groups, list):
             index = {native(v).ref(): i for i, v in enumerate(variables)}
@@ -117,12 +117,12 @@ class GradientReduction:
             "ignore_name_scope": True,
         }
         sent = [tf.cast(grad, wire_dtype(dtype)) for grad in grads]
-        # Horovod's grouped form of Adasum is broken: it reads a name that it has not defined.
+        # Horovod's grouped Adasum fails, because it reads an undefined name.
         reduced = [hvd.allreduce(sent[0], **options)] if self.op == Adasum else hvd.grouped_allreduce(sent, **options)
         return [tf.cast(grad, dtype) for grad in cast("list[tf.Tensor]", reduced)]
 
     def _reduce_sparse(self, grad: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-        """Gather the rows of all ranks; equal indices add up where the rows are used."""
+        """Gather the rows of all ranks; rows of equal indices are added when they are applied."""
         if self.op == Adasum:
             raise NotImplementedError("Adasum has no sparse form; use sparse_as_dense=True.")
         gather = functools.partial(hvd.allgather, ignore_name_scope=True, process_set=self.process_set)
@@ -136,10 +136,10 @@ class GradientReduction:
 
 
 def _in_turn(name: str, reduce: Callable[[], dict[int, Any]]) -> dict[int, Any]:
-    """Call `reduce`, whose collectives have this name, while no other of the name is in flight.
+    """Call `reduce`, whose collectives have this name, while no other call with the name is in flight.
 
-    Two optimizers of the same shapes have the same names, which Horovod takes for an error when they meet. TensorFlow
-    runs their steps at once where these are nested `tf.function`s, but one after the other if both change one variable.
+    Two optimizers of the same shapes have the same names, and Horovod fails if both are in flight. TensorFlow runs
+    their steps concurrently in nested `tf.function`s, but one after the other if both change the same variable.
     """
     if tf.executing_eagerly():
         return reduce()
@@ -164,5 +164,5 @@ def _scaled(grad: AnyGradient, factor: float | tf.Tensor) -> AnyGradient:
 
 
 def _is_elastic() -> bool:
-    """Whether the number of ranks may change under a traced graph (Horovod asks the same variable)."""
+    """Return whether the number of ranks may change under a traced graph, by the variable that Horovod also reads."""
     return bool(int(os.environ.get("HOROVOD_ELASTIC", 0)))

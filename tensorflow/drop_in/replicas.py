@@ -1,8 +1,8 @@
-"""Are the ranks' models replicas? Which of their state must be equal, and whether it is.
+"""Check that the ranks' models are replicas.
 
-Equal on the ranks of an optimizer's process set are the weights that it trains and its own state: slots, iterations,
-learning rate, averages, loss scale. Each rank's own are gradients in the making, local variables and their slots,
-the running statistics of batch norms (each rank's of its own samples), random streams and metrics.
+On the ranks of an optimizer's process set, the weights that it trains and its state must be equal: slots, iterations,
+learning rate, averages, loss scale. Other state may differ between ranks: accumulated gradients, local variables and
+their slots, the running statistics of batch norms (over each rank's samples), random streams and metrics.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from allstep.tensorflow.drop_in.collectives import native
 from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, lasting_state, parts
 from allstep.tensorflow.drop_in.saving import num_ranks
 
-# Of two projections on a random direction, in parts of the norm: far above what the rounding of float32 (6e-8) adds up
-# to, and far below what an epoch of training apart does.
+# Largest difference of projections on a random direction, relative to the norm: far above the accumulated rounding of
+# float32 (6e-8), and far below the divergence after an epoch without synchronisation.
 _DRIFT = 1e-3
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The model's optimizer and those that it, or a layer of it, holds as attributes (a GAN's, say)."""
+    """Return the model's optimizer and those that the model or its layers hold as attributes (as in a GAN)."""
     held = [getattr(model, "optimizer", None)]
     for layer in layers_of(model):
         held += _leaves(vars(layer))
@@ -39,10 +39,10 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def refusal(model: keras.Model) -> str | None:
-    """Why this model must not train on the ranks of this job; None where nothing speaks against it.
+    """Return why this model must not train on the ranks of this job, or None if it may.
 
-    A training step of the user's own may average gradients by itself (DistributedGradientTape), and need not use the
-    optimizer that `compile` has made: of a model with one, only what it holds beside others is looked at.
+    A user's `train_step` may average gradients itself (DistributedGradientTape) and ignore the optimizer of `compile`.
+    With one, only a plain optimizer that the model holds next to a distributed one is a reason.
     """
     if model.built and not model.trainable_variables:
         return None
@@ -67,11 +67,11 @@ def refusal(model: keras.Model) -> str | None:
 def build_alike(model: keras.Model) -> None:
     """Build the model's optimizers for the same weights on all ranks, so that their variables can be broadcast.
 
-    One rank alone may have restored them. All ranks call it.
+    It is needed if only one rank has restored them. All ranks call it.
     """
     optimizers, weights = optimizers_of(model), model.weights
     index = {native(v).ref(): i for i, v in enumerate(weights)}
-    order = np.zeros((1, len(optimizers), len(weights)), np.int64)  # from 1; 0 is "not built for this weight"
+    order = np.zeros((1, len(optimizers), len(weights)), np.int64)  # counted from 1; 0 is not built for this weight
     for row, optimizer in zip(order[0], optimizers, strict=True):
         for position, variable in enumerate(trained_variables(optimizer) if optimizer.built else ()):
             if native(variable).ref() in index:
@@ -86,20 +86,20 @@ def build_alike(model: keras.Model) -> None:
 
 
 def rank_local_variables(model: keras.Model, local_variables: set) -> set:
-    """`tf.Variable.ref()` of what is each rank's own: `local_variables`, those the optimizers know, and their slots."""
+    """Return the `tf.Variable.ref()` of `local_variables`, those that the optimizers know, and the slots of both."""
     optimizers = optimizers_of(model)
     own = local_variables.union(*(part._reduction.local_variables for part in _distributed_parts(optimizers)))
     return own | _slots_of(own, optimizers)
 
 
 def check_replicas(model: keras.Model, local_variables: set, moment: str) -> None:
-    """Compare the model's replicas over the ranks: 64 bits of each variable.
+    """Compare the model's replicas over the ranks, by 64 bits of each variable.
 
-    local_variables: `tf.Variable.ref()` of weights that are each rank's own beside those that the optimizers know.
-    moment: when it is, for the message: "after epoch 1".
+    local_variables: `tf.Variable.ref()` of weights that may differ, in addition to those that the optimizers know.
+    moment: the moment, for the message: "after epoch 1".
 
     Raises:
-        RuntimeError: on every rank, when two ranks differ; it names the ranks and the first variable that differs.
+        RuntimeError: two ranks differ; every rank raises it, with the ranks and the first variable that differs.
     """
     optimizers = optimizers_of(model)
     own = rank_local_variables(model, local_variables)
@@ -115,7 +115,7 @@ def check_replicas(model: keras.Model, local_variables: set, moment: str) -> Non
         gathered = hvd.allgather(codes, name=DROP_IN_CHECK, process_set=process_set).numpy()
         differs = _differs(gathered, is_sparse)
         if differs.any():
-            assert process_set.ranks is not None  # Horovod knows them of the ranks inside
+            assert process_set.ranks is not None  # Horovod knows them on ranks in the set
             ranks = ", ".join(str(process_set.ranks[i]) for i in np.flatnonzero(differs.any(axis=1)))
             first = variables[int(np.flatnonzero(differs.any(axis=0))[0])]
             raise RuntimeError(
@@ -129,7 +129,7 @@ def check_replicas(model: keras.Model, local_variables: set, moment: str) -> Non
 def _shared_state(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]
 ) -> Iterator[tuple[ProcessSet, list[Any]]]:
-    """What must be equal, and on which ranks; what no distributed optimizer trains is compared on all of them."""
+    """Yield variables that must be equal, and on which ranks: on all if no distributed optimizer trains them."""
     rest = {native(v).ref(): v for v in model.trainable_variables}
     for part in _distributed_parts(optimizers):
         trained = list(trained_variables(part))
@@ -146,9 +146,9 @@ def _distributed_parts(optimizers: Sequence[keras.optimizers.Optimizer]) -> list
 
 
 def _slots_of(variables: set, optimizers: Sequence[keras.optimizers.Optimizer]) -> set:
-    """`tf.Variable.ref()` of the optimizers' variables that are named after one of `variables`.
+    """Return the `tf.Variable.ref()` of the optimizers' variables that are named after one of `variables`.
 
-    Keras names a slot after its variable. Where two variables share a name, the slots of both are taken.
+    Keras names a slot after its variable. If two variables share a name, the slots of both are returned.
     """
     names = {
         path.replace("/", "_").replace(":", "_") + "_"
@@ -162,17 +162,17 @@ def _slots_of(variables: set, optimizers: Sequence[keras.optimizers.Optimizer]) 
 
 
 def _leaves(value: Any) -> list[Any]:
-    """What stands in lists, tuples and dictionaries, however deep."""
+    """Return the leaves of nested lists, tuples and dictionaries."""
     if isinstance(value, dict):
         value = list(value.values())
     return [leaf for v in value for leaf in _leaves(v)] if isinstance(value, (list, tuple)) else [value]
 
 
 def _projection(array: np.ndarray) -> int:
-    """The projection on a random direction, and the norm, as two halves of 64 bits.
+    """Return the projection on a random direction and the norm, as the two halves of a 64-bit integer.
 
-    TensorFlow adds many rows of an embedding's gradient in an order that changes from run to run, so its replicas
-    agree within rounding only, and a digest of the bits would not do.
+    TensorFlow adds many rows of an embedding's gradient in an order that changes from run to run, so replicas agree
+    only within rounding, and digests of their bits would differ.
     """
     rows = np.atleast_1d(np.asarray(array, np.float32))
     rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
@@ -184,7 +184,7 @@ def _projection(array: np.ndarray) -> int:
 
 
 def _differs(gathered: np.ndarray, is_sparse: np.ndarray) -> np.ndarray:
-    """Which of the gathered (ranks, variables) differ from the first rank's."""
+    """Return a mask of the gathered codes (ranks, variables) that differ from those of the first rank."""
     differs = gathered != gathered[0]
     halves = np.ascontiguousarray(gathered).view(np.float32).reshape(*gathered.shape, 2)
     projections, norms = halves[..., 0], halves[..., 1]

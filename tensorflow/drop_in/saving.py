@@ -1,8 +1,8 @@
-"""What a saved optimizer says of its `DistributedOptimizer`, and the optimizer that has lost its own.
+"""Saved arguments of a `DistributedOptimizer`, and an optimizer whose arguments are lost.
 
-Keras makes optimizers anew from their configuration to load, copy, pickle and compile models. The configuration names
-the plain class, so that it works where Horovod is not installed; beside it, where Keras does not look, stands what
-`DistributedOptimizer` was given.
+To load, copy, pickle and compile models, Keras recreates optimizers from their configuration. The configuration names
+the plain class, so that it works without Horovod; an additional entry, which Keras ignores, has the arguments of
+`DistributedOptimizer`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from allstep.common.launch.placement import find_placement
 from allstep.tensorflow.compat import pickled_as
 from allstep.tensorflow.drop_in.reduction import Gradient, GradientReduction
 
-# The entry beside "class_name" and "config".
+# Key of the entry next to "class_name" and "config".
 KEY = "horovod"
 
 _OPS = {"average": Average, "sum": Sum, "adasum": Adasum}
@@ -27,14 +27,14 @@ _COMPRESSIONS = {"none": Compression.none, "fp16": Compression.fp16}
 
 
 if TYPE_CHECKING:
-    # What comes after it among the bases of an optimizer's class.
+    # Base class that follows `Specialised` in the class of an optimizer.
     _Optimizer = keras.optimizers.Optimizer
 else:
     _Optimizer = object
 
 
 class Specialised(_Optimizer):
-    """Base of what `specialise` puts before an optimizer's class."""
+    """Base class of the mixins that `specialise` puts before an optimizer's class."""
 
     def __reduce__(self) -> tuple:
         # Keras pickles a method of the class, and pickle finds classes by name.
@@ -42,7 +42,7 @@ class Specialised(_Optimizer):
 
 
 class Undistributed(Specialised):
-    """What an optimizer gains that was distributed and could not stay so: it does not train on several ranks."""
+    """Mixin of an optimizer that was distributed and could not be restored, which refuses to train on several ranks."""
 
     _entry: dict[str, Any]
     _reason: str
@@ -51,24 +51,24 @@ class Undistributed(Specialised):
         """Apply `grads` as Keras does.
 
         Raises:
-            RuntimeError: there are several ranks, or the gradients would be averaged where they were summed.
+            RuntimeError: there are several ranks, or gradients that were summed before would be averaged.
         """
         if num_ranks() > 1 or self._entry.get("backward_passes_per_step", 1) != 1:
             raise RuntimeError(
-                f"expected a DistributedOptimizer; received {type(self).__name__}, which was one before Keras made it "
-                f"anew from its configuration: {self._reason}. Wrap it again before it trains: "
+                f"expected a DistributedOptimizer; received {type(self).__name__}, which was one before Keras "
+                f"recreated it from its configuration: {self._reason}. Wrap it again before it trains: "
                 "hvd.DistributedOptimizer(model.optimizer, ...)."
             )
         super().apply(grads, trainable_variables)
 
 
 def num_ranks() -> int:
-    """Number of ranks of the job, also before `hvd.init`."""
+    """Return the number of ranks of the job, also before `hvd.init`."""
     return hvd.size() if hvd.is_initialized() else find_placement().world_size
 
 
 def entry(reduction: GradientReduction) -> dict[str, Any]:
-    """The arguments of `DistributedOptimizer` for JSON; "lost" are the names of those that it cannot hold."""
+    """Return the arguments of `DistributedOptimizer` for JSON; "lost" names those that JSON cannot represent."""
     lost = {
         "groups": isinstance(reduction.groups, list),
         "process_set": reduction.process_set.process_set_id != 0,
@@ -91,10 +91,10 @@ def entry(reduction: GradientReduction) -> dict[str, Any]:
 
 
 def arguments(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `DistributedOptimizer` in an entry, without those that are lost.
+    """Return the arguments of `DistributedOptimizer` in an entry, without those that are lost.
 
     Raises:
-        ValueError: this is no entry.
+        ValueError: the argument is not an entry.
     """
     try:
         known = {name: value for name, value in entry.items() if name != "lost" and name not in entry["lost"]}
@@ -107,7 +107,7 @@ def arguments(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def specialise(optimizer: keras.optimizers.Optimizer, mixin: type, **attributes: Any) -> None:
-    """Put `mixin` before the class of a plain optimizer, under the same name and place, which Keras writes down."""
+    """Put `mixin` before the class of a plain optimizer, with the same name and module, which Keras saves."""
     plain = type(optimizer)
     is_built_in = getattr(keras.optimizers, plain.__name__, None) is plain
     cls = type(

@@ -1,8 +1,8 @@
 """XLA around Horovod, whose operations it cannot compile.
 
-A training step becomes three parts: a program of XLA's that computes gradients, Horovod, which reduces them, and a
-program of XLA's that applies them. Keras' own `train_step` ends with the optimizer's `apply`, but for metrics, which
-look at no weight; so it is compiled as it is, with an `apply` that only hands the gradients out.
+A training step becomes three parts: an XLA program that computes gradients, Horovod, which reduces them, and an XLA
+program that applies them. Keras' `train_step` ends with the optimizer's `apply`, apart from metrics, which do not read
+weights. So `train_step` is compiled unchanged, with an `apply` that only hands out the gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 HandedOut = list[tuple[keras.optimizers.Optimizer, list[Any], list[Any]]]
-"""Of each optimizer that was to apply gradients: those, and their variables in the same order."""
+"""Optimizers that were to apply gradients, with these gradients and their variables, in the same order."""
 
 _HANDED_OUT: ContextVar[HandedOut | None] = ContextVar("handed_out", default=None)
 _COMPILES_UPDATES: ContextVar[bool] = ContextVar("compiles_updates", default=False)
@@ -29,14 +29,14 @@ OUTSIDE = (
 
 
 def compiled_step(train_step: Callable[[Any], dict], data: Any) -> dict:
-    """What Keras' own `train_step` does with `data`, with gradients and update as programs of XLA's.
+    """Run Keras' `train_step` on `data`, with the gradients and the update as two XLA programs.
 
-    It is called while a step is traced, outside of what XLA compiles. Returns: the metrics.
+    Call it while a step is traced, outside of code that XLA compiles. Returns: the metrics.
     """
     handed_out: HandedOut = []
 
     def compute(data: Any) -> tuple[dict, list[list[Any]]]:
-        handed_out.clear()  # TensorFlow traces twice what makes variables
+        handed_out.clear()  # TensorFlow traces a function that creates variables twice
         with _set(_HANDED_OUT, handed_out):
             metrics = train_step(data)
         return metrics, [gradients for _, gradients, _ in handed_out]
@@ -50,13 +50,13 @@ def compiled_step(train_step: Callable[[Any], dict], data: Any) -> dict:
 
 @contextlib.contextmanager
 def compiled_updates() -> Iterator[None]:
-    """Within it, a distributed optimizer has XLA compile what it does with reduced gradients."""
+    """Let XLA compile the updates of distributed optimizers with reduced gradients in the block."""
     with _set(_COMPILES_UPDATES, True):
         yield
 
 
 def hand_out(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Hand out what `optimizer` is to apply, where that is asked for; False where it is to apply it here."""
+    """Return whether `compiled_step` has asked for the gradients of `optimizer`; if so, hand them out."""
     handed_out = _HANDED_OUT.get()
     if handed_out is None:
         return False
@@ -65,7 +65,7 @@ def hand_out(optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], va
 
 
 def updated(update: Callable[[Sequence[Any]], None], gradients: Sequence[Any]) -> None:
-    """Call `update` with reduced gradients, by XLA where that is asked for."""
+    """Call `update` with reduced gradients, compiled by XLA within `compiled_updates`."""
     if _COMPILES_UPDATES.get():
         update = tf.function(update, jit_compile=True, autograph=False)
     update(gradients)

@@ -1,5 +1,5 @@
-"""Batch norm as PyTorch has it, and what becomes of its running statistics; `pytorch/networks/batch_norm.py` computes
-the same."""
+"""Batch norm as in PyTorch, with control over updates of its running statistics; `pytorch/networks/batch_norm.py`
+computes the same."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-# In which proportion samples count in running statistics.
+# Weight of samples in running statistics.
 _COUNTS: ContextVar[float | tf.Tensor] = ContextVar("counts", default=1.0)
 
 
 @contextlib.contextmanager
 def counted(counts: float | tf.Tensor) -> Iterator[None]:
-    """Within it, samples change running statistics if `counts` is 1; if it is 0, they only fill an empty slice up."""
+    """Update running statistics in the block if `counts` is 1; at 0, the samples are padding of an empty slice."""
     token = _COUNTS.set(counts)
     try:
         yield
@@ -30,7 +30,7 @@ _TRACKED: ContextVar[bool] = ContextVar("tracked", default=True)
 
 @contextlib.contextmanager
 def tracked(is_tracked: bool) -> Iterator[None]:
-    """Within it, samples change running statistics or not: not, where they are computed once more."""
+    """Turn updates of running statistics in the block on or off: off while samples are recomputed."""
     token = _TRACKED.set(is_tracked)
     try:
         yield
@@ -38,13 +38,13 @@ def tracked(is_tracked: bool) -> Iterator[None]:
         _TRACKED.reset(token)
 
 
-# Running statistics by the paths of their variables, where they are not to be assigned.
+# New running statistics by the paths of their variables, if they are not to be assigned.
 _SET_ASIDE: ContextVar[dict[str, tf.Tensor] | None] = ContextVar("set_aside", default=None)
 
 
 @contextlib.contextmanager
 def statistics_set_aside() -> Iterator[dict[str, tf.Tensor]]:
-    """Within it, batch norms leave their running statistics as they are; what they would be now is in what it gives."""
+    """Collect new running statistics of the block in the dictionary that is yielded, without assigning them."""
     values: dict[str, tf.Tensor] = {}
     token = _SET_ASIDE.set(values)
     try:
@@ -54,10 +54,10 @@ def statistics_set_aside() -> Iterator[dict[str, tf.Tensor]]:
 
 
 class BatchNorm(layers.Layer):
-    """Batch norm as PyTorch has it, in one fused kernel.
+    """Batch norm as in PyTorch, in one fused kernel.
 
-    Keras' own keeps the variance of the samples as the running one, without Bessel's correction, and takes several
-    passes over the values. Each device keeps the statistics of its own samples until the worker averages them.
+    Keras' batch norm keeps the running variance without Bessel's correction and takes several passes over the values.
+    Each device keeps the statistics of its samples until the worker averages them.
     """
 
     MOMENTUM, EPSILON = 0.1, 1e-5
@@ -91,17 +91,17 @@ class BatchNorm(layers.Layer):
     def normalise(
         self, inputs: tf.Tensor, counts: float | tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, float | tf.Tensor]:
-        """Normalise samples in training by their own mean and variance; --sync-batch-norm puts another in its place.
+        """Normalise samples in training by their mean and variance; --sync-batch-norm replaces this method.
 
         Args:
             counts: see `counted`.
 
-        Returns: the normalised values, mean and unbiased variance, and in which proportion these count.
+        Returns: the normalised values, their mean and unbiased variance, and the weight of these two.
         """
         return *self._fused(inputs), counts
 
     def _fused(self, inputs: tf.Tensor, **statistics: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Values normalised by `statistics`, or by their own where there are none; their mean and unbiased variance."""
+        """Return values normalised by `statistics`, by default their own, and their mean and unbiased variance."""
         return tf.compat.v1.nn.fused_batch_norm(
             inputs, self.gamma.value, self.beta.value, epsilon=self.EPSILON, is_training=not statistics, **statistics
         )

@@ -1,9 +1,9 @@
-"""The ResNets for images of 32 x 32 pixels (He et al. 2016, section 4.2); `pytorch/networks/cifar_resnet.py` builds the
+"""ResNets for images of 32 x 32 pixels (He et al. 2016, section 4.2); `pytorch/networks/cifar_resnet.py` builds the
 same ones.
 
-A network of depth 6n + 2 has three stages of n blocks, with 16, 32 and 64 channels. Shortcuts have no weights: where a
-stage begins, every second row and column is taken, and channels of zeros are added (option A of the paper), as many
-before the others as behind them.
+A network of depth 6n + 2 has three stages of n blocks, with 16, 32 and 64 channels. Shortcuts have no weights: at the
+start of a stage they take every second row and column and pad with channels of zeros, half of them before the others
+and half after (option A of the paper).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from allstep.tensorflow.networks.resnet import convolve
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """resnet32, resnet44, resnet56 or resnet110 for images of any size and number of channels."""
+    """Build resnet32, resnet44, resnet56 or resnet110 for images of any size and number of channels."""
     num_blocks = (int(name.removeprefix("resnet")) - 2) // 6
-    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras does not say that it is one
+    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras' annotations do not tell
     values = layers.ReLU()(convolve(inputs, 16, 3, "conv1", "bn1"))
     for stage, width in enumerate((16, 32, 64), start=1):
         for index in range(num_blocks):
@@ -29,7 +29,7 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ker
 
 
 def _block(inputs: keras.KerasTensor, width: int, name: str) -> keras.KerasTensor:
-    """Two convolutions and a shortcut; it halves the image where it has more channels than its input."""
+    """Apply two convolutions and a shortcut; a block that adds channels halves the image."""
     added = width - inputs.shape[-1]
     shortcut = inputs
     if added:

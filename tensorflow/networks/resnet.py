@@ -1,6 +1,6 @@
-"""ResNet-18 and ResNet-50 (He et al. 2016) by torchvision's names; `pytorch/networks/resnet.py` has the same.
+"""ResNet-18 and ResNet-50 (He et al. 2016) with torchvision's names; `pytorch/networks/resnet.py` builds the same ones.
 
-The stride is in the 3x3 convolution of a bottleneck, which is known as version 1.5.
+The stride is in the 3x3 convolution of a bottleneck, as in the variant known as version 1.5.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from allstep.tensorflow.networks.batch_norm import BatchNorm
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """The network of that name for images of any size and number of channels."""
+    """Build the network of that name for images of any size and number of channels."""
     block, num_blocks = {"resnet18": (_basic_block, (2, 2, 2, 2)), "resnet50": (_bottleneck, (3, 4, 6, 3))}[name]
-    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras does not say that it is one
+    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras' annotations do not tell
     values = layers.ReLU()(convolve(inputs, 64, 7, "conv1", "bn1", stride=2))
-    # What is padded with here never exceeds what a ReLU gives.
+    # Zeros can pad a max pooling, because a ReLU's outputs are never less.
     values = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(values))
     for stage, number in enumerate(num_blocks):
         for index in range(number):
@@ -50,16 +50,16 @@ def _shortcut(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) 
 def convolve(
     inputs: keras.KerasTensor, width: int, size: int, name: str, norm_name: str, *, stride: int = 1
 ) -> keras.KerasTensor:
-    """Convolution with PyTorch's padding, and batch norm."""
+    """Apply a convolution with PyTorch's padding, and batch norm."""
     return BatchNorm(name=norm_name)(padded_convolution(inputs, width, size, name, stride=stride))
 
 
 def padded_convolution(
     inputs: keras.KerasTensor, width: int, size: int, name: str, *, stride: int = 1
 ) -> keras.KerasTensor:
-    """Convolution without bias and with PyTorch's padding, the same on both sides."""
+    """Apply a convolution without bias, with PyTorch's padding, which is the same on both sides."""
     if stride == 1:
         padded, padding = inputs, "same"
-    else:  # where Keras' own padding would put more on one side
+    else:  # Keras' padding would add more on one side
         padded, padding = layers.ZeroPadding2D(size // 2)(inputs), "valid"
     return layers.Conv2D(width, size, stride, padding, use_bias=False, name=name)(padded)

@@ -1,4 +1,4 @@
-"""The networks that train in seconds on one core; `pytorch/networks/small.py` builds the same ones."""
+"""Networks that train in seconds on one core; `pytorch/networks/small.py` builds the same ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from keras import layers
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """mlp or cnn."""
+    """Build mlp or cnn."""
     return {"mlp": _mlp, "cnn": _cnn}[name](image_shape, num_classes)
 
 
 def _mlp(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
-    """Two hidden layers of 128 units."""
+    """Build a network of two hidden layers with 128 units."""
     return keras.Sequential(
         [
             layers.Input(input_shape),
@@ -25,7 +25,7 @@ def _mlp(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
 
 
 def _cnn(image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """The convolutional network of the MNIST examples, without dropout; 1.2 million parameters at 28 x 28 x 1."""
+    """Build the CNN of the MNIST examples, without dropout; it has 1.2 million parameters at 28 x 28 x 1."""
     return keras.Sequential(
         [
             layers.Input(image_shape),

@@ -1,4 +1,4 @@
-"""Small transformers for text (Vaswani et al. 2017), normalised before each part as GPT-2, without dropout;
+"""Small transformers for text (Vaswani et al. 2017) with pre-normalisation as in GPT-2 and without dropout;
 `pytorch/networks/transformer.py` builds the same ones."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WIDTH, DEPTH, NUM_HEADS = 64, 2, 4
 
 
 def build(name: str, input_shape: tuple[int, ...], num_classes: int, *, num_tokens: int) -> keras.Model:
-    """text-encoder classifies a text by the mean over its tokens; text-decoder says for each what comes next."""
+    """Build text-encoder, a classifier by the mean over tokens, or text-decoder, which predicts each next token."""
     is_decoder = name == "text-decoder"
     tokens = layers.Input(input_shape, dtype="int64")
     values = Positions(name="positions")(layers.Embedding(num_tokens, WIDTH, name="embed")(tokens))
@@ -25,7 +25,7 @@ def build(name: str, input_shape: tuple[int, ...], num_classes: int, *, num_toke
 
 
 class Positions(layers.Layer):
-    """Adds to each token what says where it is."""
+    """Adds the position embedding to each token."""
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         self.pos_embed = self.add_weight(shape=(1, *input_shape[1:]), name="pos_embed", initializer="zeros")

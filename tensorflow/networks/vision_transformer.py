@@ -1,5 +1,5 @@
 """Vision transformers (Dosovitskiy et al. 2021) with timm's topology and names, without dropout;
-`pytorch/networks/vision_transformer.py` has the same ones."""
+`pytorch/networks/vision_transformer.py` builds the same ones."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, cast
 import keras
 from keras import layers, ops
 
-_Tensor = Any  # a KerasTensor, but of what its operators make of it Keras' types know nothing
-_EPSILON = 1e-6  # timm's, of its layer norms
+_Tensor = Any  # a KerasTensor, whose operators have no result types in Keras
+_EPSILON = 1e-6  # of timm's layer norms
 
 
 @dataclass(frozen=True)
 class _Size:
     patch_size: int
-    """Pixels on a side."""
+    """Pixels per side."""
     width: int
-    """Features of a token."""
+    """Features per token."""
     depth: int
-    """Blocks."""
+    """Number of blocks."""
     num_heads: int
 
 
@@ -28,9 +28,9 @@ _SIZES = {"vit-tiny": _Size(16, 192, 12, 3), "vit-small-images": _Size(4, 64, 4,
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """vit-tiny is ViT-Ti/16, vit-small-images one for images of 28 x 28 or 32 x 32 pixels.
+    """Build a network: vit-tiny is ViT-Ti/16, vit-small-images is for images of 28 x 28 or 32 x 32 pixels.
 
-    For another size of images there are more or fewer positions.
+    The number of positions depends on the size of the images.
     """
     size = _SIZES[name]
     inputs = layers.Input(image_shape)
@@ -43,10 +43,10 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int) -> ker
 
 
 def block(values: _Tensor, name: str, *, num_heads: int, causal: bool = False) -> _Tensor:
-    """Self-attention and two fully connected layers, each behind a layer norm and beside a shortcut.
+    """Apply self-attention and two fully connected layers, each with a layer norm before it and a residual connection.
 
     Args:
-        causal: a token sees itself and those before it alone.
+        causal: whether a token attends only to itself and earlier tokens.
     """
     width = values.shape[-1]
     values = values + _attention(layer_norm(values, f"{name}.norm1"), f"{name}.attn", num_heads, causal=causal)
@@ -55,7 +55,7 @@ def block(values: _Tensor, name: str, *, num_heads: int, causal: bool = False) -
 
 
 def _attention(values: _Tensor, name: str, num_heads: int, *, causal: bool) -> _Tensor:
-    """`values` and the result: (samples, tokens, features)."""
+    """Apply self-attention; `values` and the result are (samples, tokens, features)."""
     _, num_tokens, width = values.shape
     projected = TokenDense(3 * width, name=f"{name}.qkv")(values)
     projected = layers.Reshape((num_tokens, 3, num_heads, width // num_heads))(projected)
@@ -65,10 +65,10 @@ def _attention(values: _Tensor, name: str, num_heads: int, *, causal: bool) -> _
 
 
 class TokenDense(layers.Dense):
-    """A fully connected layer for each token, the gradient of whose bias is added up over tokens and then over samples.
+    """Fully connected layer for each token, which sums the bias gradient over tokens and then over samples.
 
-    TensorFlow's adds up all in a row. Thousands of numbers, equal ones for the tokens of a text whose mean is taken,
-    then have an error of 2e-5 in float32, in place of 3e-7.
+    TensorFlow sums over both at once. For thousands of addends, such as the equal ones of a text's tokens after a mean,
+    the error in float32 is then 2e-5 instead of 3e-7.
     """
 
     def call(self, inputs: _Tensor) -> _Tensor:
@@ -78,12 +78,12 @@ class TokenDense(layers.Dense):
 
 
 def layer_norm(values: _Tensor, name: str) -> _Tensor:
-    """With timm's epsilon."""
+    """Apply a layer norm with timm's epsilon."""
     return layers.LayerNormalization(epsilon=_EPSILON, name=name)(values)
 
 
 class Tokens(layers.Layer):
-    """Puts the token that stands for the class before the others, and adds to each what says where it is."""
+    """Prepends the class token, and adds the position embedding to each token."""
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         _, num_patches, width = input_shape

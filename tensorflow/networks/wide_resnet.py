@@ -17,9 +17,9 @@ from allstep.tensorflow.networks.resnet import padded_convolution
 
 
 def build(name: str, image_shape: tuple[int, int, int], num_classes: int, *, depth: int, width: int) -> keras.Model:
-    """WRN-`depth`-`width` for images of any size and number of channels."""
+    """Build WRN-`depth`-`width` for images of any size and number of channels."""
     num_blocks = (depth - 4) // 6
-    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras does not say that it is one
+    inputs = cast("keras.KerasTensor", layers.Input(image_shape))  # Keras' annotations do not tell
     values = padded_convolution(inputs, 16, 3, "conv1")
     for number, stride in enumerate((1, 2, 2)):
         for index in range(num_blocks):
@@ -30,7 +30,7 @@ def build(name: str, image_shape: tuple[int, int, int], num_classes: int, *, dep
 
 
 def _block(inputs: keras.KerasTensor, width: int, name: str, *, stride: int) -> keras.KerasTensor:
-    """Normalise, rectify, convolve, twice; where it changes the shape, the shortcut convolves what was normalised."""
+    """Normalise, rectify and convolve, twice; if the shape changes, the shortcut convolves the normalised input."""
     normalised = layers.ReLU()(BatchNorm(name=f"{name}.bn1")(inputs))
     shortcut = inputs
     if inputs.shape[-1] != width:

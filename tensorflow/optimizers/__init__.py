@@ -40,5 +40,4 @@ def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:
         "lars": {"momentum": config.momentum},
         "novograd": {"grad_averaging": config.grad_averaging},
     }
-    ema = {} if config.ema is None else {"use_ema": True, "ema_momentum": config.ema}
-    return _KINDS[name](weight_decay=config.weight_decay or None, **ema, **flags.get(name, {}))
+    return _KINDS[name](weight_decay=config.weight_decay or None, **flags.get(name, {}))

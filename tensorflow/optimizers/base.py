@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import keras
@@ -21,12 +21,6 @@ class Optimizer(keras.Optimizer):
     slots: dict[str, list[keras.Variable]]
     """What it remembers of each weight, by canonical names; there when it is built."""
     slot_names: Sequence[str] = ()
-    changes: Callable[[Sequence[tf.Tensor], tf.Tensor], Sequence[tf.Tensor]] | None = None
-    """What makes of all gradients, added up over the replicas of tf.distribute, and the number of steps before this one
-    the gradients that are applied. Keras clips each replica's own."""
-
-    adds_up_replicas = True
-    """Whether replicas of tf.distribute have gradients that are to be added up; else each has their sum."""
 
     def __init__(self, learning_rate: float = 0.0, **kwargs) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -77,34 +71,6 @@ class Optimizer(keras.Optimizer):
         ]
         rates = self.rates(learning_rate, tf.as_dtype(trainable_variables[0].dtype))
         super()._backend_update_step(grads, trainable_variables, rates)
-
-    def _all_reduce_sum_gradients(
-        self, grads_and_vars: Sequence[tuple[tf.Tensor, tf.Variable]]
-    ) -> Sequence[tuple[tf.Tensor, tf.Variable]]:
-        pairs = super()._all_reduce_sum_gradients(grads_and_vars) if self.adds_up_replicas else grads_and_vars
-        if not self.changes:
-            return pairs
-        gradients, variables = zip(*pairs, strict=True)
-        return list(zip(self.changes(gradients, self.num_steps), variables, strict=True))
-
-    @property
-    def averages(self) -> Sequence[keras.Variable]:
-        """Of `use_ema`: the moving averages of the weights, in their order."""
-        return self._model_variables_moving_average
-
-    def _update_model_variables_moving_average(self, trainable_variables: Sequence[keras.Variable]) -> None:
-        """As Keras', which cannot assign to them in a replica of tf.distribute."""
-        kept = tf.where(self.num_steps == 0, 0.0, self.ema_momentum)
-
-        def update(average: tf.Variable, weight: tf.Tensor, kept: tf.Tensor) -> None:
-            kept = tf.cast(kept, weight.dtype)
-            average.assign(kept * average + (1 - kept) * weight)
-
-        def everywhere(distribution: tf.distribute.Strategy, kept: tf.Tensor) -> None:
-            for variable, average in zip(trainable_variables, self.averages, strict=True):
-                distribution.extended.update(average.value, update, args=(variable.value, kept), group=False)
-
-        tf.__internal__.distribute.interim.maybe_merge_call(everywhere, self._distribution_strategy, kept)
 
 
 def is_layer(variable: tf.Variable) -> bool:

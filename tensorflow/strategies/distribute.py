@@ -1,7 +1,7 @@
 """What the strategies of tf.distribute have in common: a step runs on every device of this process.
 
-Gradients are added up over all devices of all ranks inside the optimizer's `apply`, as Keras 3 does wherever it
-finds itself in a `tf.distribute` strategy.
+Gradients are added up over all devices of all ranks by the all-reduce of the replica context, which Keras 3 calls
+inside of an optimizer's `apply`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from allstep.common.base.collectives import OneRank
 from allstep.common.base.errors import UserError
-from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
+from allstep.tensorflow.compat import leave_gradients_as_they_are
+from allstep.tensorflow.passes import Gradients, cut, on_present
+from allstep.tensorflow.strategies.reduction import Reduction, ReplicaSums
 from allstep.tensorflow.strategies.slice_devices import ReplicaDevices
-from allstep.tensorflow.strategies.strategy import Strategy, apply_if, count_overflows, cut
+from allstep.tensorflow.strategies.strategy import Strategy, apply_if
 
 
 class DistributedStrategy(Strategy):
@@ -30,12 +32,13 @@ class DistributedStrategy(Strategy):
         return self.strategy.scope()
 
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        """3. TensorFlow does, since both were made in its scope."""
-        if self.flags.sync_batch_norm:
-            synchronise_batch_norm(model, sum_over_replicas)
-        optimizer.adds_up_replicas = not self.flags.slices
+        # The step adds up gradients over devices, so that it sees the sums.
+        leave_gradients_as_they_are(optimizer)
         self.slice_devices = ReplicaDevices(self.strategy, self.num_local_devices)
-        return model, optimizer
+        return super().wrap(model, optimizer)
+
+    def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
+        return ReplicaSums(optimizer, model.trainable_variables)
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. TensorFlow has done it when the variables were made."""
@@ -43,31 +46,28 @@ class DistributedStrategy(Strategy):
     def copies(self, variable: keras.Variable) -> Sequence[tf.Variable]:
         return self.strategy.experimental_local_results(variable.value)
 
-    def apply_unscaled(
-        self,
-        optimizer: keras.Optimizer,
-        gradients: Sequence[tf.Tensor],
-        variables: Sequence[keras.Variable],
-        loss_scale: tf.Tensor,
-    ) -> tf.Tensor:
-        # Each device looks at its own: Keras adds gradients up within `apply`, and all have to decide alike before.
+    def sum_over_ranks(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
         replicas = tf.distribute.get_replica_context()
-        overflow = replicas.all_reduce(tf.distribute.ReduceOp.SUM, count_overflows(gradients))
-        gradients = [gradient / loss_scale for gradient in gradients]
+        assert replicas is not None  # a step runs in one
+        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, tensor)  # TensorFlow knows sums by their order
 
-        def apply_on_all(strategy: tf.distribute.Strategy, overflow: tf.Tensor, gradients: list[tf.Tensor]) -> None:
+    def unless(self, overflow: tf.Tensor, update: Callable[[Gradients], None], gradients: Gradients) -> None:
+        present = [one for one in gradients if one is not None]
+
+        def on_device(*present: tf.Tensor) -> None:
+            update(on_present(lambda _: present, gradients))
+
+        def update_on_all(strategy: tf.distribute.Strategy, overflow: tf.Tensor, *present: tf.Tensor) -> None:
             # TensorFlow has no condition around what devices do together, but one around all of them.
             [first, *_] = strategy.experimental_local_results(overflow)
-            call = strategy.extended.call_for_each_replica
-            apply_if(first, lambda: call(optimizer.apply, args=(gradients, variables)))
+            apply_if(first, lambda: strategy.extended.call_for_each_replica(on_device, args=present))
 
-        replicas.merge_call(apply_on_all, args=(overflow, gradients))
-        return overflow
+        tf.distribute.get_replica_context().merge_call(update_on_all, args=(overflow, *present))
 
     def _on_devices(
         self, step: Callable, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, *numbers: tf.Tensor
     ) -> tf.Tensor:
-        if self.flags.slices:  # a slice is evaluated as a whole, so that its bits depend on no number of devices
+        if self.reduction.is_ordered:  # a slice is evaluated as a whole: no bit depends on the number of devices
             return step(inputs, targets, loss_weight, *numbers)
 
         def on_device() -> tf.Tensor:
@@ -78,13 +78,6 @@ class DistributedStrategy(Strategy):
 
         results = self.strategy.run(on_device)
         return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)
-
-
-def sum_over_replicas(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """The sum of `tensor` over all devices of all ranks; TensorFlow knows sums by their order, not by `name`."""
-    replicas = tf.distribute.get_replica_context()
-    assert replicas is not None  # a step runs in one
-    return replicas.all_reduce(tf.distribute.ReduceOp.SUM, tensor)
 
 
 class LocalDevices(DistributedStrategy):

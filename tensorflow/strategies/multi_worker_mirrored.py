@@ -12,12 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.errors import Fault, UserError
-from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
+from allstep.common.cli.strategy_flags import many_gradients
 from allstep.common.launch import rendezvous, tf_config
 from allstep.common.launch.devices import check_agreement
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.distribute import DistributedStrategy
 from allstep.tensorflow.strategies.ordered_sum import Exchange, add
+from allstep.tensorflow.strategies.reduction import Reduction, ReplicaSums
 
 
 class MultiWorkerMirrored(DistributedStrategy):
@@ -60,9 +61,10 @@ class MultiWorkerMirrored(DistributedStrategy):
         self.collectives = ReplicaCollectives(self.placement.rank, self.placement.world_size, self.strategy)
         return device
 
-    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        self._gradients = many_gradients(trainable_names(model))
-        return super().wrap(model, optimizer)
+    def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
+        reduction = ReplicaSums(optimizer, model.trainable_variables)
+        reduction.names = (f"the all-reduce of {many_gradients(trainable_names(model))}",)
+        return reduction
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         variables = [*model.variables, *optimizer.variables]
@@ -73,11 +75,6 @@ class MultiWorkerMirrored(DistributedStrategy):
     def _exchange(self) -> Exchange | None:
         world_size = self.placement.world_size
         return ReplicaExchange(self.placement.rank, world_size, self.strategy) if world_size > 1 else None
-
-    def pending_tensors(self) -> Sequence[str]:
-        if self.flags.slices:
-            return (SUM_OF_SLICES,)
-        return (f"the all-reduce of {self._gradients}",)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.data.slices import Node, TreeSum, adds_in_order, local_nodes
+from allstep.common.data.slices import Node, SumPlan, TreeSum
 
 
 def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
@@ -65,19 +65,13 @@ class Exchange(Protocol):
         ...
 
 
-class OrderedSum:
+class OrderedSum(SumPlan):
     """A sum over all slices of all ranks; every rank gets the same bits, on any number of them."""
 
     def __init__(self, num_slices: int, rank: int, world_size: int, exchange: Exchange | None = None) -> None:
         """`exchange` is for more than one rank."""
-        self.num_slices, self._rank, self._world_size, self._exchange = num_slices, rank, world_size, exchange
-        self._nodes = [local_nodes(other, world_size, num_slices) for other in range(world_size)]
-        self.in_order: dict[int, bool] = {}
-        """Whether an all-reduce of so many elements is what adds up; known from the first sum of several ranks on."""
-
-    def padding(self, size: int) -> int:
-        """How many elements a vector of `size` lacks to be cut into parts of one size for all ranks."""
-        return -size % self._world_size
+        super().__init__(num_slices, rank, world_size)
+        self._exchange = exchange
 
     def __call__(self, partial: Mapping[Node, tf.Tensor]) -> tf.Tensor:
         """The sum over all slices.
@@ -87,17 +81,17 @@ class OrderedSum:
         """
         if self._exchange is None:
             return partial[0, self.num_slices]
-        own = [partial[node] for node in self._nodes[self._rank]]
+        own = [partial[node] for node in self.nodes[self.rank]]
         size = own[0].shape.num_elements()
         if self._is_in_order(self._exchange, size):
             return self._exchange.all_reduce(own[0])
-        part_size = size // self._world_size
+        part_size = size // self.world_size
         # To each rank its part of all of this one's sums.
         sent = own[0]
         if len(own) > 1:
-            sent = tf.reshape(tf.stack([tf.reshape(one, (self._world_size, -1)) for one in own], 1), [-1])
-        received = self._exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self._nodes])
-        nodes = list(itertools.chain.from_iterable(self._nodes))
+            sent = tf.reshape(tf.stack([tf.reshape(one, (self.world_size, -1)) for one in own], 1), [-1])
+        received = self._exchange.all_to_all(sent, [len(nodes) * part_size for nodes in self.nodes])
+        nodes = list(itertools.chain.from_iterable(self.nodes))
         return self._exchange.all_gather(_add_up(nodes, tf.split(received, len(nodes)), self.num_slices))
 
     def within_a_step(self, size: int) -> Callable[[tf.Tensor], tf.Tensor] | None:
@@ -109,23 +103,10 @@ class OrderedSum:
         return exchange.all_reduce if exchange and exchange.in_graph and self._is_in_order(exchange, size) else None
 
     def _is_in_order(self, exchange: Exchange, size: int) -> bool:
-        if size not in self.in_order:
-            self.in_order[size] = self._try_order(exchange, size)
-        return self.in_order[size]
+        def all_reduce(array: np.ndarray) -> np.ndarray:
+            return exchange.all_reduce(tf.constant(array)).numpy()
 
-    def _try_order(self, exchange: Exchange, size: int) -> bool:
-        """Whether an all-reduce of `size` elements adds them up in the order of the tree; all ranks call it."""
-        if self._world_size == 2:  # each has one half of the tree, and a sum of two numbers has but one order
-            return True
-        if not exchange.keeps_order:
-            return False
-        return adds_in_order(
-            lambda array: exchange.all_reduce(tf.constant(array)).numpy(),
-            size,
-            rank=self._rank,
-            world_size=self._world_size,
-            num_slices=self.num_slices,
-        )
+        return self.is_in_order(size, all_reduce if exchange.keeps_order else None)
 
 
 def _add_up(nodes: Sequence[Node], parts: Sequence[tf.Tensor], num_slices: int) -> tf.Tensor:

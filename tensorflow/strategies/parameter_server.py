@@ -31,13 +31,17 @@ import tensorflow as tf
 
 from allstep.common.base.collectives import OneRank
 from allstep.common.config.train_config import FaultConfig, StrategyConfig
+from allstep.common.data.loader import Batch
 from allstep.common.launch import rendezvous, tf_config
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.launch.tf_config import TFConfig
 from allstep.common.process.exit import EXIT_FAULT, leave, rank_name, seconds_to_turn
 from allstep.common.watch import NOTICES
+from allstep.tensorflow.inputs import Samples
+from allstep.tensorflow.passes import Gradients
 from allstep.tensorflow.strategies.distribute import DistributedStrategy
-from allstep.tensorflow.strategies.strategy import EvalStep, Samples, TrainStep, compile_step
+from allstep.tensorflow.strategies.reduction import Reduction, ReplicaSums
+from allstep.tensorflow.strategies.strategy import Compute, EvalPass, compile_step
 
 _LOOK_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
@@ -114,21 +118,13 @@ class ParameterServer(DistributedStrategy):
             leave(EXIT_FAULT, message if self.placement.rank == 1 else "")
         return True
 
-    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        apply = optimizer.apply
-
-        def apply_after(gradients: list[tf.Tensor], variables: list[keras.Variable]) -> None:
-            # So that the optimizer counts an update when it is applied, not while its gradients are computed.
-            with tf.control_dependencies(gradients):
-                apply(gradients, variables)
-
-        optimizer.apply = apply_after  # pyright: ignore[reportAttributeAccessIssue] (nobody calls it by keywords)
+    def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
         self._num_updates = cast("keras.Variable", optimizer.iterations)
-        return model, optimizer
+        return _OwnGradients(optimizer, model.trainable_variables)
 
     def compile_train_step(
-        self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
-    ) -> Callable[[np.ndarray, np.ndarray, float, float, float], Update]:
+        self, compute: Compute, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
+    ) -> Callable[[Batch, float, float], Update]:
         """The compiled step hands the batch to a worker, and returns at once."""
 
         def traced(
@@ -141,24 +137,25 @@ class ParameterServer(DistributedStrategy):
             set_learning_rate(learning_rate)
             before = tf.identity(self._num_updates.value)
             with tf.control_dependencies([before]):
-                loss_sum, overflow = self._on_devices(step, inputs, targets, loss_weight, loss_scale)
+                numbers = self._on_devices(compute, inputs, targets, loss_weight, loss_scale)
+            overflow = numbers["overflow"]
             local_updates = tf.where(overflow > 0, 0, 1)
             with tf.control_dependencies([overflow]):
                 missed = self._num_updates.value - before
-            return loss_sum, overflow, missed - tf.cast(local_updates, missed.dtype)
+            return numbers["loss_sum"], overflow, missed - tf.cast(local_updates, missed.dtype)
 
         compiled = compile_step(traced, samples, num_numbers=3)
 
-        def start(
-            inputs: np.ndarray, targets: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
-        ) -> Update:
-            args = inputs, targets, *map(np.float32, (loss_weight, learning_rate, loss_scale))
-            return Update(self._coordinator.schedule(compiled, args), self._staleness)
+        def start(batch: Batch, learning_rate: float, loss_scale: float) -> Update:
+            numbers = map(np.float32, (batch.loss_weight, learning_rate, loss_scale))
+            return Update(
+                self._coordinator.schedule(compiled, (batch.inputs, batch.targets, *numbers)), self._staleness
+            )
 
         return start
 
     def compile_eval_step(
-        self, step: EvalStep, samples: Samples
+        self, step: EvalPass, samples: Samples
     ) -> Callable[[np.ndarray, np.ndarray], tuple[tf.Tensor, tf.Tensor]]:
         """The compiled step runs on the chief, when all updates are in."""
         return compile_step(lambda inputs, targets: step(inputs, targets, tf.constant(1.0)), samples)
@@ -186,6 +183,18 @@ class ParameterServer(DistributedStrategy):
             EXIT_FAULT,
             f"allstep: {rank_name(self.placement)} stopped: rank {rank} ({role} {index} at {address}) {failure}",
         )
+
+
+class _OwnGradients(ReplicaSums):
+    """Each worker applies its own gradients."""
+
+    def updates(self, update: Callable[[Gradients], None]) -> Callable[[Gradients], None]:
+        def update_after(gradients: Gradients) -> None:
+            # So that the optimizer counts an update when it is applied, not while its gradients are computed.
+            with tf.control_dependencies([one for one in gradients if one is not None]):
+                update(gradients)
+
+        return update_after
 
 
 @dataclass

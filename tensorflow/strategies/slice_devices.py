@@ -10,6 +10,7 @@ import tensorflow as tf
 
 SliceFunction = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """Inputs, targets and the weight of their losses -> a vector."""
+Numbers = dict[str, tf.Tensor]
 
 
 class SliceDevices(Protocol):
@@ -26,8 +27,8 @@ class SliceDevices(Protocol):
         """What `function` makes of a slice on each device; `bounds`, (number, 2), are which samples it has."""
         ...
 
-    def on_every(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """The sum of what `function` returns on every device."""
+    def on_every(self, function: Callable[[], Numbers]) -> Numbers:
+        """Return the sums of what `function` returns on every device."""
         ...
 
 
@@ -42,7 +43,7 @@ class OneDevice:
         begin, end = tf.unstack(bounds[0])
         return [function(inputs[begin:end], targets[begin:end], loss_weight)]
 
-    def on_every(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
+    def on_every(self, function: Callable[[], Numbers]) -> Numbers:
         return function()
 
 
@@ -63,5 +64,6 @@ class ReplicaDevices:
 
         return self.strategy.experimental_local_results(self.strategy.run(on_device))
 
-    def on_every(self, function: Callable[[], tf.Tensor]) -> tf.Tensor:
-        return tf.add_n(self.strategy.experimental_local_results(self.strategy.run(function)))
+    def on_every(self, function: Callable[[], Numbers]) -> Numbers:
+        results = self.strategy.run(function)
+        return tf.nest.map_structure(lambda value: tf.add_n(self.strategy.experimental_local_results(value)), results)

@@ -18,25 +18,26 @@ from allstep.common.base.collectives import Collectives
 from allstep.common.base.errors import UserError
 from allstep.common.base.memory import keep_freed_memory
 from allstep.common.config.train_config import StrategyConfig
+from allstep.common.data.loader import Batch
 from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.training.worker import StepResult
+from allstep.tensorflow.inputs import Samples
+from allstep.tensorflow.passes import Gradients
+from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
 from allstep.tensorflow.strategies.ordered_sum import Exchange, OrderedSum
+from allstep.tensorflow.strategies.reduction import Ordered, Reduction
 from allstep.tensorflow.strategies.slice_devices import OneDevice, SliceDevices
 
 Result = TypeVar("Result")
-TrainStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
-"""Inputs, targets, the weight of their losses and the loss scale -> the fields of a `StepResult`: the sum of their
-losses, after a step of the optimizer; a number above 0 where gradients overflowed and nothing was changed; and what
-`noise_scale` measures, if it does. They are added up over the devices of this process."""
-EvalStep = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+Numbers = dict[str, tf.Tensor]
+"""Fields of a `StepResult`, added up over the devices of this process."""
+Compute = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Numbers]
+"""`Step.compute`: takes inputs, targets, the weight of their losses and the loss scale."""
+EvalPass = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Inputs, targets and a weight of 0 where they do not count -> the sums of losses and of the metric."""
-
-
-Samples = tuple[tf.TensorSpec, tf.TensorSpec]
-"""Shape and type of inputs and of targets, for any number of samples."""
-CompiledTrainStep = Callable[[np.ndarray, np.ndarray, float, float, float], StepResult]
-"""Takes inputs, targets, their loss weight, the learning rate and the loss scale; starts the step."""
+Start = Callable[[Batch, float, float], StepResult]
+"""Takes this rank's batch, the learning rate and the loss scale; starts the step."""
 
 
 @contextlib.contextmanager
@@ -80,6 +81,8 @@ class Strategy(ABC):
     """Steps that may be under way before the engine looks at the loss of the first."""
     slice_devices: SliceDevices = OneDevice()
     """Where this process computes its slices with --slices; there from `wrap` on."""
+    reduction: Reduction
+    """How gradients are combined; there from `wrap` on."""
     num_local_devices = 1
     """Devices of this process that compute a part of its samples each; there from `pin_device` on."""
     rank_weight = 1.0
@@ -128,9 +131,13 @@ class Strategy(ABC):
         """The model and the optimizer are made inside it."""
         return contextlib.nullcontext()
 
-    @abstractmethod
     def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        """3. Have gradients averaged over ranks before they are applied."""
+        """3. Have gradients averaged over ranks before they are applied; the only place that looks at --slices."""
+        if self.flags.sync_batch_norm:
+            synchronise_batch_norm(model, self.sum_over_ranks)
+        reduce = self.reduce_in_order if self.flags.slices else self.reduce
+        self.reduction = reduce(model, optimizer)
+        return model, self.reduction.optimizer
 
     @abstractmethod
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
@@ -140,12 +147,33 @@ class Strategy(ABC):
         """`function` of tensors, of which XLA makes a program for each of their shapes; as it is without --compile."""
         return tf.function(function, jit_compile=True, autograph=False) if self.flags.compile else function
 
-    # What the worker calls in place of its own steps.
+    def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
+        """Have the strategy's library combine gradients."""
+        return Reduction(optimizer, model.trainable_variables, self.compiled)
+
+    def reduce_in_order(self, model: keras.Model, optimizer: keras.Optimizer) -> Ordered:
+        """With --slices: have gradients combined in one fixed order."""
+        return Ordered(optimizer, model.trainable_variables)
+
+    def ordered_sum(self) -> OrderedSum:
+        """Return what adds up vectors of slices over all ranks."""
+        assert self.flags.num_slices is not None
+        return OrderedSum(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
+
+    def _exchange(self) -> Exchange | None:
+        """Return how tensors travel between ranks, where there are several."""
+        return None
+
+    # What the worker asks.
+
+    def sum_over_ranks(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the sum of `tensor` over all ranks and devices; the name is the same on all and no other sum's."""
+        return tensor
 
     def compile_train_step(
-        self, step: TrainStep, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
-    ) -> CompiledTrainStep:
-        """Have `step` run on every device of this process, each with its part of the batch, and its gradients meet.
+        self, compute: Compute, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
+    ) -> Start:
+        """Have a step run on every device of this process, each with its part of the batch.
 
         Args:
             set_learning_rate: called before each step.
@@ -157,22 +185,21 @@ class Strategy(ABC):
             loss_weight: tf.Tensor,
             learning_rate: tf.Tensor,
             loss_scale: tf.Tensor,
-        ) -> tuple[tf.Tensor, ...]:
+        ) -> Numbers:
             set_learning_rate(learning_rate)
-            return self._on_devices(step, inputs, targets, loss_weight, loss_scale)
+            return self._on_devices(compute, inputs, targets, loss_weight, loss_scale)
 
         compiled = compile_step(traced, samples, num_numbers=3)
 
-        def start(
-            inputs: np.ndarray, targets: np.ndarray, loss_weight: float, learning_rate: float, loss_scale: float
-        ) -> StepResult:
-            numbers = loss_weight * self.rank_weight, learning_rate, loss_scale
-            return StepResult(*map(read_later, compiled(inputs, targets, *map(cached_constant, numbers))))
+        def start(batch: Batch, learning_rate: float, loss_scale: float) -> StepResult:
+            numbers = batch.loss_weight * self.rank_weight, learning_rate, loss_scale
+            results = compiled(batch.inputs, batch.targets, *map(cached_constant, numbers))
+            return StepResult(**{name: read_later(number) for name, number in results.items()})
 
         return start
 
     def compile_eval_step(
-        self, step: EvalStep, samples: Samples
+        self, step: EvalPass, samples: Samples
     ) -> Callable[[np.ndarray, np.ndarray], tuple[tf.Tensor, tf.Tensor]]:
         """Have `step` run on every device of this process, each with its part of the batch."""
 
@@ -181,29 +208,9 @@ class Strategy(ABC):
 
         return compile_step(traced, samples)
 
-    def ordered_sum(self) -> OrderedSum:
-        """With --slices: what adds up their vectors over all ranks."""
-        assert self.flags.num_slices is not None
-        return OrderedSum(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
-
-    def _exchange(self) -> Exchange | None:
-        """How tensors travel between ranks, where there are several."""
-        return None
-
-    def apply_unscaled(
-        self,
-        optimizer: keras.Optimizer,
-        gradients: Sequence[tf.Tensor],
-        variables: Sequence[keras.Variable],
-        loss_scale: tf.Tensor,
-    ) -> tf.Tensor:
-        """Divide `gradients` by `loss_scale` and apply them, unless one of any rank is not finite; called in a step.
-
-        Returns: the number of gradients that are not, for which nothing has been changed.
-        """
-        overflow = count_overflows(gradients)
-        apply_if(overflow, lambda: optimizer.apply([gradient / loss_scale for gradient in gradients], variables))
-        return overflow
+    def unless(self, overflow: tf.Tensor, update: Callable[[Gradients], None], gradients: Gradients) -> None:
+        """Call `update` with `gradients` unless there is an overflow; else nothing changes. Called in a step."""
+        apply_if(overflow, lambda: update(gradients))
 
     def _on_devices(
         self,
@@ -235,10 +242,6 @@ class Strategy(ABC):
         return {name: variable.value.numpy() for name, variable in variables.items()}
 
     # What is reported.
-
-    def pending_tensors(self) -> Sequence[str]:
-        """See `common.training.worker.Worker`."""
-        return ()
 
     def metrics(self) -> dict[str, float]:
         """What the strategy measures besides, for the report of the run."""
@@ -285,12 +288,6 @@ class PendingNumber:
         return int(self._copy.result())
 
 
-def count_overflows(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """How many of the gradients have an element that is not finite."""
-    finite = tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
-    return tf.math.count_nonzero(~finite, dtype=tf.int32)
-
-
 def apply_if(overflow: tf.Tensor, apply: Callable[[], None]) -> None:
     """Call `apply` where there is no overflow; else nothing changes."""
 
@@ -299,17 +296,3 @@ def apply_if(overflow: tf.Tensor, apply: Callable[[], None]) -> None:
         return tf.constant(0)
 
     tf.cond(overflow > 0, lambda: tf.constant(0), branch)
-
-
-def cut(
-    inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, number: int | tf.Tensor, num_parts: int
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Part `number` of some samples, as `sharding.rank_slice` cuts them.
-
-    Returns: inputs, targets, and the weight of their losses: 0 where the part is empty and has a sample that does not
-    count, since convolutions do not take none; else `loss_weight`.
-    """
-    size = tf.shape(targets)[0]
-    start, stop = size * number // num_parts, size * (number + 1) // num_parts
-    part = slice(start, tf.maximum(stop, start + 1))
-    return inputs[part], targets[part], loss_weight * tf.cast(stop > start, tf.float32)

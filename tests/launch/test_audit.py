@@ -1,4 +1,4 @@
-"""--audit finds a rank that computes wrongly. The oracle is the one flipped bit that `ranks/flipping.py` plants."""
+"""--audit detects a rank with wrong results. Oracle: the flipped bit that `ranks/flipping.py` plants."""
 
 import pytest
 from ranks import full, launch
@@ -29,7 +29,7 @@ def test_a_flipped_bit_ends_the_job_with_its_rank_and_step(framework, launcher, 
 
 
 def test_without_an_audit_nobody_sees_it():
-    """The control, and why there is one: one wrong gradient moves the weights of all ranks alike."""
+    """Control: without an audit, a wrong gradient is not detected, since it changes the weights of all ranks alike."""
     words = ("tests/launch/ranks/flipping.py", "pytorch", 1, "all", *FLAGS, "--audit", 1e-9)
     result = launch("mpirun", 2, *map(str, words))
     assert result.returncode == 0, result.output

@@ -1,4 +1,4 @@
-"""What users get wrong, under real launchers. Oracle: one line on standard error, exit status 2, no traceback."""
+"""Mistakes of users under real launchers. Oracle: one line on standard error, exit status 2, no traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from jobs import RAISES, broken
 from ranks import LAUNCHERS, full, launch
 
-# Each is found where nothing has been imported; `tests/mistakes` tries many more on a trainer alone.
+# These are found before a framework is imported; `tests/mistakes` tries many more without a launcher.
 MISTAKES = {"unknown flag": ("--epoch", "3"), "unwritable output": ("--output-dir", "/proc/allstep")}
 
 
@@ -20,7 +20,7 @@ def test_under_launchers(launcher, mistake):
 
 
 def test_a_mistake_is_told_to_ranks_that_come_late_to_the_watch(tmp_path):
-    """Rank 0 finds its mistake as soon as the ranks watch each other; nobody may take that for a death."""
+    """Rank 0 finds the mistake as soon as ranks watch each other; other ranks must not report it as a death."""
     script = tmp_path / "late.py"
     script.write_text("""
 import dataclasses, time
@@ -31,7 +31,7 @@ from allstep.pytorch import train
 class Late(Wrapped):
     def broadcast_arrays(self, arrays):
         received = self.original.broadcast_arrays(arrays)
-        if "watch" in arrays:  # where rank 0 is to be reached
+        if "watch" in arrays:  # the address of rank 0
             time.sleep(self.rank)
         return received
 def main():
@@ -63,7 +63,7 @@ def test_single_under_a_launcher_is_refused(framework):
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_launcher_and_horovod_disagree(framework):
-    """mpirun starts two ranks, but Horovod is told to use Gloo without a rendezvous: each would see itself alone."""
+    """mpirun starts two ranks, but Horovod uses Gloo without a rendezvous, so each rank would be the only one."""
     result = launch("mpirun", 2, f"{framework}/train.py", HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     assert result.returncode not in (0, 2)
     assert "says 2 ranks, Horovod sees 1" in result.output

@@ -1,4 +1,4 @@
-"""Two runs of which one has a planted fault. The oracle is what was planted, at a place drawn at random."""
+"""`allstep bisect` on two runs, one of which has a planted fault. Oracle: the planted fault, at a random position."""
 
 import functools
 import random
@@ -32,7 +32,7 @@ def bisect(*words):
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """Output directory of a run without a fault, by framework and number of slices."""
+    """Return a function that gives the output directory of a run without a fault, by framework and slices."""
 
     @functools.cache
     def trained(framework="pytorch", num_slices=None):
@@ -61,7 +61,7 @@ def test_a_fault_of_one_rank_is_named(fault, step, rank, tensor, framework, num_
     result = bisect(sound(framework, num_slices), faulty, "--no-replay")
     assert result.returncode == 1, result.output
     tensor = tensor.format(first={"pytorch": "1.weight", "tensorflow": "fc1.weight"}[framework])
-    part = " in slice 2" if fault == "order" and num_slices else ""  # the first one of rank 1
+    part = " in slice 2" if fault == "order" and num_slices else ""  # the first slice of rank 1
     assert result.stdout.splitlines()[0] == f"the runs part at step {step}, rank {rank}, {tensor}{part}"
 
 

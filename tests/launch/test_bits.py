@@ -1,9 +1,9 @@
-"""The same bits with --slices on any number of ranks, in any strategy and launcher. The oracle is the run alone."""
+"""Equal bits with --slices on any number of ranks, in any strategy and launcher. Oracle: a run on one rank."""
 
 import pytest
 from ranks import REPOSITORY, events, full, last, launch, run
 
-# 22 samples to a batch and a last one of 4, for 5 slices: of unequal sizes, and an empty one. With batch norm.
+# Batches of 22 samples and a last one of 4 give 5 slices of unequal sizes, one of them empty. With batch norm.
 FLAGS = (
     *("--dataset", "synthetic", "--synthetic-samples", 48, "--synthetic-shape", 8, 8, 1, "--synthetic-classes", 3),
     *("--model", "wide-resnet", "--model-depth", 10, "--model-width", 1),
@@ -30,13 +30,13 @@ def start(framework, strategy, launcher, num_ranks, output_dir, *flags):
     flag = {"ddp": "--num-gpus", "fsdp": "--num-gpus", "mirrored": "--num-devices"}.get(strategy)
     own = (flag, num_ranks) if flag and launcher == "alone" else ()
     if framework == "pytorch" and strategy != "single":
-        own += ("--bucket-size", 0.05)  # the network has four of them
+        own += ("--bucket-size", 0.05)  # the network has four buckets
     words = (f"{framework}/train.py", "--output-dir", output_dir, *FLAGS, "--strategy", strategy, *own, *flags)
     return launch(launcher, num_ranks, *map(str, words))
 
 
 def what_it_left(output_dir):
-    """Every number of metrics.jsonl but times, and the files of arrays of the checkpoints, by name."""
+    """Return all numbers of metrics.jsonl except times, and the array files of the checkpoints by name."""
     numbers = [
         {name: value for name, value in event.items() if name not in TIMES}
         for event in events(output_dir)
@@ -61,13 +61,13 @@ def test_any_number_of_ranks_and_any_strategy_leave_the_same_bits(cases, referen
     assert len(files) == 8 and len(numbers) == 9
     for strategy, launcher, num_ranks in cases[framework]:
         output_dir = tmp_path / f"{strategy}-{num_ranks}"
-        result = start(framework, strategy, launcher, num_ranks, output_dir, "--audit", 0.5)  # which changes nothing
+        result = start(framework, strategy, launcher, num_ranks, output_dir, "--audit", 0.5)  # does not change results
         assert result.returncode == 0, result.output
         assert what_it_left(output_dir) == (numbers, files), (strategy, launcher, num_ranks)
 
 
 def test_a_step_that_is_one_function_leaves_the_same_bits(tmp_path):
-    """Of three slices one rank has one, whose step TensorFlow runs as a whole, and the other has two."""
+    """One rank has one of three slices, whose step TensorFlow runs as a single function, and the other has two."""
     left = []
     for strategy, launcher, num_ranks in (ALONE, ("horovod", "mpirun", 2)):
         output_dir = tmp_path / strategy
@@ -80,7 +80,7 @@ def test_a_step_that_is_one_function_leaves_the_same_bits(tmp_path):
 
 
 def test_a_run_that_goes_on_elsewhere_ends_in_the_same_bits(reference, tmp_path):
-    """From the middle of an epoch, on another number of ranks by another strategy."""
+    """Resume in the middle of an epoch, with another number of ranks and another strategy."""
     framework, alone = reference
     strategy, launcher, num_ranks = ELSEWHERE[framework]
     checkpoint = alone / "checkpoints" / "step-00000002"
@@ -109,13 +109,13 @@ def test_a_resume_says_what_the_bits_depend_on(reference, tmp_path):
     ("framework", "algorithm", "by_all_reduce"),
     [
         ("pytorch", 4, [False] * 4),  # a ring
-        ("tensorflow", 3, [False, True, True, True]),  # recursive doubling, which adds up by the tree
+        ("tensorflow", 3, [False, True, True, True]),  # recursive doubling, which adds in the tree's order
         full("pytorch", 3, [False, True, True, True]),
         full("tensorflow", 4, [False] * 4),
     ],
 )
 def test_an_all_reduce_is_used_where_it_adds_up_by_the_tree(framework, algorithm, by_all_reduce):
-    """Of four ranks, by the algorithm of Open MPI's with that number."""
+    """Sum over four ranks by Open MPI's algorithm of that number."""
     chosen = {"use_dynamic_rules": "1", "allreduce_algorithm": str(algorithm)}
     variables = {f"OMPI_MCA_coll_tuned_{name}": value for name, value in chosen.items()}
     result = launch("mpirun", 4, REPOSITORY / "tests/launch/ranks/ordered_sums.py", framework, **variables)
@@ -124,7 +124,7 @@ def test_an_all_reduce_is_used_where_it_adds_up_by_the_tree(framework, algorithm
 
 
 def test_without_slices_ranks_part(tmp_path):
-    """The control: with batch norm and the usual all-reduce, two ranks are not one."""
+    """Control: with batch norm and a normal all-reduce, two ranks differ from one."""
     words = [word for word in FLAGS if word not in ("--slices", 5)]
     losses = []
     for launcher, num_ranks in (("alone", 1), ("mpirun", 2)):
@@ -145,7 +145,7 @@ def build(shape, classes):
 
 @pytest.mark.parametrize("optimizer", ["lamb", *map(full, ("lars", "novograd", "adamw"))])
 def test_what_needs_whole_weights_or_draws_is_the_same_on_any_rank(optimizer, tmp_path):
-    """Norms of weights of which each rank has a shard; dropout, noise, accumulation, half precision."""
+    """Train with norms of sharded weights, dropout, noise, accumulation and half precision."""
     (tmp_path / "network.py").write_text(NETWORK)
     words = ("--model", f"{tmp_path / 'network.py'}:build", "--dataset", "digits", "--global-batch-size", 200)
     words += ("--slices", 3, "--accumulate-steps", 2, "--precision", "fp16", "--optimizer", optimizer, "--epochs", 1)

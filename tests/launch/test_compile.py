@@ -1,6 +1,6 @@
-"""Compiled steps, by real launches: the curve, what is compiled, what is told apart, and who refuses.
+"""Compiled steps in real launches: curves, numbers of compiled programs, and strategies that refuse --compile.
 
-Oracle: the run of `single` without --compile, in the same framework.
+Oracle: a run of `single` without --compile, in the same framework.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ranks import events, full, last, run
 from allstep.commands.parity.curves import Curve, Difference, apart, read_curve
 from allstep.common.catalog.strategies import STRATEGIES
 
-# 2 epochs of 25 steps, as parity's: the last batch of an epoch is smaller, and neither size divides by 2.
+# 2 epochs of 25 steps, as in parity; the last batch of an epoch is smaller, and both sizes are odd.
 FLAGS = ("--global-batch-size", 59, "--base-lr", 0.05, "--seed", 1, "--epochs", 2, "--log-every", 1,
          "--checkpoint-every", 10, "--keep-checkpoints", 9)  # fmt: skip
 BOUND = 1e-5
 NUM_SIZES = 2
 
-# The trainer, which says at its end how many programs a rank has: in TensorFlow, how often a step was traced, for each
-# shape of which XLA makes a program by itself.
+# Trainer that prints how many programs a rank has compiled; in TensorFlow, how often it has traced a step, of which XLA
+# compiles a program for each shape.
 TRAINER = """
 from allstep.common.training.hooks import Hook
 from allstep.common.process.exit import run_rank
@@ -37,7 +37,7 @@ run_rank(lambda: train.main(hooks=[Counts()]))
 """
 COUNTS = {
     "pytorch": "__import__('torch')._dynamo.utils.counters['stats']['unique_graphs']",
-    "tensorflow": "session.worker._one_pass.experimental_get_tracing_count()",
+    "tensorflow": "session.worker._step.backward.one_pass.experimental_get_tracing_count()",
 }
 
 JOBS = {
@@ -48,7 +48,7 @@ JOBS = {
     ("tensorflow", "mirrored"): Job(("mirrored", "--num-devices", 2)),
     ("tensorflow", "multi-worker-mirrored"): Job(("multi-worker-mirrored",), (*HOROVODRUN_GLOO, 2)),
 }
-# Of a network, or of each of its layers with weights; of the step of each device.
+# Programs per network, or per layer with weights for FSDP; in TensorFlow, per device.
 PROGRAMS = {**dict.fromkeys(JOBS, NUM_SIZES), ("pytorch", "fsdp"): 4 * NUM_SIZES, ("tensorflow", "horovod"): 1,
             ("tensorflow", "mirrored"): 2, ("tensorflow", "multi-worker-mirrored"): 1}  # fmt: skip
 
@@ -62,7 +62,7 @@ def reference(framework: str, model: str) -> Curve:
 
 
 def train_compiled(framework: str, model: str, job: Job, folder: Path) -> tuple[Curve, list[dict], set[int]]:
-    """The curve, the events, and how many programs the ranks say they have."""
+    """Train, and return the curve, the events, and the numbers of programs that ranks print."""
     script = folder / "trainer.py"
     script.write_text(TRAINER.format(framework=framework, count=COUNTS[framework]))
     start = job.launcher if "torchrun" in job.launcher else (*job.launcher, sys.executable)
@@ -77,13 +77,13 @@ def largest(differences: dict[int, Difference]) -> float:
     return max(max(one.loss, one.weights) for one in differences.values())
 
 
-# PyTorch compiles convolutions for a minute.
+# PyTorch takes a minute to compile convolutions, so cnn is `full`.
 @pytest.mark.parametrize(
     ("framework", "strategy", "model"),
     [("pytorch", "horovod", "mlp"), ("tensorflow", "horovod", "mlp"), *(full(*names, "cnn") for names in JOBS)],
 )
 def test_same_curve_as_without(framework, strategy, model, tmp_path):
-    """On 2 ranks or devices; steps are compiled once for each size of a batch, and validation is not."""
+    """Train on 2 ranks or devices; a step is compiled once for each batch size, and validation is not compiled."""
     curve, reported, num_programs = train_compiled(framework, model, JOBS[framework, strategy], tmp_path)
     assert largest(apart(reference(framework, model), curve)) <= BOUND
     assert num_programs == {PROGRAMS[framework, strategy]}
@@ -93,7 +93,7 @@ def test_same_curve_as_without(framework, strategy, model, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
 def test_same_curve_in_passes(framework, tmp_path):
-    """Passes of 3 and 4, 9 and 10 samples; `single` takes its batches whole."""
+    """Passes have 3, 4, 9 or 10 samples; `single` computes whole batches."""
     job = Job(("horovod", "--accumulate-steps", 3), (*HOROVODRUN_GLOO, 2))
     curve, _, _ = train_compiled(framework, "cnn", job, tmp_path)
     assert largest(apart(reference(framework, "cnn"), curve)) <= BOUND

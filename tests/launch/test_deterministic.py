@@ -1,4 +1,4 @@
-"""--deterministic. Oracle: a second, equal run ends in the same bits. On GPUs: `test_gpu.py`."""
+"""--deterministic on CPUs; `test_gpu.py` tests GPUs. Oracle: a second, equal run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_equal_runs_end_in_equal_bits(framework, num_ranks, tmp_path):
 
 
 WITHOUT_SUCH_A_FORM = {
-    # Of each framework an operation that it refuses, also on CPUs.
+    # An operation that each framework refuses, even on CPUs.
     "pytorch": "import torch; torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)",
     "tensorflow": "import tensorflow as tf; tf.random.experimental.stateless_split; tf.timestamp()",
 }

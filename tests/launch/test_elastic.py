@@ -1,7 +1,7 @@
-"""Elastic jobs: under a real horovodrun a killed rank, a host that leaves and returns, a frozen rank, a late one,
-Ctrl-C; under torchrun a killed rank.
+"""Elastic jobs: a killed, a suspended and a late rank, a host that leaves and returns, and Ctrl-C under a real
+horovodrun; a killed rank under torchrun.
 
-Oracle: `single`, which nothing disturbs; the mishaps, by what `ranks/elastic.py` and `ranks/elastic_torchrun.py` do.
+Oracle: an undisturbed run of `single`; the faults that `ranks/elastic.py` and `ranks/elastic_torchrun.py` cause.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLAGS = ("--global-batch-size", 32, "--log-every", 1, "--model", "mlp", "--slice
 
 @pytest.fixture(scope="module", params=["pytorch", full("tensorflow")])
 def job(request, tmp_path_factory) -> tuple[str, Path, Result, list]:
-    """The framework, the output directory, how the job ended, and the processes that it left."""
+    """Run the job; return the framework, the output directory, the result, and processes that are left."""
     directory = tmp_path_factory.mktemp("elastic")
     (directory / "hosts").write_text("localhost:2\n127.0.0.1:2\n")
     ranks = ("-np", 4, "--min-np", 2, "--max-np", 4, "--blacklist-cooldown-range", 1, 2)
@@ -43,8 +43,8 @@ def job(request, tmp_path_factory) -> tuple[str, Path, Result, list]:
 
 
 def test_the_job_goes_on_with_whoever_is_there(job):
-    """Four, two after the kill, four, two after the host has left, four, two after the freeze, four; at each the
-    newest commit."""
+    """4 ranks, 2 after the kill, 4, 2 after the host has left, 4, 2 after the suspension, and 4; each new job resumes
+    the newest commit."""
     _, _, result, left = job
     assert [line.split()[0] for line in _said(result, "ranks go on after step")] == ["2", "4", "2", "4", "2", "4"]
     assert not left
@@ -63,7 +63,7 @@ def test_each_sample_counts_once_an_epoch_and_all_ends_in_the_bits_of_the_undist
 
 
 def test_a_rank_that_starts_too_late_is_met_at_the_next_try_and_ctrl_c_saves(tmp_path):
-    """Rank 0 waits for 3 s; the other one comes after 6."""
+    """Rank 0 waits for 3 s; rank 1 starts after 6 s."""
     late = ("bash", "-c", '[ "$HOROVOD_RANK" = 0 ] || sleep 6; exec "$@"', "late")
     ranks = ("-np", 2, "--min-np", 2, "--gloo-timeout-seconds", 3, "--host-discovery-script", "echo localhost:2")
     trainer = (sys.executable, "pytorch/train.py", *FLAGS, "--elastic", "--epochs", 1000, "--output-dir", tmp_path)
@@ -98,7 +98,7 @@ def test_ranks_that_torchrun_starts_anew_go_on_from_the_newest_checkpoint(strate
 
 
 def _assert_undisturbed(framework: str, output_dir: Path, num_epochs: int, undisturbed: Path) -> None:
-    """Each step is there once, with the bits of a run that nothing disturbs."""
+    """Assert that each step was reported once, with the same bits as in an undisturbed run."""
     steps = [event["step"] for event in events(output_dir) if event["event"] == "step"]
     assert steps == list(range(1, len(steps) + 1))
     expected = train(framework, "alone", 1, undisturbed, *FLAGS, "--strategy", "single", "--epochs", num_epochs)
@@ -109,5 +109,5 @@ def _assert_undisturbed(framework: str, output_dir: Path, num_epochs: int, undis
 
 
 def _said(result: Result, words: str) -> list[str]:
-    """What follows `allstep: ` in the lines with these words."""
+    """Return the text after `allstep: ` in the lines with these words."""
     return [line.partition("allstep: ")[2] for line in result.stderr.splitlines() if words in line]

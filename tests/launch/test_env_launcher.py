@@ -1,4 +1,4 @@
-"""Ranks that are started by hand, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Oracle: torchrun's curve."""
+"""Ranks started manually with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Oracle: torchrun's curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENSORFLOW = (REPOSITORY / "tensorflow" / "train.py", *FLAGS)
 
 
 def by_hand(*flags: str | Path, prefixes: Sequence[Sequence[str]] = ((), ()), **extra: str) -> list[Result]:
-    """Start two ranks, the second one first, each behind its prefix; how they ended, in their order."""
+    """Start two ranks, rank 1 first, each with its command prefix, and return their results by rank."""
     world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), **extra}
     with ThreadPoolExecutor(2) as pool:
         ranks = [pool.submit(run, *prefixes[rank], sys.executable, *flags, RANK=str(rank), **world) for rank in (1, 0)]
@@ -38,7 +38,7 @@ def reference(tmp_path_factory) -> list[dict]:
     [(PYTORCH, "ddp"), full(PYTORCH, "fsdp"), (TENSORFLOW, "multi-worker-mirrored")],
 )
 def test_they_train_together(trainer, strategy, reference, tmp_path):
-    # Rank 1 loses its parent at once, as after a shell's `&`: nobody may take that for a launcher that is gone.
+    # Rank 1 loses its parent at once, as after a shell's `&`, which must not count as a lost launcher.
     prefixes = ((), ("sh", "-c", '"$@" & sleep 0.1', "sh"))
     flags = ("--strategy", strategy, "--output-dir", tmp_path, "--log-every", "1")
     first, other = by_hand(*trainer, *flags, prefixes=prefixes)
@@ -59,7 +59,7 @@ def test_a_chief_and_its_worker():
 
 
 def test_ranks_that_would_take_the_same_gpu():
-    """Each has a terminal of its own, and says it there."""
+    """Each rank has a separate terminal, so each reports the mistake."""
     for rank in by_hand(*PYTORCH, "--strategy", "ddp", LOCAL_RANK="0"):
         assert (rank.returncode, rank.stdout) == (2, ""), rank.output
         [line] = rank.stderr.splitlines()

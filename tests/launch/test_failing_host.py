@@ -1,6 +1,6 @@
-"""An elastic job with a host that fails again and again, and that cannot go on without it.
+"""An elastic job with a host that fails repeatedly, and without which the job cannot go on.
 
-Oracles: what `ranks/failing_host.py` does, and checkpoints as `common.checkpoint` reads them.
+Oracles: the failures that `ranks/failing_host.py` causes, and checkpoints as `common.checkpoint` reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMIT_EVERY = 5
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> tuple[Path, Result]:
-    """The output directory, and how the job ended."""
+    """Run the job, and return the output directory and the result."""
     output_dir = tmp_path_factory.mktemp("failing") / "run"
     elastic = ("-np", 2, "--min-np", 2, "--max-np", 2, "--blacklist-cooldown-range", 1, 1, "--elastic-timeout", 4)
     discovery = ("--host-discovery-script", "echo localhost:1; echo 127.0.0.1:1")
@@ -44,7 +44,7 @@ def test_the_job_ends_with_one_line_about_why_and_one_about_how_to_go_on(job):
     assert result.returncode not in (0, 2)
     assert result.stderr.count("Please check that you have enough resources to run at least 2 Horovod processes") == 1
     assert "Traceback" not in result.output
-    # Each time the ranks were killed NUM_STEPS after the newest commit, and had committed once since.
+    # Each kill comes NUM_STEPS after the commit from which the job has resumed, with one later commit before it.
     steps = [NUM_STEPS // COMMIT_EVERY * COMMIT_EVERY * number for number in range(1, NUM_FAILURES + 1)]
     assert [int(step) for step in re.findall(r"step (\d+) is saved while", result.stderr)] == steps
     assert load("latest", output_dir / "checkpoints", warn=pytest.fail).progress.step == steps[-1]

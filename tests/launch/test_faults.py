@@ -1,7 +1,7 @@
-"""Faults of every kind, under every launcher, in both frameworks: the job ends, says why once, and leaves nothing.
+"""Faults of all kinds, under all launchers, in both frameworks: the job ends, reports why once, and leaves no process.
 
-Oracle: the contract of `commands/soak/faults.py` (within 15 s, told once, nothing left 10 s later), and for what
-was saved the undisturbed run (the short form of `make soak`).
+Oracle: the contract of `commands/soak/faults.py` (ends within 15 s, one report, no process left 10 s later); for
+checkpoints, an undisturbed run (the short form of `make soak`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REST = [
 
 
 def disturbed(kind: str, launcher: str, framework: str, output_dir, *, rank: int = 1) -> str:
-    """What a job that was given a fault has printed; it has ended as it must."""
+    """Run a job with a fault, check how it ends, and return its output."""
     fault = InjectedFault(kind, rank, STEP)
     flags = ("--checkpoint-every", 4, "--epochs", 1000)
     with training(framework, 2, output_dir, *flags, launcher=launcher, program=fault.program(framework, 1)) as job:
@@ -60,7 +60,7 @@ def test_ends_and_says_why(kind, launcher, framework, tmp_path):
     output = disturbed(kind, launcher, framework, tmp_path)
     if kind == "a rank stuck in the input":
         assert re.search(r"rank 0 on \S+ waits in step 6 for .*conv1\.weight", output), output
-    # What it saved is whole, and at a notice it is where the run stopped.
+    # The newest checkpoint is intact; after a signal to stop, it is from the last step.
     state = load("latest", tmp_path / "checkpoints", warn=pytest.fail)
     if found := re.search(r"stopped after step (\d+) by", output):
         assert state.progress.step == int(found[1])
@@ -68,7 +68,7 @@ def test_ends_and_says_why(kind, launcher, framework, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, full(1)])
 def test_a_killed_rank_is_named(rank, tmp_path):
-    """Rank 0 tells of the others; another one of rank 0."""
+    """Rank 0 reports other ranks; another rank reports rank 0."""
     output = disturbed("a killed rank", "mpirun", "pytorch", tmp_path, rank=rank)
     assert re.search(rf"rank {rank} of 2 on \S+ stopped at step \d+: gone without a word", output), output
 
@@ -89,13 +89,13 @@ def test_a_killed_rank_is_named(rank, tmp_path):
     ],
 )
 def test_a_rank_that_is_killed_after_the_last_epoch_is_named(rank, launcher, framework, tmp_path):
-    """The other rank is through before, and waits until all are."""
+    """The other rank is done before, and waits until all ranks are."""
     program = faulty(framework, "lingers", rank, 0)
     with training(framework, 2, tmp_path, "--epochs", 1, launcher=launcher, program=program) as job:
         while not job.reported_its_end():
             assert job.status is None, job.printed()
             time.sleep(0.1)
-        time.sleep(2)  # the other one is through as well
+        time.sleep(2)  # the other rank is also done
         assert job.signal_rank(rank, signal.SIGKILL), job.printed()
         assert job.process.wait(END_SECONDS) != 0
         output = job.printed()
@@ -111,7 +111,7 @@ def test_a_stall_report_has_tensors_ranks_and_stack(tmp_path):
 
 
 def test_a_rank_that_raises_while_it_writes_is_not_stuck(tmp_path):
-    """Its disk takes longer than --stall-timeout for a checkpoint, which is whole before the rank leaves."""
+    """The disk takes longer than --stall-timeout for a checkpoint, which is complete before the rank ends."""
     program = faulty("pytorch", "raises-writing", 0, STEP)
     with training("pytorch", 2, tmp_path, "--checkpoint-every", 4, program=program) as job:
         assert job.process.wait(180) != 0, job.printed()
@@ -123,7 +123,7 @@ def test_a_rank_that_raises_while_it_writes_is_not_stuck(tmp_path):
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
-    """The others are through with theirs, so nothing is being compiled."""
+    """The other rank has completed its first step, so the reason is not compilation."""
     program = faulty(framework, "hangs", 1, 1)
     with training(framework, 2, tmp_path, program=program) as job:
         assert job.process.wait(180) != 0, job.printed()
@@ -134,7 +134,7 @@ def test_a_rank_that_hangs_in_its_first_step_is_named(framework, tmp_path):
 
 @pytest.mark.full
 def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
-    """It is silent for longer than --stall-timeout before it counts as lost, as a host is that was cut off."""
+    """A suspended rank, like a disconnected host, counts as lost only after more than --stall-timeout of silence."""
     with training(
         "pytorch", 2, tmp_path, "--epochs", 1000, "--fault-timeout", FAULT_TIMEOUT, launcher="horovodrun-gloo"
     ) as job:
@@ -149,7 +149,7 @@ def test_a_frozen_rank_is_lost_and_not_stuck(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(("rank", "reported_by"), [(2, 0), (0, 1)])
 def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_path):
-    """Its kernel still takes connections; the others would wait for ever."""
+    """The kernel still accepts connections for the suspended rank, so the others would wait forever."""
     flags = ("--epochs", 10_000, "--fault-timeout", FAULT_TIMEOUT)
     start = training("tensorflow", 3, tmp_path, *flags, launcher="horovodrun-gloo", strategy="parameter-server")
     with start as job:
@@ -165,7 +165,7 @@ def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_pat
 
 @pytest.mark.parametrize("faults", [1, full(4)])
 def test_goes_on_exactly_after_any_fault(faults):
-    """The short form of `make soak`."""
+    """Run the short form of `make soak`."""
     result = run("allstep", "soak", "--kills", "0", "--faults", str(faults), "--seed", "5", timeout=300)
     assert result.returncode == 0, result.output
     assert f" {faults} faults; 0 violations" in result.stdout, result.output

@@ -1,4 +1,4 @@
-"""--precision fp16 under every strategy. Oracles: the published rule of the scale, float32, and the undisturbed run."""
+"""--precision fp16 with every strategy. Oracles: the published rule for the scale, float32, an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ JOBS = {
     "tensorflow multi-worker-mirrored": ((*MPIRUN, 2), 1),
     "tensorflow parameter-server": ((*MPIRUN, 2), 0),
 }
-"""What starts each, and the rank whose gradients overflow."""
+"""Launcher of each job, and the rank whose gradients overflow."""
 
 
-# Other cases run the same code.
+# These repeat code that other cases run.
 REPEATED = ("single", "data-parallel", "ddp", "--compression", "central-storage", "multi-worker-mirrored")
 
 
 @pytest.mark.parametrize("job", [full(job) if any(name in job for name in REPEATED) else job for job in JOBS])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(job, tmp_path):
-    """Weights and slots stay as they are, which the script checks; the scale halves; the step is counted."""
+    """Weights and slots do not change, which the script checks; the scale halves, and the step is counted."""
     launcher, rank = JOBS[job]
     framework, strategy, *flags = job.split()
     flags = ("--strategy", strategy, *flags, *TINY, "--output-dir", tmp_path)
@@ -58,7 +58,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(job, tmp_path):
     assert "all right on rank 0" in result.stdout, result.output
     found = events(tmp_path)
     scales = {event["step"]: event["loss_scale"] for event in found if event["event"] == "step"}
-    # Under a parameter server steps are under way before the first overflow is seen.
+    # With a parameter server, later steps are in flight when the first overflow is detected.
     settled = {step: scale for step, scale in scales.items() if strategy != "parameter-server" or step > 5}
     assert settled == {step: 1024 if step <= 3 else 512 for step in settled}
     assert last(found, "epoch")["skipped_steps"] == 1
@@ -66,7 +66,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(job, tmp_path):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_it_trains_the_curve_of_float32_within_its_precision(framework, tmp_path):
-    """Over steps of 64 samples, none of which overflows. It was 1 % at most; 5 % are allowed."""
+    """Compare steps of 64 samples, none of which overflows. The difference was at most 1 %; 5 % are allowed."""
     flags = ("--model", "mlp", "--epochs", 1, "--log-every", 1, "--global-batch-size", 64)
     runs = [train(framework, "alone", 1, tmp_path / name, *flags, "--precision", name) for name in ("float32", "fp16")]
     assert last(runs[1], "epoch")["skipped_steps"] == 0
@@ -77,7 +77,7 @@ def test_it_trains_the_curve_of_float32_within_its_precision(framework, tmp_path
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_resumed_run_goes_on_with_scale_and_count(framework, tmp_path):
-    """Bit by bit; Adam's correction of its bias counts the steps that were taken. Then in the other framework."""
+    """Resume bit by bit, and in the other framework. Adam's bias correction must count only steps that were taken."""
     flags = (*SMALL, "--model", "mlp", "--epochs", 2, "--optimizer", "adam", "--base-lr", 0.001, "--precision", "fp16")
     whole = train(framework, "alone", 1, tmp_path / "1", *flags, "--checkpoint-every", 10, "--keep-checkpoints", 9)
     assert last(whole, "epoch")["skipped_steps"] > 0
@@ -101,7 +101,7 @@ def test_a_resumed_run_goes_on_with_scale_and_count(framework, tmp_path):
     ],
 )
 def test_refused(flags, expected):
-    """They carry an overflow on, so that no step after it would be right."""
+    """These keep an overflow in their state, so all later steps would be wrong."""
     with pytest.raises(UserError, match=expected):
         pytorch_strategies.check(parse(pytorch_strategies.STRATEGIES, ALONE, ["--strategy", *flags]), ALONE)
 

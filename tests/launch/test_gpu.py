@@ -1,4 +1,4 @@
-"""What holds on a GPU. Oracles: the same run on the CPU, the other framework's, and the same run once more."""
+"""Training on GPUs. Oracles: the same run on the CPU, in the other framework, and repeated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT = ("--model", "resnet18", "--epochs", 1, "--log-every", 1, "--global-batch
 
 
 def train(framework: str, output_dir: Path, *flags: str | int | float, num_gpus: int = 1, ranks: int = 1) -> list[dict]:
-    """A run to its end on so many GPUs, alone or under horovodrun."""
+    """Train on this many GPUs, with horovodrun for several ranks, and return the events."""
     visible = gpus.need(num_gpus)
     launcher = "alone" if ranks == 1 else "horovodrun-mpi"
     words = map(str, ("--output-dir", output_dir, *flags))
@@ -38,7 +38,7 @@ def curve(framework: str, output_dir: Path, device: str) -> Curve:
 
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory):
-    """The curve of a framework on a device; each is trained once."""
+    """Return a function that gives the curve of a framework on a device, training each once."""
     known: dict[tuple[str, str], Curve] = {}
 
     def of(framework: str, device: str) -> Curve:

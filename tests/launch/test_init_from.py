@@ -1,6 +1,6 @@
-"""Weights of one framework start a training in the other. Oracle: the checksum of the weights, equal for equal weights.
+"""Training in one framework starts from weights of the other. Oracle: the checksum of the weights.
 
-A learning rate of 1e-60, which is 0 in float32, moves no weight: such a run ends with what it started from.
+A learning rate of 1e-60, which is 0 in float32, changes no weight, so such a run ends with its initial weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from allstep.common.checkpoint import load
 from allstep.common.recipe.weights import checksum, initial_weights
 
-# Neither square nor of one channel: an axis that is taken for another shows.
+# Images are not square and have three channels, so that exchanged axes are detected.
 IMAGE_SHAPE, NUM_CLASSES = (9, 7, 3), 5
 DATA = ("--dataset", "synthetic", "--synthetic-samples", 200, "--synthetic-shape", *IMAGE_SHAPE,
         "--synthetic-classes", NUM_CLASSES)  # fmt: skip
@@ -63,7 +63,7 @@ def test_both_start_from_torchvisions_weights(framework, tmp_path):
     flags = ("--model", "resnet18", *STANDING_STILL, "--init-from", tmp_path / "resnet18.safetensors")
     train(framework, "alone", 1, tmp_path / "run", *DATA, *flags)
     weights = {name: array.numpy() for name, array in model.state_dict().items() if array.dim()}
-    # Batch norm's statistics move whatever the learning rate is.
+    # Batch norm's statistics change with any learning rate.
     trained = load(tmp_path / "run", tmp_path, warn=print).arrays
     for name, array in weights.items():
         assert "running" in name or np.array_equal(trained[f"model/{name}"], array), name

@@ -1,7 +1,7 @@
-"""The gradient noise scale of real runs, and the batch that follows it.
+"""Gradient noise scale of real runs, and the batch size that follows it.
 
-Oracle: the run of one rank in passes, of which `tests/pytorch/test_noise_scale.py` checks each part; for a resume, the
-run that did not stop.
+Oracle: a run of one rank in passes, whose parts `tests/pytorch/test_noise_scale.py` checks; for a resume, the
+uninterrupted run.
 """
 
 from __future__ import annotations

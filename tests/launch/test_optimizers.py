@@ -1,6 +1,6 @@
-"""What is done to gradients and weights around a step is the same on any ranks, in both frameworks, after a resume.
+"""Changes of gradients and weights are the same on any number of ranks, in both frameworks, and after a resume.
 
-Oracle: the run of one rank in PyTorch; for what changes, the run without it; for a resume, the undisturbed run.
+Oracle: a run of one rank in PyTorch; for the effect of a change, a run without it; for a resume, the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def losses(reported: list[dict]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Output directories of runs of two epochs by one rank of PyTorch, by their flags; each made once."""
+    """Return a function that trains two epochs on one rank in PyTorch, once per flags, and gives the directory."""
     made: dict[tuple, Path] = {}
 
     def make(*flags) -> Path:
@@ -61,7 +61,7 @@ def alone(tmp_path_factory):
 
 
 def test_each_change_changes_something(alone):
-    """The first loss is that of the initial weights: smoothing alone changes it."""
+    """The first loss is that of the initial weights, so only smoothing changes it."""
     plain = losses(events(alone()))
     clipped, noisy, smooth = (losses(events(alone(*CHANGES[i : i + 2]))) for i in (0, 2, 4))
     assert clipped[0] == noisy[0] == plain[0] != smooth[0]
@@ -86,7 +86,7 @@ def test_changes_are_the_same_everywhere(placement, alone, tmp_path):
 
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
 def test_averages_are_those_of_the_weights(framework, tmp_path):
-    """Oracle: the recursion over the weights of every step, in float64."""
+    """Oracle: the recursion over the weights of all steps, in float64."""
     flags = ("--epochs", 1, "--ema", 0.9, "--checkpoint-every", 1, "--keep-checkpoints", 100)
     train_at((framework, "alone", 1), tmp_path, *flags)
     average: dict[str, np.ndarray] = {}
@@ -128,13 +128,13 @@ def test_optimizers_are_the_same_everywhere(optimizer, placement, alone, tmp_pat
     assert losses(received) == pytest.approx(losses(expected), rel=1e-3)
 
 
-# The others' slots are of the same kinds: one number a weight, or one a layer as NovoGrad's.
+# The slots of the others are of the same kinds: one number per weight, or one per layer as in NovoGrad.
 ONE_OF_EACH_KIND = [name if name in ("lamb", "novograd") else full(name) for name in OPTIMIZERS]
 
 
 @pytest.mark.parametrize("optimizer", ONE_OF_EACH_KIND)
 def test_goes_on_in_the_other_framework(optimizer, alone, tmp_path):
-    """From the middle of an epoch, PyTorch's slots in TensorFlow and TensorFlow's in PyTorch."""
+    """Resume in mid-epoch, with PyTorch's slots in TensorFlow and TensorFlow's in PyTorch."""
     flags, source = (*OPTIMIZERS[optimizer], "--ema", 0.9), alone(*OPTIMIZERS[optimizer], "--ema", 0.9)
     there, back = tmp_path / "there", tmp_path / "back"
     middle = source / "checkpoints" / "step-00000006"

@@ -1,6 +1,6 @@
-"""The commands on README.md and the pages of docs/, typed one after the other. Oracle: all end with status 0.
+"""Commands in README.md and the pages of docs/, run one after the other. Oracle: all end with status 0.
 
-A command whose comment says `(needs a cluster)` or `(needs GPUs)` is not run; one that says `(minutes)` is `full`.
+A command with the comment `(needs a cluster)` or `(needs GPUs)` is not run; one with `(minutes)` is `full`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 from ranks import REPOSITORY, full, run
 
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "hostfiles" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-# `make test` would run this test, and `make train` is what the tests of the trainers do.
+# `make test` would run this test, and the tests of the trainers cover `make train`.
 NOT_TYPED = re.compile(r"\((needs a cluster|needs GPUs)\)|^make ")
 
 
 def commands(page: Path, *, minutes: bool) -> Iterator[str]:
-    """The lines of a page's shell blocks that are to be run; with `minutes` those that take long, too."""
+    """Yield the commands to run in a page's shell blocks; with `minutes` also those that take minutes."""
     for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
             if not NOT_TYPED.search(line) and (minutes or "(minutes)" not in line):
@@ -27,7 +27,7 @@ def commands(page: Path, *, minutes: bool) -> Iterator[str]:
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder like the repository, in which a command may leave what it writes."""
+    """Return a folder like the repository, to which commands may write."""
     for name in ("pytorch", "tensorflow", "hostfiles", "examples", ".venv"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     return tmp_path

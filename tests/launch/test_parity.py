@@ -1,4 +1,4 @@
-"""`allstep parity`, and its proof at its shortest. Oracle: the bounds that the command states."""
+"""`allstep parity`, and a short run of it. Oracle: the bounds that the command states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from allstep.common.base.errors import Fault, UserError
 
 @pytest.mark.parametrize("ranks", ["1,2", full("1,2,4")])
 def test_any_number_of_ranks_and_both_frameworks_train_alike(ranks):
-    """Weights after 50 steps of SGD with momentum: within 1e-5 on any number of ranks, 1e-4 between frameworks."""
+    """Compare 50 steps of SGD with momentum: within 1e-5 on any number of ranks, and 1e-4 between frameworks."""
     flags = ("--optimizers", "momentum", "--strategies", "horovod", "--ranks", ranks)
     result = run("allstep", "parity", *flags, timeout=600)
     assert result.returncode == 0, result.output
@@ -29,7 +29,7 @@ def test_any_number_of_ranks_and_both_frameworks_train_alike(ranks):
 
 
 def made(change: float = 0.0, *, at: int = 1) -> Curve:
-    """A curve of six steps, weights known at every third; from the step `at` on, it is off by `change`."""
+    """Return a curve of six steps, with weights at every third; it deviates by `change` from the step `at` on."""
     losses = {step: 2.0 / step * (1 + change * (step >= at)) for step in range(1, 7)}
     weights = {}
     for step in (3, 6):
@@ -87,7 +87,7 @@ def test_all_strategies_are_those_that_can_have_the_ranks():
 
 @pytest.mark.parametrize(("change", "status"), [(1e-6, None), (1e-2, 1)])
 def test_exit_status_tells_whether_all_is_within(change, status, monkeypatch, capsys):
-    """The training is made up here; everything from the curves to the exit status is not."""
+    """The training is fake; the rest, from the curves to the exit status, is real."""
     monkeypatch.setattr(parity, "train", lambda _, framework, placement, **__: made(change if placement[1] == 4 else 0))
     arguments = ["parity", "--optimizers", "sgd", "--steps", "6", "--every", "3"]
     if status is None:

@@ -1,6 +1,6 @@
-"""A run that stopped and was resumed ends as if it had not. Oracle: the undisturbed run; for mistakes, the contract.
+"""A resumed run ends like an uninterrupted one. Oracle: the uninterrupted run; for mistakes, the contract.
 
-Bit by bit in PyTorch on the same number of ranks, else weights within 1e-6 and the same number of right answers.
+PyTorch on the same number of ranks gives equal bits; otherwise weights are within 1e-6, and the accuracy is equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLAGS = (*parity.DATA_FLAGS, *parity.SETTINGS["momentum"].flags, "--log-every", 
 
 
 def train(framework: str, num_ranks: int, output_dir: Path, *flags: str | int) -> Result:
-    """A run to its end; alone for one rank."""
+    """Train to the end; one rank runs without a launcher."""
     launcher = "alone" if num_ranks == 1 else "horovodrun-mpi"
     command = [f"{framework}/train.py", "--output-dir", output_dir, *FLAGS, "--epochs", 2, *flags]
     result = launch(launcher, num_ranks, *map(str, command))
@@ -35,7 +35,7 @@ def train(framework: str, num_ranks: int, output_dir: Path, *flags: str | int) -
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Output directories of undisturbed runs by framework and number of ranks, all checkpoints kept."""
+    """Return a function that gives the output directory of an uninterrupted run, with all its checkpoints."""
     made: dict[tuple[str, int], Path] = {}
 
     def make(framework: str, num_ranks: int) -> Path:
@@ -49,7 +49,7 @@ def undisturbed(tmp_path_factory):
 
 
 def stopped(source: Path, output_dir: Path, *, at: int) -> Path:
-    """A copy of a run as if it had been killed after it told of everything and saved no checkpoint after step `at`."""
+    """Copy a run as if it had reported all steps but saved no checkpoint after step `at` before it was killed."""
     shutil.copytree(source, output_dir, dirs_exist_ok=True)
     for path in (output_dir / "checkpoints").iterdir():
         if path.name > checkpoint(output_dir, at).name:
@@ -80,7 +80,7 @@ def assert_ended_alike(output_dir: Path, expected: Path, *, exactly: bool) -> No
 
 
 def reported_once(reported: list[dict]) -> list[tuple[str, int | None]]:
-    """All but the starts, of which a resumed run has more."""
+    """Return events with their steps or epochs, without starts, of which a resumed run has more."""
     return [(event["event"], event.get("step", event.get("epoch"))) for event in reported if event["event"] != "start"]
 
 
@@ -114,7 +114,7 @@ from allstep.common.process.exit import run_rank
 from allstep.common.launch.placement import find_placement
 from allstep.pytorch import train
 class Hangs(Wrapped):
-    def state_shapes(self):  # asked for to read the checkpoint
+    def state_shapes(self):  # called to read the checkpoint
         print("reading", flush=True)
         time.sleep(1000)
 def main():
@@ -126,7 +126,7 @@ run_rank(main)
 
 
 def test_one_notice_ends_a_run_that_reads_a_checkpoint_forever(tmp_path):
-    """As from a file server that does not answer: nothing is trained, so nothing is to be saved."""
+    """A file server may not respond. No step was trained, so there is no state to save."""
     (tmp_path / "hanging.py").write_text(HANGING)
     command = [sys.executable, tmp_path / "hanging.py", "--output-dir", tmp_path, "--resume", "latest"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -155,7 +155,7 @@ def assert_refused(result: Result, expected: str) -> None:
 
 @pytest.mark.parametrize("kills", [2, full(4)])
 def test_killed_at_random_moments(kills):
-    """The short form of `make soak`; the command says what it checks after each kill and at the end."""
+    """Run the short form of `make soak`; the command lists its checks after each kill and at the end."""
     result = run("allstep", "soak", "--kills", str(kills), "--faults", "0", "--ranks", "1,2", timeout=600)
     assert result.returncode == 0, result.output
     assert result.stdout.count("\nkill ") == kills and "0 violations" in result.stdout

@@ -1,6 +1,6 @@
-"""What a run must not do: unpickle what it reads or receives, and tell secrets.
+"""Runs must not unpickle data that they read or receive, and must not print secrets.
 
-Oracle: the syntax trees of the sources; planted secrets, looked for in all that runs print and leave.
+Oracle: the syntax trees of the sources; planted secrets, searched for in all output and files of runs.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Iterator
 import pytest
 from ranks import REPOSITORY, full, launch
 
-# They unpickle, or compute what they are given.
+# These unpickle data, or execute it.
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 FUNCTIONS = {"torch.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "eval", "exec", "os.system", "os.popen"}
-# Horovod and torch.distributed pickle the objects that these send.
+# Horovod and torch.distributed pickle the objects that these methods send.
 METHODS = {
     *("broadcast_object", "allgather_object", "broadcast_object_fn", "broadcast_optimizer_state"),
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"),
 }
 KEYWORDS = {"allow_pickle", "shell"}
-# A function of the user's own, which the same user's program has left for its ranks a moment before.
+# It unpickles a user's function that a program of the same user has just written for its ranks.
 UNPICKLES = {REPOSITORY / "common" / "launch" / "from_python.py"}
 
 
 def unsafe(source: str) -> Iterator[str]:
-    """What in a program could run code that came with data."""
+    """Yield the parts of a program that could execute code from data."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.split(".")[0] in MODULES)
@@ -64,7 +64,7 @@ def test_the_search_finds(source):
 
 
 SECRET = "pl4nted-53cret"
-MIRROR = f"http://user:{SECRET}@127.0.0.1:9/{{}}?token={SECRET}"  # a port where nobody listens
+MIRROR = f"http://user:{SECRET}@127.0.0.1:9/{{}}?token={SECRET}"  # no server listens on this port
 FAILING = """
 from allstep.common.process.exit import run_rank
 from allstep.common.training.hooks import Hook
@@ -77,17 +77,17 @@ run_rank(lambda: train.main(hooks=[Fails()]))
 
 
 def printed(tmp_path, command: list, *, status: int) -> bytes:
-    """All that a run with secrets in its environment and in its flags prints and writes."""
+    """Run a command with secrets in its environment and flags, and return all its output and files."""
     output = tmp_path / "run"
     flags = ("--mirror", MIRROR, "--output-dir", output, "--epochs", "1", "--tensorboard")
     result = launch("horovodrun-gloo", 2, *command, *flags, AWS_SECRET_ACCESS_KEY=SECRET)
     assert result.returncode == status, result.output
     written = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
-    assert status or len(written) >= 5  # config.yaml, metrics.jsonl, a checkpoint's three, TensorBoard's
+    assert status or len(written) >= 5  # config.yaml, metrics.jsonl, three of a checkpoint, TensorBoard's
     return b"\n".join([result.output.encode(), *written])
 
 
-@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])  # both write by common/
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])  # both use code of common/
 def test_secrets_are_not_told(framework, tmp_path):
     assert SECRET.encode() not in printed(tmp_path, [f"{framework}/train.py"], status=0)
 

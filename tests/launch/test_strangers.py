@@ -1,6 +1,6 @@
-"""Who does not know a job's key can neither harm it nor have anything run, wherever it listens.
+"""Processes without a job's key can neither harm the job nor execute code, at any port on which it listens.
 
-Oracles: the job's own end and curve; files that payloads would make; the kernel's lists of sockets and of processes.
+Oracles: the job's end and curve; files that payloads would create; the kernel's lists of sockets and processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_WORDS = (GARBAGE, b"", GARBAGE[:8], b"GET / HTTP/1.1\r\nA: ", b"\x16\x03\x
 
 
 class Payload:
-    """Unpickled, it makes a file."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class Payload:
 
 @contextlib.contextmanager
 def running(*command: str | Path, **extra: str) -> Iterator[subprocess.Popen]:
-    """A job; nothing of it is left at the end."""
+    """Run a job, and kill its processes at the end."""
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=REPOSITORY,
@@ -65,7 +65,7 @@ def running(*command: str | Path, **extra: str) -> Iterator[subprocess.Popen]:
 
 
 def processes(job: subprocess.Popen) -> list[psutil.Process]:
-    """The launcher, then all that it has started."""
+    """Return the launcher's process, then all that it has started."""
     try:
         launcher = psutil.Process(job.pid)
         return [launcher, *launcher.children(recursive=True)]
@@ -74,7 +74,7 @@ def processes(job: subprocess.Popen) -> list[psutil.Process]:
 
 
 def ranks(job: subprocess.Popen, script: Path) -> list[psutil.Process]:
-    """Those of a job's processes that run a script."""
+    """Return the processes of a job that run the script."""
     return [process for process in processes(job) if words_of(process)[1:2] == [str(script)]]
 
 
@@ -85,7 +85,7 @@ def words_of(process: psutil.Process) -> list[str]:
 
 
 def listening(found: list[psutil.Process]) -> set[tuple[str, int]]:
-    """Addresses at which processes listen now."""
+    """Return the addresses on which the processes listen now."""
     addresses: set[tuple[str, int]] = set()
     for process in found:
         with contextlib.suppress(psutil.Error):
@@ -95,7 +95,7 @@ def listening(found: list[psutil.Process]) -> set[tuple[str, int]]:
 
 
 def wait_for(condition: Callable[[], object]) -> object:
-    """What `condition` gives, once it gives something."""
+    """Return the result of `condition` once it is true."""
     deadline = time.monotonic() + 120
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited for two minutes"
@@ -104,7 +104,7 @@ def wait_for(condition: Callable[[], object]) -> object:
 
 
 def wait_for_end(job: subprocess.Popen, *, meanwhile: Callable[[], object] = lambda: None) -> str:
-    """What a job prints until it ends."""
+    """Return the output of a job after it has ended."""
     printed: list[str] = []
     reader = threading.Thread(target=lambda: printed.extend(job.stdout))
     reader.start()
@@ -116,7 +116,7 @@ def wait_for_end(job: subprocess.Popen, *, meanwhile: Callable[[], object] = lam
 
 
 def ask(port: int, method: str, path: str, body: bytes | None, headers: dict[str, str] | None = None) -> int | None:
-    """The status of the reply to a request; None where there is none."""
+    """Return the status of the response to a request, or None if there is no response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request(method, path, body, headers or {})
@@ -128,13 +128,13 @@ def ask(port: int, method: str, path: str, body: bytes | None, headers: dict[str
 
 
 def annoy(address: tuple[str, int]) -> list[socket.socket]:
-    """Connect and say something that no rank says, or nothing; the connections that are left open."""
+    """Connect and send data that no rank sends, or none, and return the connections that are still open."""
     kept = []
     with contextlib.suppress(OSError):
         for words in FIRST_WORDS:
             kept.append(socket.create_connection(address, timeout=1))
             kept[-1].sendall(words)
-        for words in FIRST_WORDS:  # and hang up, by RST
+        for words in FIRST_WORDS:  # close these by RST
             with socket.create_connection(address, timeout=1) as connection:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                 connection.sendall(words)
@@ -156,8 +156,8 @@ run_rank(main)
 
 
 def test_a_job_under_gloo_drops_strangers(tmp_path):
-    """They are at the port of rank 0 for as long as rank 1 is awaited there, and then at each port that is seen open:
-    those between ranks that have met are open for milliseconds.
+    """Connect to the port of rank 0 while it waits for rank 1, and then to each port that is seen open; ports between
+    connected ranks are open only for milliseconds.
     """
     flags = ("--global-batch-size", "32", "--epochs", "1", "--log-every", "1")
     script = tmp_path / "late.py"
@@ -167,7 +167,7 @@ def test_a_job_under_gloo_drops_strangers(tmp_path):
         met: set[tuple[str, int]] = set()
 
         def meet() -> None:
-            """Annoy whoever listens and was not annoyed yet."""
+            """Annoy each listener once."""
             for address in listening(processes(job)) - met:
                 met.add(address)
                 for connection in annoy(address):
@@ -214,9 +214,9 @@ print("trained by", hvd.size(), flush=True)
 
 @pytest.mark.parametrize("elastic", [False, True], ids=["fixed size", "elastic"])
 def test_the_rendezvous_hears_only_its_own_ranks(elastic, tmp_path):
-    """CVE-2024-10190: Horovod's elastic one ran what anybody put at /worker_addresses.
+    """CVE-2024-10190: Horovod's elastic rendezvous executed any data that was put at /worker_addresses.
 
-    The elastic job, a user's own script, goes from one rank to two, of which the first one is notified.
+    The elastic job, a user's script, grows from one rank to two, and its first rank is notified.
     """
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:1\n")
@@ -229,7 +229,7 @@ def test_the_rendezvous_hears_only_its_own_ranks(elastic, tmp_path):
         [(host, port)] = wait_for(lambda: listening(processes(job)[:1]))
         assert host == "127.0.0.1"
         if elastic:
-            wait_for(lambda: listening(ranks(job, script)))  # for notifications
+            wait_for(lambda: listening(ranks(job, script)))  # its port for notifications
         hosts.write_text("localhost:2\n")
         wait_for(lambda: len(ranks(job, script)) == 2)
         answers = {
@@ -244,7 +244,7 @@ def test_the_rendezvous_hears_only_its_own_ranks(elastic, tmp_path):
             ]
         }
         assert set(answers.values()) == {403}, answers
-        assert ask(port, "HEAD", "/README.md", None) != 200  # once it answered with the files of the current folder
+        assert ask(port, "HEAD", "/README.md", None) != 200  # it used to serve the current folder
         for path in ("/worker_addresses/h:0", "/global/0"):
             assert ask(port, "PUT", path, payload, {SIGNATURE: "0" * 64}) == 403
             assert ask(port, "PUT", path, b"", {SIGNATURE: "0" * 64, "Content-Length": "99999999999"}) == 403
@@ -260,7 +260,7 @@ def test_the_rendezvous_hears_only_its_own_ranks(elastic, tmp_path):
 
 
 def test_a_signature_holds_for_its_request_alone(monkeypatch):
-    """A server of Horovod's own and its client; then requests whose parts were changed after they were signed."""
+    """Test Horovod's server with its client, and with requests that were modified after they were signed."""
     monkeypatch.setenv("HOROVOD_JOB_KEY", "k" * 64)
     server = http_server.KVStoreServer(verbose=0)
     port = server.start_server("127.0.0.1")
@@ -286,7 +286,7 @@ def test_a_signature_holds_for_its_request_alone(monkeypatch):
 
 
 def test_a_reply_that_is_not_signed_is_not_unpickled(monkeypatch, tmp_path):
-    """Somebody else may listen where the store of functions was."""
+    """Another process may listen on the former port of the store of functions."""
     monkeypatch.setenv("HOROVOD_JOB_KEY", "k" * 64)
     payload = base64.b64encode(pickle.dumps(Payload(tmp_path / "ran")))
 
@@ -305,7 +305,7 @@ def test_a_reply_that_is_not_signed_is_not_unpickled(monkeypatch, tmp_path):
 
 
 def test_services_drop_strangers(capfd, tmp_path):
-    """The driver's and the tasks' services, and that of elastic ranks, share this one."""
+    """Test the base class of the services of the driver, the tasks and elastic ranks."""
     key = secret.make_secret_key()
     service = network.BasicService("service", key, nics=["lo"])
     assert listening([psutil.Process()]) >= {("127.0.0.1", service.get_port())}
@@ -330,13 +330,13 @@ def test_services_drop_strangers(capfd, tmp_path):
 
 
 def test_settings_in_a_command_line_leave_the_key_at_home():
-    """Those of horovodrun travel so to its helpers on other hosts."""
+    """horovodrun passes its settings in command lines to its helpers on other hosts."""
     settings = pickle.loads(pickle.dumps(Settings(num_proc=2, key=b"k" * 32)))
     assert (settings.num_proc, settings.key) == (2, None)
 
 
 def test_the_hmac_of_the_ranks_is_python_s(tmp_path):
-    """Oracle: hashlib and hmac, for every length around the block of 64 bytes."""
+    """Oracle: hashlib and hmac, for all lengths around the block size of 64 bytes."""
     (tmp_path / "main.cc").write_text(
         "#include <algorithm>\n#include <iostream>\n"
         f'#include "{REPOSITORY}/tools/horovod_patches/inserted/hmac_sha256.h"\n'

@@ -1,6 +1,6 @@
 """Real runs under every launcher.
 
-Oracle: what README.md and docs/files.md promise, and each run's equal under another launcher.
+Oracle: the promises in README.md and docs/files.md, and the same run under another launcher.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EPOCH_LINE = re.compile(
 
 @pytest.fixture(scope="module")
 def on_digits(tmp_path_factory):
-    """How a training of digits with the defaults ended, and its output directory; each made once."""
+    """Return a function that trains on digits with the defaults, once, and gives the result and output directory."""
 
     @functools.cache
     def trained(framework: str, launcher: str) -> tuple[Result, Path]:
@@ -44,7 +44,7 @@ def test_learns_digits(framework, launcher, on_digits):
     result, output_dir = on_digits(framework, launcher)
     assert result.returncode == 0, result.output
     world_size = 1 if launcher == "alone" else 2
-    assert len(EPOCH_LINE.findall(result.stdout)) == 10  # one rank speaks
+    assert len(EPOCH_LINE.findall(result.stdout)) == 10  # only one rank prints
     start, end = last(events(output_dir), "start"), last(events(output_dir), "end")
     epochs = [event for event in events(output_dir) if event["event"] == "epoch"]
     assert start["framework"] == framework
@@ -63,7 +63,7 @@ def test_learns_digits(framework, launcher, on_digits):
 
 
 def test_equal_runs_have_equal_bits(on_digits, tmp_path):
-    """Losses of two epochs, the second of which is 1e-7 off where one bit of a weight is."""
+    """Compare losses of two epochs; one different bit in a weight changes those of the second by 1e-7."""
     _, output_dir = on_digits("pytorch", "horovodrun-mpi")
     under_gloo = train("pytorch", "horovodrun-gloo", 2, tmp_path, "--log-every", 1, "--epochs", 2)
     steps = [[event for event in run if event["event"] == "step"] for run in (under_gloo, events(output_dir))]
@@ -72,7 +72,7 @@ def test_equal_runs_have_equal_bits(on_digits, tmp_path):
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
-    """Ranks that do not divide the global batch, and a last global batch with fewer samples than ranks."""
+    """Train with unequal slices on 3 ranks."""
     flags = ("--epochs", 2, "--global-batch-size", 59, "--log-every", 1)  # 1437 = 24 * 59 + 21
     alone = train(framework, "alone", 1, tmp_path / "1", *flags)
     three = train(framework, "mpirun", 3, tmp_path / "3", *flags)
@@ -114,7 +114,7 @@ def test_config_file_and_flags(tmp_path):
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_bf16_learns_as_well(framework, on_digits, tmp_path):
-    """The first loss is that of float32 to about the 3 digits that bfloat16 has, and not to more."""
+    """The first loss agrees with float32 to about 3 digits, the precision of bfloat16, and not to more."""
     _, float32_dir = on_digits(framework, "horovodrun-mpi")
     bf16 = train(framework, "mpirun", 2, tmp_path, "--log-every", 1, "--precision", "bf16")
     expected, found = (next(event["loss"] for event in run if "loss" in event) for run in (events(float32_dir), bf16))

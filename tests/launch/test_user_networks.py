@@ -1,4 +1,4 @@
-"""Networks, losses and samples of a user's own, trained by real launchers. Oracle: an undisturbed run; NumPy."""
+"""Users' networks, losses and samples in real launches. Oracle: an uninterrupted run, or the other framework."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def build(input_shape, num_classes):
     ])
 """,
 }
-# 1,437 samples: the last batch has one, so that one of two ranks has none.
+# The last batch has only one of the 1,437 samples, so one of two ranks has none.
 FLAGS = ("--global-batch-size", 359, "--base-lr", 0.05, "--checkpoint-every", 3, "--ema", 0.9)
 
 
 @pytest.mark.parametrize("framework", NETWORKS)
 def test_goes_on_as_if_it_had_not_stopped(framework, tmp_path):
-    """Dropout draws the same after a resume, also where rank 0 alone knows the first weights."""
+    """Dropout draws the same after a resume, even if only rank 0 has the initial weights."""
     file = tmp_path / "mine.py"
     file.write_text(NETWORKS[framework])
     model = ("--model", f"{file}:build")
@@ -56,7 +56,7 @@ def build(input_shape, num_classes):
 
 
 def test_devices_that_share_variables_keep_the_statistics_of_keras_own_batch_norm(tmp_path):
-    """The oracle is mirrored, whose devices have statistics of their own: averaged at the end, they are the same."""
+    """Oracle: mirrored, whose devices have separate statistics, which are equal when averaged at the end."""
     file = tmp_path / "mine.py"
     file.write_text(KERAS_NORM)
     flags = ("--model", f"{file}:build", "--num-devices", 2, "--epochs", 1, "--global-batch-size", 128)
@@ -78,7 +78,7 @@ def load():
 
 
 def test_numbers_are_predicted_alike_in_both_frameworks(tmp_path):
-    """Regression: the mean absolute error stands in the accuracy's place, and the best checkpoint has the smallest."""
+    """Regression reports the mean absolute error instead of the accuracy, and the best checkpoint has the smallest."""
     file = tmp_path / "mine.py"
     file.write_text(SAMPLES)
     flags = ("--dataset", f"{file}:load", "--model", "mlp", "--loss", "huber", "--epochs", 3, "--global-batch-size", 30)
@@ -96,7 +96,7 @@ def test_numbers_are_predicted_alike_in_both_frameworks(tmp_path):
     np.testing.assert_allclose(epochs["tensorflow"], epochs["pytorch"], rtol=1e-4)
     best = launch("alone", 1, "pytorch/train.py", *map(str, flags), "--output-dir", tmp_path / "pytorch",
                   "--resume", "best", "--epochs", "3")  # fmt: skip
-    assert best.returncode == 0, best.output  # at the end of the third epoch, the best: nothing is left to do
+    assert best.returncode == 0, best.output  # the third epoch was the best, so no work is left
     assert "Epoch =" not in best.output
 
 

@@ -193,7 +193,7 @@ MISTAKES = {
     "torchrun's LOCAL_WORLD_SIZE 0": wrong(TORCHRUN, "LOCAL_WORLD_SIZE", "0", "a whole number from 1 to 2"),
     "torchrun's GROUP_RANK beyond": wrong(TORCHRUN, "GROUP_RANK", "1", "0"),
     "torchrun's identifier alone": Mistake(
-        DDP, "WORLD_SIZE to be", "nothing; start the job by torchrun anew, or unset TORCHELASTIC_RUN_ID",
+        DDP, "WORLD_SIZE to be", "nothing; start the job by torchrun again, or unset TORCHELASTIC_RUN_ID",
         {"TORCHELASTIC_RUN_ID": "none"},
     ),
     "torchrun with horovod": Mistake(PYTORCH, "horovodrun, mpirun or srun", "torchrun", TORCHRUN),
@@ -217,7 +217,7 @@ MISTAKES = {
         ELASTIC, "--output-dir with --elastic under torchrun", "none; name a directory", RESTARTING
     ),
     "--elastic with the store of torchrun's agents": Mistake(
-        f"{ELASTIC} --output-dir run", "a store of their own for ranks that torchrun starts anew",
+        f"{ELASTIC} --output-dir run", "a separate store for ranks that torchrun restarts",
         "its agents', where they would wait for ranks that are gone; set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         {**RESTARTING, "TORCHELASTIC_USE_AGENT_STORE": "True"},
     ),

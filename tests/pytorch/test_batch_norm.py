@@ -1,4 +1,4 @@
-"""Batch norm on several ranks: all validate and go on with the same statistics. Oracle: one process; the whole run."""
+"""Batch norm on several ranks: all validate and resume with the same statistics. Oracle: one process; the whole run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from allstep.pytorch.models import build_model, import_weights
 from allstep.pytorch.strategies.single import Single
 from allstep.pytorch.worker import Worker
 
-# 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has none.
+# 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has no sample.
 DATA = DataConfig(dataset="synthetic", synthetic_samples=17, synthetic_shape=(8, 8, 1))
 SIZE = {"depth": 10, "width": 1}
 FLAGS = ("--model", "wide-resnet", "--model-depth", SIZE["depth"], "--model-width", SIZE["width"],
@@ -52,13 +52,14 @@ def test_validates_with_what_is_saved(undisturbed):
     import_weights(network, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
-    worker = Worker(network, network, None, TrainConfig(), strategy, torch.device("cpu"), dataset)
+    _, optimizer = strategy.wrap(network, torch.optim.SGD(network.parameters()))
+    worker = Worker(network, optimizer, TrainConfig(), strategy, torch.device("cpu"), dataset)
     expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 
 
 def test_goes_on_as_if_it_had_not_stopped(undisturbed, tmp_path):
-    """Bit by bit, from the middle of the second epoch."""
+    """Compare bit by bit after a resume in the middle of the second epoch."""
     strategy, source, expected = undisturbed
     shutil.copytree(source, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000006")

@@ -1,4 +1,4 @@
-"""The insides of PyTorch and Horovod that `pytorch/compat.py` uses are as it says. Oracle: the libraries themselves."""
+"""Internals of PyTorch and Horovod behave as `pytorch/compat.py` expects. Oracle: the libraries themselves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_batch_norms_have_one_base(kind):
 
 @pytest.mark.parametrize("number", [3, 12])
 def test_most_programs(number):
-    torch._dynamo.reset()  # programs are counted by the piece of code
+    torch._dynamo.reset()  # recompilations are counted per function
     sizes: list[int] = []
     compiled = torch.compile(lambda values: values + 1, dynamic=False, backend=Noting(sizes))
     with torch._dynamo.config.patch(recompile_limit=8):
@@ -50,7 +50,7 @@ def test_most_programs(number):
 
 
 class Noting:
-    """A compiler that takes note of the size of the input, and leaves the code as it is."""
+    """Compiler backend that records the size of the input and returns the code unchanged."""
 
     def __init__(self, sizes: list[int]) -> None:
         self._sizes = sizes
@@ -119,7 +119,7 @@ print("torch._dynamo" in sys.modules)
     ],
 )
 def test_only_torch_s_own_imports_the_compiler(make, imports):
-    """Should torch's own no longer do so, `without_compiler` can go."""
+    """If torch's optimizers no longer import it, `without_compiler` can be removed."""
     assert run(sys.executable, "-c", PROGRAM.format(make=make)).stdout.strip() == imports
 
 
@@ -131,7 +131,7 @@ def test_horovod_s_handles_and_gloo_s_threads(tmp_path):
 
 @pytest.mark.parametrize(("value", "overflow"), [(1.0, 0), (float("inf"), 1), (float("-inf"), 1), (float("nan"), 1)])
 def test_unscaled_gradients_and_whether_one_is_not_finite(value, overflow):
-    """A shard may be empty."""
+    """One gradient is an empty shard."""
     gradients = [torch.tensor([2.0, 6.0]), torch.tensor([[4.0], [value]]), torch.zeros(0)]
     assert bool(unscale(gradients, 2.0, torch.device("cpu"))) == overflow
     assert gradients[0].tolist() == [1, 3] and gradients[1][0].item() == 2

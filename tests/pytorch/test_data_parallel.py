@@ -1,4 +1,4 @@
-"""nn.DataParallel on several devices, as far as that can be seen on one."""
+"""nn.DataParallel on several devices, as far as one device can show it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from allstep.pytorch.strategies.data_parallel import DataParallel
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_threads_that_compute_for_a_device_use_the_type_of_autocast(precision):
-    """A network's copies run in new threads, in each of which autocast begins with float16."""
+    """A network's replicas run in new threads, and autocast starts with float16 in each of them."""
     network, strategy = torch.nn.Linear(1, 1), DataParallel(ALONE, StrategyConfig())
     strategy.pin_device()
-    strategy.gpu = 0  # as if there were one
+    strategy.gpu = 0  # pretend that there is a GPU
     model, _ = strategy.wrap(network, torch.optim.SGD(network.parameters(), lr=1))
     torch.set_autocast_dtype("cuda", precision)
     model(torch.zeros(1, 1))

@@ -1,6 +1,6 @@
-"""Which GPU a rank takes of those that PyTorch counts; here the counts are made up.
+"""Choice of a rank's GPU from those that PyTorch counts; these tests fake the counts.
 
-Oracle: a GPU is one to train on where CUDA can be started on it, and where Horovod, if it averages, was built for it.
+Oracle: a GPU is usable if CUDA can be initialised on it and, with Horovod, if Horovod was built for GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOR_GPUS = json.loads(Path(sys.prefix, "allstep-setup.json").read_text())["gpu"]
 
 
 def chosen(kind: type, *, works: bool, device: str, monkeypatch) -> int | None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # NVML's, which any driver answers
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # NVML's count, which works with any driver
     monkeypatch.setattr(torch.cuda, "is_available", lambda: works)
     strategy = kind(ALONE, StrategyConfig(), device=device)
     strategy.choose_device()

@@ -1,4 +1,4 @@
-"""What is done to the averaged gradient in one process. Oracle: torch's own clipping, and the noise of `common`."""
+"""Changes of the averaged gradient in one process. Oracle: torch's clipping, and the noise of `common`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from allstep.common.config.train_config import OptimizerConfig, StrategyConfig
+from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import ALONE
 from allstep.common.recipe.gradient_noise import gradient_noise
-from allstep.pytorch.gradients import GradientChanges
+from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.strategies.single import Single
 
 SHAPES = {"fc.weight": (3, 4), "fc.bias": (3,)}
@@ -22,9 +22,12 @@ def parameters() -> dict[str, torch.nn.Parameter]:
     return made
 
 
-def changed(step: int = 0, **flags: float) -> list[torch.Tensor]:
-    own = parameters()
-    GradientChanges(OptimizerConfig(**flags), 7, Single(ALONE, StrategyConfig())).apply(own, step)
+def changed(step: int = 0, *, clip_norm: float, gradient_noise: float = 0.0) -> list[torch.Tensor]:
+    own, strategy = parameters(), Single(ALONE, StrategyConfig())
+    strategy.wrap(torch.nn.ParameterList(own.values()), torch.optim.SGD(own.values()))
+    Clip(clip_norm, list(own.values()), strategy)(step)
+    if gradient_noise:
+        Noise(gradient_noise, own, 7, strategy)(step)
     return [parameter.grad for parameter in own.values()]
 
 

@@ -1,4 +1,4 @@
-"""--decode gpu, but for the device: torchvision decodes on the CPU here. Oracle: the same samples without --decode."""
+"""--decode gpu, with torchvision decoding on the CPU. Oracle: the same samples without --decode."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CPU = torch.device("cpu")
 
 
 def open_both(folder: Path, **flags) -> list[Dataset]:
-    """As the CPU decodes it, and as it is decoded by the worker."""
+    """Load the data set twice: with --decode cpu, and with --decode gpu, for the worker to decode."""
     config = {"dataset": "image-folder", "data_dir": folder, "decode_threads": 2, **flags}
     return [load(DataConfig(**config, decode=decode)) for decode in ("cpu", "gpu")]
 
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory) -> Path:
-    """16 training images of 500 x 375, and 2 validation images of one colour."""
+    """Write 16 training images of 500 x 375 pixels, and 2 validation images of one colour."""
     folder = tmp_path_factory.mktemp("photographs")
     write_images(folder, 16)
     return folder
@@ -39,7 +39,7 @@ def photographs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def mixture(tmp_path) -> Path:
-    """Files of every kind that the CPU decodes, as the first of one class, and ordinary ones as the other."""
+    """Write ordinary JPEG files as class a; class b also has files of each kind that only the CPU decodes."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     for split in ("train", "val"):
@@ -57,14 +57,14 @@ def mixture(tmp_path) -> Path:
 
 
 def difference(one: np.ndarray, other: torch.Tensor) -> np.ndarray:
-    """Of pixels: 0 to 255."""
+    """Return the absolute differences of pixels, 0 to 255."""
     assert one.shape == tuple(other.shape) and other.dtype == torch.uint8
     return np.abs(one.astype(int) - other.cpu().numpy())
 
 
 @pytest.mark.parametrize(("size", "mean", "maximum"), [(224, 0.3, 1), (64, 2, 40)])
 def test_pixels_are_those_of_the_cpu_but_for_rounding(photographs, size, mean, maximum):
-    """Of 64 pixels each way the CPU decodes a reduced image; of 224 the whole one, as we do."""
+    """The CPU decodes a reduced image for 64 pixels per side, and the whole image, like `JpegDecoder`, for 224."""
     decode = JpegDecoder(size, CPU, tells=True)
     expected, given = open_both(photographs, image_size=size)
     for epoch in (0, 1):
@@ -100,9 +100,9 @@ def test_the_cpu_decodes_what_a_gpu_does_not(mixture, capsys):
 
 
 def test_files_that_the_decoder_refuses_are_the_cpu_s(mixture, capsys):
-    """torchvision does not say which file of several it could not decode."""
+    """torchvision does not report which of several files it could not decode."""
     damaged = mixture / "train" / "a" / "0.jpg"
-    damaged.write_bytes(damaged.read_bytes().replace(b"\xff\xdb", b"\xff\xe1"))  # without a table of quantisation
+    damaged.write_bytes(damaged.read_bytes().replace(b"\xff\xdb", b"\xff\xe1"))  # without a quantisation table
     whole = (mixture / "train" / "a" / "1.jpg").read_bytes()
     (mixture / "train" / "a" / "3.jpg").write_bytes(whole[: len(whole) // 2])
     expected, given = open_both(mixture, image_size=16, skip_unreadable=True)
@@ -111,7 +111,7 @@ def test_files_that_the_decoder_refuses_are_the_cpu_s(mixture, capsys):
     assert difference(pixels, decode(given.train.read(np.arange(4), epoch=0)[0])).max() <= 2
     assert np.array_equal(given.train.unreadable_mask(), expected.train.unreadable_mask())
     assert expected.train.unreadable_mask().sum() == 2
-    assert not capsys.readouterr().err  # rank 0 tells
+    assert not capsys.readouterr().err  # only rank 0 warns
 
     _, given = open_both(mixture, image_size=16)
     files, _ = given.train.read(np.arange(2), epoch=0)
@@ -121,7 +121,7 @@ def test_files_that_the_decoder_refuses_are_the_cpu_s(mixture, capsys):
 
 
 def test_training_follows_the_same_curve(photographs):
-    """Through the worker, in slices and in passes."""
+    """Train with the worker, in slices and in passes."""
     common = {"device": "cpu", "epochs": 2, "base_lr": 0.001, "global_batch_size": 8}
     for flags in ({"slices": 2}, {"accumulate_steps": 2}):
         losses = []
@@ -131,12 +131,12 @@ def test_training_follows_the_same_curve(photographs):
             history = Session(network, dataset, **common, **flags).fit()
             losses.append([epoch["train_loss"] for epoch in history] + [history[-1]["validation_loss"]])
         assert losses[0] == pytest.approx(losses[1], rel=0.02)
-        assert losses[0] != losses[1]  # they were decoded in two ways
+        assert losses[0] != losses[1]  # two decoders were used
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_pixels_on_a_device(photographs, tmp_path, device):
-    """nvJPEG's are within 2 of libjpeg-turbo's on average, the bound of torchvision's own tests."""
+    """nvJPEG's pixels differ from libjpeg-turbo's by less than 2 on average, the bound in torchvision's tests."""
     visible = gpus.need() if device == "cuda" else {}
     output = tmp_path / "decoding.json"
     words = (output, "--data-dir", photographs, "--decode-threads", 2, "--batch-size", 5, "--device", device)

@@ -1,4 +1,4 @@
-"""What a step says of its gradients' norms. Oracle: the gradient of each part by itself, in float64."""
+"""Gradient norms that a step returns. Oracle: the gradient of each part of the batch, computed in float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_squares_are_those_of_each_pass_and_of_the_whole_batch(num_samples):
     network = build_model("cnn", (8, 8, 1), 3)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     config = TrainConfig(optimizer=OptimizerConfig(clip_norm=0.1), parallel=StrategyConfig(accumulate_steps=3))
-    worker = Worker(network, network, optimizer, config, strategy, torch.device("cpu"), DATASET, measures_noise=True)
+    strategy.wrap(network, optimizer)
+    worker = Worker(network, optimizer, config, strategy, torch.device("cpu"), DATASET, measures_noise=True)
     random = np.random.default_rng(0)
     images, labels = random.integers(0, 256, (num_samples, 8, 8, 1), np.uint8), np.arange(num_samples) % 3
     batch = Batch(images, labels, num_samples, num_samples, 1 / num_samples, Position(0, num_samples))

@@ -1,4 +1,4 @@
-"""Each optimizer of PyTorch in float64. Oracle: its paper, transcribed in `paper_optimizers`."""
+"""PyTorch's optimizers in float64. Oracle: their papers, transcribed in `paper_optimizers`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from allstep.common.config.train_config import OptimizerConfig
-from allstep.pytorch.optimizers import build_optimizer
+from allstep.pytorch.optimizers import build_optimizer, with_whole_norms, without_fused_kernels
 
 NUM_STEPS = 50
 
@@ -48,9 +48,18 @@ def test_novograd_with_averaged_gradients():
         np.testing.assert_allclose(received[key], expected, rtol=1e-6, atol=1e-12, err_msg=key)
 
 
+def built(config, weights, *, sliced):
+    """Return the optimizer of `build_optimizer`, or what --slices makes of it."""
+    optimizer = build_optimizer(config, weights)
+    if sliced:
+        without_fused_kernels(optimizer)
+        with_whole_norms(optimizer)
+    return optimizer
+
+
 @pytest.mark.parametrize("name", ["lars", "lamb", "novograd"])
 def test_made_anew_of_its_groups_it_is_the_same(name):
-    """As Horovod does, and FSDP here."""
+    """Horovod, and our FSDP strategy, recreate optimizers from their groups."""
     config = OptimizerConfig(optimizer=name, weight_decay=0.1, grad_averaging=name == "novograd")
     weights = [torch.nn.Parameter(torch.ones(3, 2, dtype=torch.float64)) for _ in range(2)]
     first = build_optimizer(config, weights[:1])
@@ -68,14 +77,12 @@ def test_made_anew_of_its_groups_it_is_the_same(name):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "adamw"])
 def test_fused_updates_are_the_same(name, weight_decay):
-    """Oracle: the same in many operations, as with --slices."""
+    """Oracle: the same update in separate operations, as with --slices."""
     config = OptimizerConfig(optimizer=name, weight_decay=weight_decay)
     random = torch.Generator().manual_seed(0)
     start = torch.randn(7, 5, generator=random)
     weights = [torch.nn.Parameter(start.clone()) for _ in range(2)]
-    optimizers = [
-        build_optimizer(config, [weight], sliced=sliced) for weight, sliced in zip(weights, (True, False), strict=True)
-    ]
+    optimizers = [built(config, [weight], sliced=sliced) for weight, sliced in zip(weights, (True, False), strict=True)]
     for step in range(NUM_STEPS):
         gradient = torch.randn(7, 5, generator=random)
         for weight, optimizer in zip(weights, optimizers, strict=True):
@@ -88,12 +95,12 @@ def test_fused_updates_are_the_same(name, weight_decay):
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "lars", "lamb"])
 def test_with_slices_no_bit_depends_on_where_a_weight_is_cut(name):
-    """As FSDP cuts it. Oracle: the whole weight, of one axis, so that LARS and LAMB take no norm of it."""
+    """Cut a weight as FSDP does. Oracle: the whole weight, with one axis, so LARS and LAMB do not compute its norm."""
     config, random = OptimizerConfig(optimizer=name, weight_decay=0.1), torch.Generator().manual_seed(0)
     weight, cuts = torch.randn(1001, generator=random), (0, 3, 500, 1000, 1001)
     whole = [torch.nn.Parameter(weight.clone())]
     parts = [torch.nn.Parameter(weight[begin:end].clone()) for begin, end in itertools.pairwise(cuts)]
-    optimizers = [build_optimizer(config, weights, sliced=True) for weights in (whole, parts)]
+    optimizers = [built(config, weights, sliced=True) for weights in (whole, parts)]
     for _ in range(NUM_STEPS):
         gradient = torch.randn(1001, generator=random)
         whole[0].grad = gradient.clone()
@@ -108,12 +115,12 @@ def test_with_slices_no_bit_depends_on_where_a_weight_is_cut(name):
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "rmsprop", "lamb"])
 def test_a_step_waits_for_no_number_of_its_device(name):
-    """Tensors of the device meta have no values: what reads one, for which a step on a GPU would wait, raises."""
-    with torch.device("meta"):  # as a strategy's `scope`
+    """Oracle: the meta device, on which reading a value raises an error; on a GPU a step would wait for it."""
+    with torch.device("meta"):  # like a strategy's `scope`
         layer = torch.nn.Linear(3, 2)
-        # The device has no fused kernels.
+        # The meta device has no fused kernels.
         sliced = name in ("sgd", "adam")
-        optimizer = build_optimizer(OptimizerConfig(optimizer=name), layer.parameters(), sliced=sliced)
+        optimizer = built(OptimizerConfig(optimizer=name), layer.parameters(), sliced=sliced)
     for _ in range(2):
         layer(torch.ones(4, 3, device="meta")).sum().backward()
         optimizer.step()

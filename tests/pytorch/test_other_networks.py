@@ -1,4 +1,4 @@
-"""Networks from a user's file and from libraries. Oracle: the file and the libraries themselves, called by hand."""
+"""Networks from a user's file and from libraries. Oracle: the file and the libraries, called directly."""
 
 from __future__ import annotations
 

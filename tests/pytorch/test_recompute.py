@@ -1,4 +1,4 @@
-"""Blocks that are computed again. Oracle: the same network without."""
+"""Activation checkpointing. Oracle: the same network without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS = {
 
 
 def backward(network: nn.Module, images: torch.Tensor) -> int:
-    """Backward through the network; the bytes that it kept for that in plain sight, once a storage."""
+    """Run forward and backward, and return the bytes saved for backward, counting each storage once."""
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Every strategy of PyTorch, by real launches. Oracle: the run of `single` with the same global batch."""
+"""Strategies of PyTorch in real launches. Oracle: a run of `single` with the same global batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from allstep.common.launch.placement import ALONE, find_placement
 from allstep.pytorch.models import build_model
 from allstep.pytorch.strategies import STRATEGIES, check, num_ranks_to_spawn
 
-# 2 epochs of 26 steps. Slices are uneven, and the last batch of training and that of validation have a single sample.
+# 2 epochs of 26 steps. Slices are uneven, and the last batches of training and validation have a single sample.
 FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 226, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 9,
          "--epochs", 2, "--log-every", 1)  # fmt: skip
 TORCHRUN = ("torchrun", "--nproc-per-node")
@@ -70,13 +70,13 @@ def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
     return output_dir, train(output_dir, *FLAGS, "--checkpoint-every", 20)
 
 
-# Other cases run the same code.
+# These cases repeat code that other cases run.
 REPEATED = ("ddp", "ddp under horovodrun", "ddp under mpirun", "fsdp", "model-parallel, 3 stages")
 
 
 @pytest.mark.parametrize("name", [full(name) if name in REPEATED else name for name in JOBS])
 def test_same_curve_as_single(name, reference, tmp_path):
-    """Losses, weights and optimizer slots, from the start or from the middle of an epoch, there and at the end."""
+    """Compare losses, weights and slots, from the start or from the middle of an epoch, there and at the end."""
     job, (expected_dir, expected) = JOBS[name], reference
     resumed = ("--resume", expected_dir / "checkpoints" / "step-00000040") if job.resumes else ()
     flags = ("--checkpoint-every", 20, "--strategy", *job.flags, *resumed)
@@ -88,15 +88,15 @@ def test_same_curve_as_single(name, reference, tmp_path):
 
 @pytest.mark.parametrize("strategy", ["ddp", "horovod", "model-parallel"])
 def test_what_each_rank_computes(strategy):
-    """Compression, operations, hooks, micro-batches and batch norm; the oracles are in the script."""
+    """Test compression, operations, hooks, micro-batches and batch norm; the oracles are in the script."""
     result = run(*MPIRUN, 2, sys.executable, "tests/pytorch/ranks/strategies.py", strategy)
     assert result.returncode == 0, result.output
     assert result.stdout.count("all right") == 2
 
 
-@pytest.mark.full  # tests/cluster/test_slurm.py has Slurm itself
+@pytest.mark.full  # tests/cluster/test_slurm.py runs Slurm
 def test_slurm_s_tasks_meet():
-    """Two processes with the variables that srun sets; there is no Slurm here."""
+    """Start two processes with the variables that srun sets, without Slurm."""
     command = [sys.executable, "pytorch/train.py", *DDP, "--epochs", "1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     tasks = [subprocess.Popen(command, cwd=REPOSITORY, env=environment(**task), **pipes) for task in slurm_tasks(2)]
@@ -156,7 +156,7 @@ def test_signals_reach_the_ranks(number, status):
     expected = {
         signal.SIGINT: r"allstep: rank 0 of 2 on \S+ stopped at step \d+: interrupted\n",
         signal.SIGTERM: r"allstep: rank 0 of 2 on \S+ stopped: SIGTERM after step \d+; nothing is saved without .*\n",
-        signal.SIGKILL: "",  # it kills the ranks as well
+        signal.SIGKILL: "",  # SIGKILL also kills the ranks
     }
     assert re.fullmatch(expected[number], stderr), stderr
 
@@ -180,7 +180,7 @@ def test_refused(name):
 
 
 def test_horovod_under_torchrun_is_refused():
-    """torchrun's own status for a failed rank is 1."""
+    """torchrun returns status 1 for a failed rank."""
     result = run(*TORCHRUN, 2, "pytorch/train.py", "--strategy", "horovod")
     assert result.returncode == 1
     assert result.output.count("allstep: error: ") == 1
@@ -205,7 +205,7 @@ def test_a_flag_of_another_strategy_is_refused(flags, expected):
 
 @pytest.mark.parametrize("model", [name for name, entry in MODELS.items() if entry.max_stages > 1])
 def test_most_stages(model):
-    """Oracle: the network's own layers."""
+    """Oracle: the number of layers with weights."""
     layers = build_model(model, (32, 32, 3), num_classes=10)
     assert MODELS[model].max_stages == sum(any(True for _ in layer.parameters()) for layer in layers)
 
@@ -241,7 +241,7 @@ def test_list_strategies():
 
 
 def test_list_strategies_says_why_not():
-    """Python without its site packages' Horovod."""
+    """Hide Horovod from Python."""
     hidden = "import sys; sys.modules['horovod.torch'] = None; from allstep.pytorch import train"
     result = run(sys.executable, "-c", f"{hidden}; train.main(['--list-strategies'])")
     assert "horovod         not available: Horovod is not installed" in result.stdout, result.output

@@ -1,10 +1,11 @@
-"""Batch norm on several ranks: all validate and go on with the same statistics. Oracle: one process; the whole run."""
+"""Batch norm on several ranks: all validate and resume with the same statistics. Oracle: one process; the whole run."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from ranks import REPOSITORY, full, last, launch, train
@@ -19,7 +20,7 @@ from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.single import Single
 from allstep.tensorflow.worker import Worker
 
-# 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has none.
+# 2 epochs of 3 steps; the last step of an epoch has a single sample, so one rank has no sample.
 DATA = DataConfig(dataset="synthetic", synthetic_samples=17, synthetic_shape=(8, 8, 1))
 SIZE = {"depth": 10, "width": 1}
 FLAGS = ("--model", "wide-resnet", "--model-depth", SIZE["depth"], "--model-width", SIZE["width"],
@@ -46,7 +47,8 @@ def assert_validated_with_what_is_saved(events: list[dict], output_dir: Path) ->
     import_weights(model, {name.removeprefix("model/"): array for name, array in state.arrays.items()})
     strategy = Single(ALONE, StrategyConfig())
     strategy.init()
-    worker = Worker(model, None, TrainConfig(), strategy, "/CPU:0", dataset)
+    _, optimizer = strategy.wrap(model, keras.optimizers.SGD(0.1))
+    worker = Worker(model, optimizer, TrainConfig(), strategy, "/CPU:0", dataset)
     expected = evaluate(worker, dataset.validation, 8, ProgressState())
     assert last(events, "epoch")["validation_loss"] == pytest.approx(expected.loss, rel=1e-5)
 
@@ -59,7 +61,7 @@ def test_an_empty_slice_does_not_count():
 
 @pytest.mark.full
 def test_goes_on_as_if_it_had_not_stopped(tmp_path):
-    """From the middle of the second epoch."""
+    """Resume in the middle of the second epoch."""
     source, resumed = tmp_path / "source", tmp_path / "resumed"
     expected = train_by("horovod", source, "--epochs", 2)
     assert_validated_with_what_is_saved(expected, source)

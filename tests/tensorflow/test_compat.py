@@ -1,4 +1,4 @@
-"""The insides of Keras and TensorFlow that `tensorflow/compat.py` uses are as it says. Oracle: the libraries."""
+"""Internals of Keras and TensorFlow behave as `tensorflow/compat.py` expects. Oracle: the libraries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from allstep.tensorflow import compat
 
 
 def made_model(optimizer: keras.Optimizer) -> keras.Model:
-    """A small model that has trained for one step."""
+    """Return a small model that has been trained for one step."""
     inner = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)], name="inner")
     model = keras.Sequential([keras.Input((4,)), inner])
     model.compile(optimizer, "mse", jit_compile=False)
@@ -49,7 +49,7 @@ def test_a_momentary_variable_is_new_each_time_and_leaves_no_memory(wrap):
     value = tf.ones(2**22)
     before = resident()
     assert [doubled(value).numpy() for _ in range(50)] == [2] * 50
-    assert resident() - before < 25 * 4 * 2**22  # bytes; 50 times as many if each stayed
+    assert resident() - before < 25 * 4 * 2**22  # bytes; a leak would leave 50 variables
 
 
 def test_an_optimizer_knows_its_variables_in_order():
@@ -57,7 +57,7 @@ def test_an_optimizer_knows_its_variables_in_order():
     assert [id(v) for v in compat.trained_variables(optimizer)] == [id(v) for v in model.trainable_variables]
     for position, variable in enumerate(model.trainable_variables):
         assert compat.variable_index(optimizer, variable) == position
-        assert compat.variable_index(optimizer, variable.value) == position  # as a custom update_step receives it
+        assert compat.variable_index(optimizer, variable.value) == position  # which a custom update_step receives
     assert [v.shape for v in compat.rmsprop_momentums(optimizer)] == [v.shape for v in model.trainable_variables]
     assert all(np.any(v.numpy()) for v in compat.rmsprop_momentums(optimizer))
 
@@ -121,10 +121,10 @@ def test_both_functions_of_configurations_are_where_they_are_replaced():
     assert callable(serialization_lib.get_build_and_compile_config)
 
 
-# In a process of its own: what is replaced there is replaced for good.
+# Run in a separate process, because the replacements are permanent.
 PROGRAM = """
 import sys, keras
-assert {"sklearn", "scipy", "matplotlib"} & sys.modules.keys()  # else `without_unused_libraries` can go
+assert {"sklearn", "scipy", "matplotlib"} & sys.modules.keys()  # else remove `without_unused_libraries`
 try:
     keras.optimizers.legacy.Adam(0.1)
     raise AssertionError("`fill_legacy_optimizers` can go")

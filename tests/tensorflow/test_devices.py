@@ -1,6 +1,6 @@
-"""Which GPU a rank takes of those that TensorFlow lists; here the list is made up.
+"""Choice of a rank's GPU from those that TensorFlow lists; these tests fake the list.
 
-Oracle: where Horovod averages, a GPU is one to train on where Horovod was built for it.
+Oracle: a GPU is usable with Horovod if Horovod was built for GPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The drop-in for Horovod's Keras API: two real ranks train as one process does; and alone, and without a launcher.
+"""Horovod's Keras API by horovod_keras: two real ranks train like one process, and a single rank without a launcher.
 
 Oracle: plain Keras in one process with the whole batch; the other rank's weights.
 """
@@ -15,7 +15,7 @@ from ranks import REPOSITORY, full, launch, run
 
 @pytest.fixture(scope="module")
 def numerics(request, tmp_path_factory) -> list[dict[str, list[np.ndarray]]]:
-    """For each rank: the arrays of each case that is asked for, after training; the third entry holds the oracles."""
+    """Run the requested cases, and return the trained arrays by case: of rank 0, of rank 1, and of the oracle."""
     items = [item for item in request.session.items if item.module is request.module]
     cases = sorted({item.callspec.params["case"] for item in items if "numerics" in item.fixturenames})
     directory = tmp_path_factory.mktemp("numerics")
@@ -29,9 +29,9 @@ def numerics(request, tmp_path_factory) -> list[dict[str, list[np.ndarray]]]:
     return results
 
 
-# What is smaller than float32's rounding over 12 steps in two orders of summation, or the rounding of 16 bits.
+# By default 1e-6, the rounding of float32 over 12 steps in another order of summation; larger for 16 bits.
 TOLERANCES = {"fp16": 1e-4, "fp16_embedding": 1e-4, "bfloat16": 1e-2}
-# The oracle has another learning rate, which is the optimizer's state: compare the weights alone.
+# The learning rate of the oracle, which is optimizer state, is different; compare only this number of weights.
 WEIGHTS_ALONE = {"passes_summed": 4, "sum": 4, "loss_scale_accumulation": 4}
 CASES = [
     *("sgd", "nesterov", "adam", "adam_schedule", "weight_decay", "muon"),
@@ -44,7 +44,7 @@ CASES = [
     *("two_groups", "more_groups_than_gradients"),
     *("xla", "xla_accumulation", "xla_loss_scale", "xla_embedding"),
 ]
-# Other cases have the same code between them.
+# Other cases cover the same code.
 REPEATED = [
     *("sgd", "adam", "muon", "clipnorm", "clipvalue", "constraint", "ema", "eager", "sum", "unused_layer"),
     *("accumulation_eager", "passes_averaged", "loss_scale_factor", "loss_scale_accumulation", "fp16_embedding"),
@@ -79,7 +79,7 @@ def test_one_rank_refuses_nothing(tmp_path):
 
 
 def test_ranks_that_horovod_does_not_know_of_do_not_train():
-    """Each would take itself for the only one."""
+    """Without this error, each rank would train as the only one."""
     script = SCRIPTS / "lean.py", REPOSITORY / "examples" / "keras_fit.py"
     by_hand = launch("alone", 1, *script, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     torchrun = run("torchrun", "--standalone", "--nproc-per-node", "2", *script)
@@ -93,5 +93,5 @@ def test_ranks_that_horovod_does_not_know_of_do_not_train():
 def test_example(launcher, num_ranks, tmp_path):
     result = launch(launcher, num_ranks, REPOSITORY / "examples/keras_fit.py", TF_CPP_MIN_LOG_LEVEL="2")
     assert result.returncode == 0, result.output
-    # Its weights start at random: accuracies of 0.90 to 0.94 were seen, and 0.1 is that of chance.
+    # Its initial weights are random; accuracies were 0.90 to 0.94, and chance is 0.1.
     assert float(result.output.rpartition("accuracy: ")[2].split()[0]) > 0.8

@@ -1,6 +1,6 @@
-"""Models under the drop-in for Horovod's Keras API: loaded they stay distributed, and replicas that part are found.
+"""Models with horovod_keras on two real ranks: loaded ones stay distributed, and diverging replicas are detected.
 
-On two real ranks. Oracles: the model that was saved; the other rank's weights; numbers worked out by hand.
+Oracles: the saved model; the other rank's weights; numbers calculated manually.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAVED = {
 
 @pytest.mark.parametrize("case", SAVED)
 def test_load_model_restores_everything(behaviour, case):
-    result = same(behaviour, case)  # which says too that the loaded model trains in step
+    result = same(behaviour, case)  # asserts that the loaded models are in sync
     assert result["type"] == SAVED[case]
     assert result["state"] and result["config"] and result["continued"]
 
@@ -41,7 +41,7 @@ def test_an_h5_file_does_not_say_what_was_accumulated(behaviour):
 
 
 def test_a_saved_model_needs_no_horovod(behaviour):
-    for rank in behaviour:  # each has its file
+    for rank in behaviour:  # each rank has a file
         assert rank["load_without_horovod"] == {"is_plain": True, "state": True}
 
 
@@ -68,7 +68,7 @@ def test_an_optimizer_that_cannot_stay_distributed_does_not_train(behaviour):
 
 
 def test_from_config_stays_distributed(behaviour):
-    """op=Sum of the gradients 1 and 2 at learning rate 0.1."""
+    """Oracle: op=Sum of the gradients 1 and 2, with learning rate 0.1."""
     np.testing.assert_allclose(same(behaviour, "from_config"), [-0.3], atol=1e-6)
 
 
@@ -76,7 +76,7 @@ def test_wrapping_keeps_state_and_exclusions(behaviour):
     result = same(behaviour, "state_survives_wrapping")
     assert result["same"] and result["callable"]
     kernel, bias = np.ravel(result["decayed"])
-    # The kernel alone decays: 0.5 * 0.1 of itself before each of the two steps.
+    # Only the kernel decays, by 0.5 * 0.1 of its value before each of the two steps.
     assert bias - kernel == pytest.approx(1 - 0.95**2, abs=0.01)
 
 

@@ -1,6 +1,6 @@
-"""What the drop-in for Horovod's Keras API does with gradients, broadcasts and callbacks, on two real ranks.
+"""Gradients, broadcasts and callbacks with horovod_keras on two real ranks.
 
-Oracles: the other rank's weights; numbers worked out by hand.
+Oracles: the other rank's weights; numbers calculated manually.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def test_custom_loop_is_in_step_with_one_collective(behaviour):
 
 
 def test_horovods_own_wrapper_is_out_of_step(behaviour):
-    """If this fails, Horovod has learned Keras 3 and this module may go."""
+    """If this fails, Horovod supports Keras 3, and horovod_keras can be removed."""
     mine, other = (rank["horovods_own_wrapper"] for rank in behaviour)
     assert mine != other
 
@@ -38,7 +38,7 @@ def test_ranks_with_other_names_meet(behaviour):
     [
         ("non_finite_inside", 8.0, 3),
         ("non_finite_outside", 8.0, 3),
-        ("non_finite_with_accumulation", 8.0, 1),  # three finite batches make one step of two
+        ("non_finite_with_accumulation", 8.0, 1),  # three finite batches are one step of two batches
         ("mixed_float16", 2.0**15, 3),
     ],
 )
@@ -52,12 +52,12 @@ def test_one_ranks_nan_is_every_ranks(behaviour, case, initial_scale, iterations
 
 def test_process_sets(behaviour):
     for rank in behaviour:
-        # Alone in one's set, or outside the set: a single process.
+        # A rank that is the only one in its set, or outside of the set, trains like a single process.
         assert rank["process_sets"]["mine"] == rank["process_sets"]["plain"] == rank["process_sets"]["others"]
 
 
 def test_local_layer_keeps_its_own_gradient(behaviour):
-    """Gradients are rank + 1 and the learning rate 0.1; a local gradient is divided by 2 ranks."""
+    """Gradients are rank + 1, and the learning rate is 0.1; local gradients are divided by the 2 ranks."""
     for rank, result in enumerate(behaviour):
         change = result["local_layer"]["change"]
         np.testing.assert_allclose(change, [-0.15, -0.15, -0.05 * (rank + 1), -0.05 * (rank + 1)], atol=1e-6)
@@ -83,7 +83,7 @@ def test_sparse_as_dense_on_one_rank(behaviour):
 
 
 def test_adasum(behaviour):
-    """Maleki et al. 2020: (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b for a = (1, 2), b = (3, -1)."""
+    """Oracle: Maleki et al. 2020: (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b for a = (1, 2), b = (3, -1)."""
     np.testing.assert_allclose(same(behaviour, "adasum"), [-3.75, -0.85], atol=1e-6)
 
 
@@ -113,7 +113,7 @@ def test_refuses(behaviour, what, error, says):
 
 
 def test_fit_by_xla(behaviour):
-    """With sample weights, a smaller last batch, a metric and two steps a call. Oracle: the same without XLA."""
+    """Fit with sample weights, a smaller last batch, a metric and two steps per call. Oracle: the same without XLA."""
     result = same(behaviour, "fit_by_xla")
     assert result["is_inside"] == {"without": [False], "with": [True], "loaded": [True], "eagerly": []}
     for name in ("with", "loaded", "eagerly"):
@@ -129,7 +129,7 @@ def test_a_step_of_the_users_own_is_told_what_to_do(behaviour):
 
 
 def test_where_keras_would_choose_xla(behaviour):
-    """As it does on a GPU: a step of the user's own, which would be compiled whole, goes without."""
+    """Keras chooses XLA as on a GPU, but not for a user's `train_step`, which would be compiled as a whole."""
     assert same(behaviour, "xla_where_keras_chooses") == [True, False]
 
 
@@ -192,7 +192,7 @@ def test_metrics_are_averaged_for_the_callbacks_after(behaviour):
 
 
 def test_warmup_rises_from_one_ranks_learning_rate(behaviour):
-    """Goyal et al. 2017: from 0.4 / 2 ranks to 0.4 in 2 epochs of 4 batches, each at its end; then constant."""
+    """Oracle: Goyal et al. 2017: from 0.4 / 2 ranks to 0.4 in 2 epochs of 4 batches, then constant."""
     result = same(behaviour, "warmup")
     expected = [0.2 + 0.2 * (step + 1) / 8 for step in range(8)] + [0.4] * 4
     np.testing.assert_allclose(result["rates"], expected, atol=1e-6)
@@ -208,7 +208,7 @@ def test_schedule(behaviour):
 
 
 def test_momentum_correction(behaviour):
-    """The steps: -1; then 0.5 * velocity - 0.1, where the correction has shrunk the velocity from -1 to -0.1."""
+    """Oracle: steps of -1 and 0.5 * velocity - 0.1; the correction shrinks the velocity from -1 to -0.1."""
     result = same(behaviour, "momentum_correction")
     assert result["True"] == pytest.approx(-1 - 0.15, abs=1e-6)
     assert result["False"] == pytest.approx(-1 - 0.6, abs=1e-6)

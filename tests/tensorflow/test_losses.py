@@ -1,4 +1,4 @@
-"""The losses and metrics of both frameworks. Oracle: their formulas in NumPy, in float64."""
+"""Losses and metrics of both frameworks. Oracle: their formulas in NumPy, in float64."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASES = [(name, task) for name, tasks in LOSSES.items() for task in tasks]
 
 
 def samples(name: str, task: str) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs and targets of five samples, of two numbers, three classes or four tokens."""
+    """Return outputs and targets of five samples, with two numbers, three classes or four tokens."""
     if task == "regression":
         targets = RANDOM.integers(0, 2, (5, 2)) if name == "bce" else RANDOM.normal(size=(5, 2))
         return 2 * RANDOM.normal(size=(5, 2)).astype(np.float32), targets.astype(np.float32)
@@ -50,7 +50,7 @@ def samples(name: str, task: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measured(build: str, arguments: tuple, outputs: np.ndarray, targets: np.ndarray) -> list[float]:
-    """By each framework."""
+    """Return the value in PyTorch and in TensorFlow."""
     return [
         float(getattr(pytorch_losses, build)(*arguments)(torch.tensor(outputs), torch.tensor(targets))),
         float(getattr(tensorflow_losses, build)(*arguments)(tf.constant(outputs), tf.constant(targets))),
@@ -58,7 +58,7 @@ def measured(build: str, arguments: tuple, outputs: np.ndarray, targets: np.ndar
 
 
 def test_labels_may_be_shares_of_the_classes():
-    """As --mixup makes them: the cross-entropy of each class, in its share."""
+    """Oracle for labels of --mixup: the cross-entropies of the classes, weighted by their shares."""
     outputs, classes = samples("cross-entropy", "classification")
     shares = RANDOM.dirichlet(np.ones(3), len(classes)).astype(np.float32)
     of_each = [cross_entropy(outputs.astype(np.float64), np.full(len(classes), number)) for number in range(3)]
@@ -91,7 +91,7 @@ def test_metrics(name, task):
 
 @pytest.mark.parametrize("returned", ["outputs[:, 0]", "outputs", "outputs.sum() if hasattr(outputs, 'sum') else 3.0"])
 def test_a_loss_of_the_users_own(returned, tmp_path):
-    """A mean over all samples, a loss of each, or of each element; what is none of them is refused."""
+    """A loss function may return a mean, or a value per sample or per element, and nothing else."""
     path = tmp_path / "mine.py"
     path.write_text(f"def loss(outputs, targets):\n    return {returned}\n")
     outputs, targets = samples("mse", "regression")

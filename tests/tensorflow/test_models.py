@@ -1,4 +1,4 @@
-"""The networks of Keras. Oracle: the same networks in NumPy (tests/forward.py); those of PyTorch have it, too."""
+"""Networks of Keras. Oracle: the same networks in NumPy (tests/forward.py), also used for those of PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGE_SHAPES = [(8, 8, 1), (9, 7, 3), (6, 13, 2)]
 
 
 def made(name: str, image_shape: tuple[int, int, int]) -> tuple[keras.Model, dict[str, np.ndarray]]:
-    """A network and the weights that were put into it, biases too."""
+    """Build a network, and return it with the weights, including non-zero biases, that were set."""
     weights = initial_weights(forward.shapes(name, image_shape, NUM_CLASSES), seed=3)
     generator = np.random.default_rng(0)
     weights = {of: array + generator.normal(0, 0.1, array.shape).astype(np.float32) for of, array in weights.items()}

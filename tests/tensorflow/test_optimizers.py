@@ -1,4 +1,4 @@
-"""The optimizers of Keras. Oracles: their papers, transcribed in `paper_optimizers`, and the optimizers of PyTorch."""
+"""Optimizers of Keras. Oracles: their papers, transcribed in `paper_optimizers`, and the optimizers of PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_STEPS = 50
 
 
 def test_momentum_needs_no_correction_when_the_learning_rate_changes():
-    """It falls to a tenth twice. Oracle: equation 10 and remark 2 of Goyal et al. 2017, the rate in the velocity."""
+    """Divide the rate by 10 twice. Oracle: Goyal et al. 2017, equation 10 and remark 2 (rate in the velocity)."""
     import keras
     import tensorflow as tf
 
@@ -51,8 +51,8 @@ def set_rate(of_torch, of_keras, rate: float) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", [*paper_optimizers.OPTIMIZERS, "sgd without momentum"])
 def test_same_updates_as_torch(name, weight_decay):
-    """Gradients of size 1 and a learning rate that changes: nothing here is made of rounding errors, as it is in
-    training, where Adam blows up differences of gradients that should be 0."""
+    """Compare updates for gradients around 1 and a changing learning rate. Training would compare rounding errors,
+    because Adam amplifies differences of gradients that should be 0."""
     import keras
     import tensorflow as tf
 
@@ -74,7 +74,7 @@ def test_same_updates_as_torch(name, weight_decay):
 
 @pytest.mark.parametrize("name", ["adam", "lamb"])
 def test_bias_of_the_first_moments_is_corrected_to_the_last_digits_of_float32(name):
-    """Oracle: PyTorch, by the size of its step. Adam's kernel, left to its own correction, is off by 1e-5 and more."""
+    """Oracle: PyTorch, relative to its step. The correction in TensorFlow's Adam kernel is off by 1e-5 or more."""
     import keras
     import tensorflow as tf
 
@@ -93,7 +93,7 @@ def test_bias_of_the_first_moments_is_corrected_to_the_last_digits_of_float32(na
 
 
 def trained(name: str, optimizer, *, jit_compile: bool = False) -> dict[str, np.ndarray]:
-    """What the optimizer makes of the weights of `paper_optimizers`, in float64."""
+    """Train the weights of `paper_optimizers` in float64, and return them."""
     import keras
     import tensorflow as tf
 
@@ -142,7 +142,7 @@ def test_is_the_same_when_made_of_its_configuration(name):
 
 @pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "adagrad", "rmsprop"])
 def test_goes_on_in_a_model_that_keras_has_saved(name, tmp_path):
-    """Oracle: the model that was not saved."""
+    """Oracle: the original model."""
     import keras
 
     images, labels = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32), np.arange(32) % 3

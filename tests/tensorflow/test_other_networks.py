@@ -1,4 +1,4 @@
-"""Networks from a user's file and from keras.applications. Oracle: the file and Keras themselves, called by hand."""
+"""Networks from a user's file and from keras.applications. Oracle: the file and Keras, called directly."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def file(tmp_path):
 
 
 def test_a_network_of_the_users_own(file):
-    """Layers that PyTorch has, too, have its names and layouts; others are as in Keras."""
+    """Layers that PyTorch also has get its names and layouts; others are as in Keras."""
     model = build_other(f"{file}:build", IMAGES, 3)
     weights = export_weights(model)
     assert {name: array.shape for name, array in weights.items()} == {

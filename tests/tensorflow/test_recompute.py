@@ -1,4 +1,4 @@
-"""Blocks that are computed again. Oracle: the same network without."""
+"""Activation checkpointing. Oracle: the same network without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODELS = {"resnet32": (16, 16, 1), "wide-resnet": (16, 16, 1), "vit-small-images
 
 
 def step(model: keras.Model, forward, images: tf.Tensor) -> tuple[list[np.ndarray], int]:
-    """Gradients, and how many products there are in the graph of the step."""
+    """Return gradients, and the number of products in the graph of the step."""
 
     @tf.function(autograph=False)
     def compute(images: tf.Tensor) -> list[tf.Tensor]:

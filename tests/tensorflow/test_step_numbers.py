@@ -1,4 +1,4 @@
-"""Numbers that go into a step on a GPU and come out of it, here on a CPU. Oracle: the numbers."""
+"""Transfer of numbers to and from a step on a GPU, tested on a CPU. Oracle: the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every strategy of TensorFlow, by real launches. Oracle: the run of `single` with the same global batch."""
+"""Strategies of TensorFlow in real launches. Oracle: a run of `single` with the same global batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ranks import events as read_events
 
 from allstep.tensorflow.strategies import STRATEGIES
 
-# 2 epochs of 26 steps: no number of ranks divides the batches, and an epoch's last one has a single sample.
+# 2 epochs of 26 steps. Slices are uneven, and an epoch's last batch has a single sample.
 FLAGS = ("--dataset", "synthetic", "--synthetic-samples", 1426, "--synthetic-shape", 8, 8, 1, "--global-batch-size", 57,
          "--epochs", 2, "--log-every", 1)  # fmt: skip
 SCRIPTS = Path(__file__).parent / "ranks"
@@ -61,7 +61,7 @@ def reference(tmp_path_factory) -> tuple[Path, list[dict]]:
 
 @pytest.mark.parametrize("name", [full(name) if name.endswith("under mpirun") else name for name in JOBS])
 def test_same_curve_as_single(name, reference, tmp_path):
-    """Losses, validation, weights and optimizer slots, from the start or from the middle of an epoch."""
+    """Compare losses, validation, weights and slots, from the start or from the middle of an epoch."""
     job, (expected_dir, expected) = JOBS[name], reference
     resumed = ("--resume", expected_dir / "checkpoints" / "step-00000040") if job.resumes else ()
     events = train(tmp_path, *FLAGS, "--strategy", *job.flags, *resumed, launcher=job.launcher)
@@ -69,19 +69,19 @@ def test_same_curve_as_single(name, reference, tmp_path):
     assert_same_weights(tmp_path, expected_dir, 52)
     start = last(events, "start")
     assert (start["strategy"], start["world_size"]) == (job.flags[0], job.launcher[-1] if job.launcher else 1)
-    if job.flags[0] == "parameter-server":  # nobody else updates the weights
+    if job.flags[0] == "parameter-server":  # only one worker updates the weights
         assert (last(events, "end")["staleness_mean"], last(events, "end")["staleness_max"]) == (0, 0)
 
 
 def test_asynchronous_updates_are_stale(tmp_path):
-    """Two workers of a parameter server: each sample is trained on once, and the report says how old gradients were."""
+    """Two workers train on each sample once, and the staleness of their gradients is reported."""
     flags = (*FLAGS, "--strategy", "parameter-server", "--checkpoint-every", 20)
     events = train(tmp_path / "1", *flags, launcher=(*HOROVODRUN_GLOO, 3))
     assert list(losses(events)) == list(range(1, 53))
     assert last(events, "epoch")["validation_samples"] > 0
     for name in ("epoch", "end"):
         assert 0 < last(events, name)["staleness_mean"] <= last(events, name)["staleness_max"] <= 51
-    # The checkpoint in mid-epoch has 40 updates and no other: `single` goes on from it with the same samples.
+    # The checkpoint in mid-epoch has exactly 40 updates, so `single` resumes from it with the same samples.
     resumed = train(tmp_path / "2", *FLAGS, "--resume", tmp_path / "1" / "checkpoints" / "step-00000040")
     assert list(losses(resumed)) == list(range(41, 53))
 
@@ -90,7 +90,7 @@ def test_asynchronous_updates_are_stale(tmp_path):
     ("num_devices", "expected"), [(1, "1 1"), full(2, f"1 {min(2, len(os.sched_getaffinity(0)))}")]
 )
 def test_operations_side_by_side_take_no_more_than_the_share_of_cores(num_devices, expected):
-    """A rank of one thread on a host with idle cores has one: else what is measured on one rank is not of one core."""
+    """A rank with one thread uses one core even if others are idle, so that a measured rank is one core."""
     code = f"""
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import ALONE
@@ -106,7 +106,7 @@ print(threads.get_intra_op_parallelism_threads(), threads.get_inter_op_paralleli
 
 
 def test_devices_of_one_process():
-    """All optimizers under mirrored and central-storage, and the replica check of devices."""
+    """Test all optimizers under mirrored and central-storage, and the replica check of devices."""
     result = run(sys.executable, SCRIPTS / "lean.py", SCRIPTS / "devices.py")
     assert result.stdout == "all right\n", result.output
 
@@ -123,7 +123,7 @@ def processes(*flags: str, environments: list[dict[str, str]]) -> list[subproces
 
 
 def outcomes(started: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
-    """Exit status, standard output and standard error of each."""
+    """Return exit status, standard output and standard error of each process."""
     try:
         return [(process.wait(), *texts) for process in started if (texts := process.communicate(timeout=300))]
     finally:
@@ -131,9 +131,9 @@ def outcomes(started: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
             process.kill()
 
 
-@pytest.mark.full  # tests/cluster/test_slurm.py has Slurm itself
+@pytest.mark.full  # tests/cluster/test_slurm.py runs Slurm
 def test_slurm_s_tasks_meet():
-    """Two processes with the variables that srun sets; there is no Slurm here."""
+    """Start two processes with the variables that srun sets, without Slurm."""
     tasks = processes("--strategy", "multi-worker-mirrored", "--epochs", "1", environments=slurm_tasks(2))
     [(status, stdout, _), (other_status, other_stdout, _)] = outcomes(tasks)
     assert (status, other_status, other_stdout) == (0, 0, "")
@@ -141,14 +141,14 @@ def test_slurm_s_tasks_meet():
 
 
 def tf_configs(**sizes: int) -> list[dict[str, str]]:
-    """TF_CONFIG as a user would give it to each process of a cluster of so many processes a role."""
+    """Return TF_CONFIG for each process of a cluster, given the number of processes per role."""
     cluster = {role: [f"127.0.0.1:{free_port()}" for _ in range(size)] for role, size in sizes.items()}
     tasks = [{"type": role, "index": index} for role, size in sizes.items() for index in range(size)]
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
 def test_a_dead_worker_ends_the_job_and_is_named():
-    """A cluster that the user has laid out, where no launcher looks after the processes."""
+    """Start a cluster by TF_CONFIG, without a launcher that supervises the processes."""
     flags = ("--strategy", "parameter-server", "--epochs", "10000")
     cluster = processes(*flags, environments=tf_configs(chief=1, ps=1, worker=1))
     assert cluster[0].stdout.readline().startswith("Epoch =  1:")
@@ -221,7 +221,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-# Other cases, or those of PyTorch, run the same code.
+# Other cases, or tests of PyTorch, run the same code as these.
 REPEATED = ("central storage under 2 ranks", "adasum of 3", "a flag of another strategy")
 
 
@@ -232,7 +232,7 @@ def test_refused(name):
     result = run(*launcher, sys.executable, "tensorflow/train.py", "--strategy", *flags, **extra)
     assert result.output.count("allstep: error: ") == 1 and expected in result.output, result.output
     assert 'Traceback (most recent call last):\n  File "/' not in result.stderr or "horovod/runner" in result.stderr
-    if launcher[:1] != ("horovodrun",):  # its own status for a failed rank under Gloo is 1
+    if launcher[:1] != ("horovodrun",):  # it returns status 1 for a failed rank under Gloo
         assert result.returncode == 2, result.output
 
 

@@ -1,4 +1,4 @@
-"""What is looked at: pure functions of the ranks' records, a file for each part of data-parallel training."""
+"""Checks of the ranks' records: pure functions, one file for each aspect of data-parallel training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allstep.commands.prove.runs import Runs
 
 
 def findings(runs: Runs) -> list[Finding]:
-    """All that is wrong; of a cause and its consequences, the cause alone."""
+    """Return all findings, except those that are consequences of another."""
     if alone := [*cooperation.check_world(runs)]:
         return alone
     found = [*weights.check(runs), *gradients.check(runs)]
@@ -24,7 +24,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def perhaps(runs: Runs, found: Sequence[Finding]) -> list[str]:
-    """What may be wrong, beside what was found."""
+    """Return what may be wrong in addition to the findings."""
     if any(one.name in ("ranks-alone", "replicas-idle", "same-samples") for one in found):
         return []
     verdict = sharing.judge(runs)

@@ -1,4 +1,4 @@
-"""Do the ranks know of each other, and call the same collectives? And, on GPUs, does each have its own?"""
+"""Check that ranks are connected, call the same collectives and, on GPUs, have one device each."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def check_world(runs: Runs) -> Iterator[Finding]:
             "replicas-idle",
             "the strategy has replicas that do not train: the model is not in its scope, or not run by it",
             f"{len(run.ranks[0].steps())} steps of an optimizer on rank 0, none on {ranks(idle)}",
-            "under strategy.scope(): make the model and compile it, and the optimizer; in a loop of one's own, "
+            "under strategy.scope(): make the model and compile it, and the optimizer; in a custom loop, "
             "strategy.run(step, args)",
             run.ranks[0].steps()[0].line,
         )
 
 
 def check_collectives(runs: Runs) -> Iterator[Finding]:
-    """Say where ranks stand that wait for each other for ever, or whom others have left."""
+    """Report where ranks are that are in a deadlock, or that still called collectives after others had left."""
     run = runs.together
     errors = {rank.number: rank.error for rank in run.ranks if rank.error}
     if run.stacks:
@@ -58,7 +58,7 @@ def check_collectives(runs: Runs) -> Iterator[Finding]:
 
 
 def check_devices(runs: Runs) -> Iterator[Finding]:
-    """Look for ranks that share a GPU, copies to the host in every step, and searches for what is always used."""
+    """Find ranks that share a GPU, copies to the host in every step, and needless searches for unused parameters."""
     run = runs.together
     first = next(run.steps(), None)
     if first is None:
@@ -107,7 +107,7 @@ def _place(rank: Rank) -> str:
 
 
 def _stacks(run: Run) -> str:
-    """The frames of each rank's main thread, which is the last one that faulthandler writes."""
+    """Return the frames of each rank's main thread, which is the last one that faulthandler writes."""
     texts = []
     for number, text in run.stacks.items():
         frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', text.rpartition("most recent call first")[2])

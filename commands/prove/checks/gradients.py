@@ -1,8 +1,8 @@
-"""Is what an optimizer applies the mean of what backward made on the ranks?
+"""Check that optimizers apply the mean of the gradients that the ranks have computed.
 
-Projections are linear: those of the applied gradient are s times the mean of the ranks' own, where s is 1 for an
-average, the number of ranks N for a sum, 1/N for an average of averages. Clipping and loss scales give other factors,
-which are the same on all ranks and no fault.
+Projections are linear: those of the applied gradient are s times the mean of the ranks' local ones, where s is 1 for an
+average, the number of ranks N for a sum, and 1/N for an average of averages. Clipping and loss scales give other
+factors, which are the same on all ranks and are not a fault.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from allstep.commands.prove.records import Collective, EarlyClip, Forward, Gradi
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SAME = 1e-3
-"""Relative difference of projections that rounding makes, also to 16 bits; ranks' own gradients differ by far more."""
+"""Relative difference of projections due to rounding, even to 16 bits; local gradients differ by far more."""
 _NEAR = 0.02
-"""Of a factor."""
+"""Relative tolerance of a factor."""
 _NEAR_LOSS = {True: 0.25, False: 0.1}
-"""Of a ratio of losses: other samples have other losses, and so have other weights, which may not be the same."""
+"""Relative tolerance of a ratio of losses on different samples, by whether the runs began with the same weights."""
 _FIRST_STEPS = 3
-"""Whose losses must agree on such a ratio."""
+"""Number of steps whose losses must agree on such a ratio."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ def check(runs: Runs) -> Iterator[Finding]:
 def _clipped_early(clip: EarlyClip) -> Finding:
     return Finding(
         "clipped-before-average",
-        f"gradients are {clip.what} while Horovod still averages them: what is applied depends on who comes first",
+        f"gradients are {clip.what} while Horovod still averages them: what is applied depends on timing",
         f"in step {clip.step}, averages that backward had begun were on their way when gradients were {clip.what}",
         "optimizer.synchronize() before that, and after it: with optimizer.skip_synchronize(): optimizer.step(), or "
         "scaler.step(optimizer)",
@@ -55,7 +55,7 @@ def _clipped_early(clip: EarlyClip) -> Finding:
 
 
 def _unequal(run: Run, optimizer: int) -> tuple[tuple[Step, ...], list[str]] | None:
-    """The first step whose applied gradients differ between ranks, and their names."""
+    """Return the first step whose applied gradients differ between ranks, and the names of these gradients."""
     for steps in run.steps(optimizer):
         applied = [{one.name: one.applied for one in step.gradients} for step in steps]
         names = [name for name in applied[0] if not _equal([one.get(name) for one in applied])]
@@ -78,7 +78,7 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
     evidence = f"in step {step.number}, {ranks(range(len(steps)))} applied different gradients of {listed(names)}"
     if others:
         evidence += f", and the same of {others} other weights"
-    # Of averages that nothing waits for, any number comes in time.
+    # If nothing waits for the averages, any number of them may arrive in time.
     if others and not _wrapper_without_step(rank, step):
         which, what = "gradients-partly-averaged", "each rank applies its own gradients of some weights"
     else:
@@ -87,7 +87,7 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
 
 
 def _wrapper_without_step(rank: Rank, step: Step) -> Wrapped | None:
-    """Horovod's wrapper where the optimizer inside of it steps, which does not wait for the averages."""
+    """Return Horovod's wrapper if the wrapped optimizer steps itself, which does not wait for the averages."""
     horovod = [one for one in rank.all(Wrapped) if one.kind.startswith("hvd.")]
     return horovod[0] if horovod and not step.is_wrapped else None
 
@@ -103,7 +103,7 @@ def _averaging(rank: Rank, step: Step) -> str:
     if rank.library == "horovod.tensorflow":
         return (
             "import allstep.tensorflow.horovod_keras as hvd; model.compile(hvd.DistributedOptimizer(optimizer), ...): "
-            "Horovod's own wrapper averages nothing on Keras 3; in a loop of one's own, "
+            "Horovod's own wrapper averages nothing on Keras 3; in a custom loop, "
             "tape = hvd.DistributedGradientTape(tape)"
         )
     if rank.library == "torch.distributed":
@@ -155,7 +155,7 @@ def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
 
 
 def _factor(steps: Sequence[Step]) -> float | None:
-    """By how much the applied gradient is the mean of the ranks' own; None where it is not proportional to it."""
+    """Return the ratio of the applied gradient to the mean of the local ones; None if they are not proportional."""
     pairs = [pair for own in zip(*(step.gradients for step in steps), strict=False) if (pair := _pair(own))]
     if not pairs:
         return None
@@ -175,7 +175,7 @@ def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None
 
 
 def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
-    """The losses of the first steps on several ranks beside those on one; none where it has not run on one."""
+    """Return the ratios of the first steps' losses on several ranks to those on one; empty without a run on one."""
     if runs.alone is None:
         return []
     pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
@@ -184,16 +184,16 @@ def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
 
 
 def _nearest_share(ratios: Sequence[float], size: int) -> float:
-    """The losses beside those on one rank, where gradients are sums: right are those of 1/N of the mean."""
+    """Return which of 1, 1/N and 1/N**2 the ratios are nearest to, if gradients are sums over N ranks; 1/N is right."""
     ratio = statistics.mean(ratios) if ratios else 1.0
     return min((1.0, 1 / size, size**-2), key=lambda share: abs(ratio - share) / (ratio + share))
 
 
 def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: int) -> float:
-    """The losses beside those on one rank, where gradients are averages: 1, or a power of the number of ranks.
+    """Return the ratio of the losses, if gradients are averages: 1, or a power of the number of ranks.
 
-    The first must be near that power, and those of the first steps together nearer to it than to 1: a small batch may
-    have twice the loss of another one by chance.
+    The first ratio must be near that power, and the mean ratio of the first steps nearer to it than to 1, since a small
+    batch may have twice the loss of another one by chance.
     """
     if runs.alone is None or not ratios:
         return 1.0
@@ -205,8 +205,8 @@ def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: in
 
 
 def _loss(steps: Sequence[Step]) -> float | None:
-    """Of a step, as the mean over the ranks."""
-    # Before the first step of Keras nothing is broadcast yet: rank 0 alone has the weights that it has on one rank.
+    """Return the loss of a step, as the mean over the ranks."""
+    # Before Keras' first step nothing is broadcast yet: only rank 0 has the weights of the run on one rank.
     losses = [step.loss for step in (steps if steps[0].weights else steps[:1]) if step.loss is not None]
     return statistics.mean(losses) if losses else None
 
@@ -216,7 +216,7 @@ def _near(value: float, target: float) -> bool:
 
 
 def _second_average(rank: Rank) -> str:
-    """The lines of collectives that the script itself calls between backward and step."""
+    """Return the lines of collectives that the script itself calls between backward and step, in parentheses."""
     waits = {step.line for step in rank.all(Step)}
     lines = dict.fromkeys(one.line for one in rank.all(Collective) if one.kind in ("all_reduce", "allreduce"))
     own = [line for line in lines if line and line not in waits]

@@ -1,4 +1,4 @@
-"""Is each validation sample counted once, over all ranks, and each file written by one rank?"""
+"""Check that each validation sample is counted once over all ranks, and each file is written by one rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 0.5
 
 
 def check(runs: Runs) -> Iterator[Finding]:
-    """Compare what ranks validate, and what they write."""
+    """Compare what ranks validate and what they write."""
     run = runs.together
     if run.num_ranks == 1:
         return
@@ -38,7 +38,7 @@ def check(runs: Runs) -> Iterator[Finding]:
 
 def _validation(run: Run) -> Finding | None:
     first = [next(iter(_evaluated(rank)), None) for rank in run.ranks]
-    # One rank validates for all, or none does; or the script brings results together by the strategy that it runs in.
+    # One rank validates for all, or none does; or the strategy that the script runs in reduces the results.
     if None in first or run.library == "tf.distribute":
         return None
     [one, other, *_] = [forward for forward in first if forward]
@@ -58,7 +58,7 @@ def _validation(run: Run) -> Finding | None:
     if not is_same and not is_reduced and one.rows and other.rows:
         return Finding(
             "validation-of-one-rank",
-            "each rank validates a share of the samples, and nobody brings the results together: what is reported is "
+            "each rank validates a share of the samples, and the results are not reduced: what is reported is "
             "one rank's",
             f"no collective follows the evaluation of {ranks((0, 1))}, whose samples differ",
             "average the sums over the ranks: hvd.allreduce(correct), dist.all_reduce(correct)",
@@ -68,14 +68,14 @@ def _validation(run: Run) -> Finding | None:
 
 
 def _evaluated(rank: Rank) -> list[Forward]:
-    """The calls of its models in evaluation; before the first step, models are called to make their weights."""
+    """Return the calls of models in evaluation; calls before the first step only create weights and are left out."""
     return [forward for forward in rank.forwards(training=False) if forward.step > 1]
 
 
 def _is_reduced(rank: Rank) -> bool | None:
-    """Whether a collective of the script's own follows the first evaluation, before training goes on.
+    """Return whether the script itself calls a collective between its first evaluation and further training.
 
-    None where the rank has come to neither: it failed, or waits.
+    The result is None if the rank has got to neither, because it failed or waits.
     """
     has_evaluated = False
     for record in rank.records:

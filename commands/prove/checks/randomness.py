@@ -1,4 +1,4 @@
-"""Do ranks draw different random numbers where they should, and keep one set of running statistics?"""
+"""Check that ranks draw different random numbers where they should, and share one set of running statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the learning rate follow the global batch, by Goyal et al. (2017) linearly for SGD?"""
+"""Check that the learning rate follows the global batch, linearly for SGD (Goyal et al. 2017)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from allstep.commands.prove.runs import Run, Runs
 
 _NEAR = 0.05
 _LINEAR = ("SGD", "LARS", "Momentum")
-"""Optimizers whose rate is scaled linearly; others are often left as they are, or scaled by the root."""
+"""Optimizers whose rate is scaled linearly; that of others is often not scaled, or by the square root."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare the learning rates on one rank and on several with the global batches there."""
-    if runs.alone is None or runs.together.uses_adasum:  # which asks for no scaling
+    if runs.alone is None or runs.together.uses_adasum:  # Adasum needs no scaling
         return
     alone, together = _first_steps(runs.alone), _first_steps(runs.together)
     batch_alone, batch_together = _global_batch(runs.alone), _global_batch(runs.together)
@@ -57,7 +57,7 @@ def _first_steps(run: Run) -> Sequence[Step]:
 
 
 def _global_batch(run: Run) -> int:
-    """Samples of the first step over all ranks."""
+    """Return the number of samples in the first step over all ranks."""
     return sum(len(batches(rank.forwards(training=True)).get(1, ())) for rank in run.ranks)
 
 

@@ -1,4 +1,4 @@
-"""Do the ranks share the data set: every sample once, on one rank, in another order each epoch?"""
+"""Check that ranks share the data set: every sample once, on one rank, in a different order each epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allstep.commands.prove.records import Forward, Loop
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _MOST = 0.5
-"""Share of a batch that another rank has as well, from which on it is the same batch."""
+"""Share of common samples above which two batches count as the same."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -27,7 +27,7 @@ def check(runs: Runs) -> Iterator[Finding]:
 
 
 def batches(forwards: Sequence[Forward]) -> dict[int, list[str]]:
-    """The samples of each step."""
+    """Return the samples of each step."""
     found: dict[int, list[str]] = {}
     for forward in forwards:
         found.setdefault(forward.step, []).extend(forward.rows)
@@ -35,7 +35,7 @@ def batches(forwards: Sequence[Forward]) -> dict[int, list[str]]:
 
 
 def overlap(first: Sequence[str], second: Sequence[str]) -> float:
-    """The share of the shorter batch that the other one has as well."""
+    """Return the share of the shorter batch that the other one has as well."""
     minimum = min(len(set(first)), len(set(second)))
     return len({*first} & {*second}) / minimum if minimum else 0.0
 
@@ -61,7 +61,7 @@ def _same_samples(run: Run) -> Finding | None:
 
 
 def _uneven(run: Run) -> Finding | None:
-    """Loops that train on some rank; one that has no batch at all calls no model."""
+    """Find a training loop with unequal numbers of batches; ranks without a batch in it do not train at all."""
     for together in zip(*(rank.all(Loop) for rank in run.ranks), strict=False):
         numbers, lines = [loop.num_batches for loop in together], {loop.line for loop in together}
         if None not in numbers and len(set(numbers)) > 1 == len(lines) and any(map(_trains, run.ranks, together)):

@@ -1,4 +1,4 @@
-"""Does each rank read a share of the data set of its own, or all of it in an order of its own?"""
+"""Check that each rank reads its own share of the data set, rather than all of it in its own order."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from allstep.commands.prove.records import Held, Loop
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SOME = 0.05
-"""Share of the indices that two ranks have both drawn, above what a sampler repeats to fill its last batch."""
+"""Share of common indices above which two ranks overlap; a sampler may repeat fewer to fill its last batch."""
 _FIRST_STEPS = 3
-"""Of a loop whose epochs nobody can tell apart: more may be those of two epochs, which may have the same samples."""
+"""Steps compared in a loop whose epochs are unknown; more may span two epochs, which may have the same samples."""
 
 
 def judge(runs: Runs) -> Finding | str | None:
-    """What is wrong with how ranks share the data set; a line of what may be, where the steps do not show it."""
+    """Return what is wrong with how ranks share the data set, or a line on what may be, if the steps do not show it."""
     run = runs.together
     loops = [rank.training_loops for rank in run.ranks]
     if run.num_ranks == 1:
@@ -30,7 +30,7 @@ def judge(runs: Runs) -> Finding | str | None:
 
 
 def mend(rank: Rank) -> str:
-    """What gives each rank its share."""
+    """Return the change that gives each rank its own share."""
     size = "hvd.size(), rank=hvd.rank()" if "horovod" in rank.library else "dist.get_world_size(), rank=dist.get_rank()"
     if rank.library == "tf.distribute":
         return "loop over strategy.experimental_distribute_dataset(dataset), which gives each replica its share"
@@ -43,11 +43,11 @@ def mend(rank: Rank) -> str:
 
 
 def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
-    """Of loaders of PyTorch, whose samplers say what they draw in an epoch."""
-    local_ranks = runs.together.ranks
-    indices = [rank.indices(loop) for rank, loop in zip(local_ranks, first, strict=True)]
+    """Judge loaders of PyTorch, whose samplers show what they draw in an epoch."""
+    ranks_of_run = runs.together.ranks
+    indices = [rank.indices(loop) for rank, loop in zip(ranks_of_run, first, strict=True)]
     samplers = [loop.sampler for loop in first if loop.sampler]
-    if indices[0] == indices[1]:  # each may take its share out of every batch
+    if indices[0] == indices[1]:  # each rank may take its share out of every batch
         return None
     is_whole = all(one.reads_all for one in samplers) and _is_as_long_as_alone(runs, first)
     is_certain = is_whole and not any(loop.may_end_early for loop in first)
@@ -70,13 +70,13 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     if is_same_data and is_certain:
         seeds = [one.seed for one in samplers if one.num_replicas]
         change = f"give the DistributedSampler of every rank the same seed; received {listed(seeds)}"
-        return _overlap(evidence, first[0].line, change if len(set(seeds)) > 1 else mend(local_ranks[0]))
+        return _overlap(evidence, first[0].line, change if len(set(seeds)) > 1 else mend(ranks_of_run[0]))
     reason = "that is meant" if is_same_data else "ranks have data of their own"
-    return f"{evidence}; right where {reason}, else: {mend(local_ranks[0])}"
+    return f"{evidence}; right where {reason}, else: {mend(ranks_of_run[0])}"
 
 
 def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
-    """Of Keras' fit, which knows how many batches an epoch has; and of streams."""
+    """Judge Keras' fit, which knows how many batches an epoch has, and streams."""
     run = runs.together
     epochs = zip(*(rank.training_loops for rank in run.ranks), strict=False)
     rows = [[rank.rows(loop) for rank, loop in zip(run.ranks, epoch, strict=True)] for epoch in epochs]
@@ -90,7 +90,7 @@ def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
 
 
 def _without_loops(run: Run) -> str | None:
-    """Of a loop of one's own over tf.data, whose epochs are not seen."""
+    """Judge a custom loop over tf.data, whose epochs cannot be observed."""
     first = [[one for one in rank.forwards(training=True) if one.step <= _FIRST_STEPS] for rank in run.ranks]
     rows = [[row for one in own for row in one.rows] for own in first]
     if not (num_common := _num_common(rows)):
@@ -110,26 +110,26 @@ def _overlap(evidence: str, line: str, change: str) -> Finding:
 
 
 def _is_as_long_as_alone(runs: Runs, first: Sequence[Loop]) -> bool:
-    """Whether all ranks have as many samples and batches an epoch as one rank that is alone."""
+    """Return whether each of several ranks has as many samples and batches per epoch as a single rank."""
     loops = [*first, *(runs.alone.ranks[0].training_loops[:1] if runs.alone else ())]
     lengths = {(loop.num_samples, loop.num_batches) for loop in loops}
     return len(lengths) == 1 and first[0].num_batches is not None
 
 
 def _holds_the_same(run: Run) -> bool | None:
-    """Whether ranks 0 and 1 have the same samples at the places that were looked at; None where none were."""
+    """Return whether ranks 0 and 1 have the same samples at the inspected positions; None if none were inspected."""
     held = [rank.all(Held) for rank in run.ranks[:2]]
     return held[0][0] == held[1][0] if all(held) else None
 
 
 def _has_same_data(run: Run) -> bool | None:
-    """The same, also by the samples that they trained on, in whichever epoch."""
+    """Return True if ranks 0 and 1 have trained on common samples in any epoch, else `_holds_the_same`."""
     rows = [[row for one in rank.forwards(training=True) for row in one.rows] for rank in run.ranks[:2]]
     return True if _num_common(rows) else _holds_the_same(run)
 
 
 def _num_common(rows: Sequence[Sequence[str]]) -> int:
-    """How many samples ranks 0 and 1 have both, if more than are alike on a rank alone."""
+    """Return how many samples ranks 0 and 1 have in common; 0 unless these are more than the duplicates on rank 0."""
     num_alike = sum(count - 1 for count in Counter(rows[0]).values())
     num_common = len({*rows[0]} & {*rows[1]})
     return num_common if num_common > num_alike else 0

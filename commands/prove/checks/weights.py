@@ -1,4 +1,4 @@
-"""Do all ranks start from the same weights and the same state of the optimizer, and keep them?"""
+"""Check that all ranks start from the same weights and the same state of the optimizer, and stay in sync."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(runs: Runs) -> Iterator[Finding]:
             yield Finding(
                 "optimizer-state-differs",
                 "ranks start from different states of the optimizer, so that equal gradients move weights apart",
-                f"before step 1, {listed(names)} have other values on other ranks, or are on some ranks alone",
+                f"before step 1, {listed(names)} have other values on other ranks, or are on some ranks only",
                 "after the optimizer's state is loaded: hvd.broadcast_optimizer_state(optimizer, root_rank=0); under "
                 "torch.distributed load it on every rank",
                 first[0].line,
@@ -35,7 +35,7 @@ def check(runs: Runs) -> Iterator[Finding]:
 
 
 def check_later(runs: Runs) -> Iterator[Finding]:
-    """Compare weights again at the last step of the first epoch that was looked at."""
+    """Compare weights again at the last observed step of the first epoch."""
     for optimizer in range(1, runs.together.num_optimizers + 1):
         for steps in runs.together.steps(optimizer):
             if names := differing([step.weights for step in steps]):
@@ -50,7 +50,7 @@ def check_later(runs: Runs) -> Iterator[Finding]:
 
 
 def differing(digests: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names under which ranks have different digests, or some have none."""
+    """Return the names for which ranks have different digests, or for which some ranks have none."""
     if not digests:
         return []
     names = dict.fromkeys(name for one in digests for name in one)
@@ -60,7 +60,7 @@ def differing(digests: Sequence[Mapping[str, str]]) -> list[str]:
 def _broadcast_of_weights(rank: Rank) -> str:
     if rank.library == "horovod.tensorflow":
         return (
-            "hvd.callbacks.BroadcastGlobalVariablesCallback(0) among the callbacks of fit; in a loop of one's own, "
+            "hvd.callbacks.BroadcastGlobalVariablesCallback(0) among the callbacks of fit; in a custom loop, "
             "after its first step, hvd.broadcast_variables(model.variables, root_rank=0), and the optimizer's"
         )
     if rank.library == "horovod":

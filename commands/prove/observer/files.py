@@ -1,7 +1,7 @@
-"""Observes which files the script opens to write, by Python's audit events, and keeps what they held.
+"""Observe which files the script opens for writing, by Python's audit events, and keep their previous contents.
 
-What is written before training, such as a data set that is fetched, the run on several ranks finds as one rank has left
-it. What is written later, such as a checkpoint, it must not find: its training begins where that of one rank began.
+Files written before training, such as a downloaded data set, are left for the run on several ranks. Files written
+later, such as checkpoints, are not, since training on several ranks must begin like that on one rank.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from allstep.commands.prove.observer.observer import Observer
 from allstep.commands.prove.records import Write
 
 _WRITING = os.O_WRONLY | os.O_RDWR
-# A lock is for all ranks to open; the others are files of the system.
+# All ranks may open a lock file; the others are files of the system.
 _NOT_LOOKED_AT = (".lock", "_lock", ".pyc")
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 
 def install(observer: Observer) -> None:
-    """Look at every file that is opened from now on."""
+    """Observe every file that is opened from now on."""
     seen: set[str] = set()
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -37,20 +37,20 @@ def install(observer: Observer) -> None:
 
 
 def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> None:
-    """Write down that the script writes a file, once."""
+    """Record once that the script writes a file."""
     name = os.path.abspath(os.fspath(path))
     is_ours = os.path.dirname(name) == str(observer.folder)
     if name in seen or is_ours or name.startswith(_SYSTEM) or name.endswith(_NOT_LOOKED_AT) or os.path.isdir(name):
-        return  # a folder is opened for a file without a name
+        return  # a folder is opened to create a file without a name (O_TMPFILE)
     seen.add(name)
-    if line := observer.line():  # else the script is not at work
+    if line := observer.line():  # else no line of the script is being run
         is_kept = observer.keeps_files and observer.num_steps_seen > 0
         aside = _keep(observer, name) if is_kept and os.path.isfile(name) else None
         observer.write(Write(name, line, is_kept and not os.path.lexists(name), aside))
 
 
 def put_back(writes: Iterable[Write]) -> None:
-    """Give the files that were written in training what they held before."""
+    """Restore the previous contents of the files that were written in training."""
     for write in writes:
         if write.aside:
             shutil.copy2(write.aside, write.path)

@@ -1,4 +1,4 @@
-"""Observes Horovod for PyTorch, at the functions on which all others of it stand: looked up in Horovod 0.28.1."""
+"""Observe Horovod for PyTorch, at the functions that all its other ones call (as of Horovod 0.28.1)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def install(observer: Observer) -> None:
         return observed
 
     def wrap_partial_step(step: Any) -> Any:
-        """Adasum's wrapper steps each weight by itself, when its gradient is there, and reduces what has changed."""
+        """Mark the steps in which Adasum's wrapper updates a single weight, to reduce the change of that weight."""
 
         @functools.wraps(step)
         def observed(optimizer: Any, parameter: Any) -> Any:

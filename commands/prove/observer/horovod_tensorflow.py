@@ -1,6 +1,6 @@
-"""Observes Horovod for TensorFlow, at the functions on which all others of it stand: looked up in Horovod 0.28.1.
+"""Observe Horovod for TensorFlow, at the functions that all its other ones call (as of Horovod 0.28.1).
 
-What is called while a graph is traced is a part of the step, and not looked at by itself, but for being Adasum.
+Calls during the tracing of a graph are part of the step and are not recorded, except that Adasum is noted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hooks a library right after the script has imported it, before the script has anything of it."""
+"""Hook each library right after it was imported, before the script can use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from allstep.commands.prove.observer.observer import Observer
 
 _HERE = __package__
-# By library, the module here whose `install` hooks it.
+# Modules of this package whose `install` hooks a library, by library.
 _OBSERVERS = {
     "torch": f"{_HERE}.pytorch",
     "horovod.torch": f"{_HERE}.horovod_pytorch",
@@ -33,7 +33,7 @@ def install(observer: Observer) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the libraries as Python does, and has them loaded by `_Loader`."""
+    """Finds the libraries as Python does, but loads them by `_Loader`."""
 
     def __init__(self, hook: Callable[[str], None]) -> None:
         self._hook = hook
@@ -48,7 +48,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module as another loader does, and calls a function then."""
+    """Loads a module by another loader, and then calls a function."""
 
     def __init__(self, loader: Any, loaded: Callable[[], None]) -> None:
         self._loader, self._loaded = loader, loaded
@@ -57,7 +57,7 @@ class _Loader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # What the module and others ask of its loader (resources, sources) is for the real one to answer.
+        # Later requests to the module's loader (resources, sources) must reach the real one.
         module.__loader__ = self._loader
         if module.__spec__:
             module.__spec__.loader = self._loader

@@ -1,4 +1,4 @@
-"""Observes Keras 3 on TensorFlow: its fit, its models and its optimizers, each by a file of its own."""
+"""Observe Keras 3 on TensorFlow: its fit, models and optimizers, each by a separate file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from allstep.commands.prove.observer.observer import Observer
 
 
 def install(observer: Observer) -> None:
-    """Hook keras, which has been imported; on another backend there is nothing to hook."""
+    """Hook keras, which has been imported, if its backend is TensorFlow."""
     if backend.backend() != "tensorflow":
         return
     from allstep.commands.prove.observer import keras_fit, keras_gradients, keras_models, keras_values

@@ -1,4 +1,4 @@
-"""Observes Keras' fit: its epochs, which end when enough was seen of them, and where it waits for other ranks."""
+"""Observe Keras' fit: cut its epochs when enough of them was observed, and record where it waits for other ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from allstep.commands.prove.observer.values import digest
 from allstep.commands.prove.records import Held, Resumed, Waiting
 
 _PLACES = (0, 0.5, 1)
-"""Of samples that are looked at: the first, one in the middle, the last."""
+"""Relative positions of the inspected samples: the first, one in the middle, the last."""
 
 
 class Watch(keras.callbacks.Callback):
-    """The last of the callbacks."""
+    """Callback that is appended to those of fit."""
 
     def __init__(self, observer: Observer, *, may_end_early: bool) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class Watch(keras.callbacks.Callback):
             self._stop_training(False)
 
     def _stop_training(self, stops: bool) -> None:
-        """Fit ends the epoch where this is set after a batch, and the training where it is set after the epoch."""
+        """Set `stop_training`, by which fit ends the epoch if set after a batch, and training if set after an epoch."""
         assert self.model is not None  # fit has set it
         self._has_cut = self.model.stop_training = stops
 
 
 def _held(inputs: Any) -> Held | None:
-    """What an array of samples holds in three places; None of what is none."""
+    """Return digests of an array of samples at three positions; None for other inputs, or if two are equal."""
     if not (isinstance(inputs, np.ndarray) or tf.is_tensor(inputs)) or len(inputs) < len(_PLACES):
         return None
     digests = tuple(digest(np.asarray(inputs[int(placement * (len(inputs) - 1))])) for placement in _PLACES)

@@ -1,7 +1,7 @@
-"""Observes gradients of TensorFlow: as a tape makes them, and as a Keras optimizer applies them.
+"""Observe gradients in TensorFlow: as a tape computes them, and as a Keras optimizer applies them.
 
-Every optimizer of Keras 3 on TensorFlow passes what it applies through `_all_reduce_sum_gradients`, in which
-tf.distribute adds up over its replicas: looked up in Keras 3.15.
+Every optimizer of Keras 3 on TensorFlow passes the gradients that it applies through `_all_reduce_sum_gradients`, in
+which tf.distribute sums them over its replicas (as of Keras 3.15).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from allstep.commands.prove.records import Gradient, Step
 
 
 class Gradients:
-    """Of one process."""
+    """Gradients of one process."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._made: dict[int, tuple[Any, dict[int, Any]]] = {}  # by replica: a loss, and its gradient by variable
+        self._made: dict[int, tuple[Any, dict[int, Any]]] = {}  # by replica: a loss, and its gradients by variable
         self._num_steps: dict[int, dict[int, int]] = defaultdict(dict)  # by replica and optimizer
 
     def note_local(self, loss: Any, variables: Any, gradients: Any) -> None:
-        """Keep what a tape has made until an optimizer applies it."""
+        """Keep the gradients of a tape until an optimizer applies them."""
         pairs = zip(tf.nest.flatten(variables), tf.nest.flatten(gradients), strict=False)
         local = {id(native(variable)): gradient for variable, gradient in pairs}
         self._made[current_replica()] = next(iter(tf.nest.flatten(loss)), None), local
 
     def observe(self, optimizer: keras.Optimizer, grads_and_vars: Any) -> None:
-        """Have the step that is traced, or run, write down what it applies."""
+        """Make the step that is being traced or run record the gradients that it applies."""
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         variables = [variable for _, variable in pairs]
         names = [f"{variable.name.partition(':')[0]} {index}" for index, variable in enumerate(variables)]
@@ -59,7 +59,7 @@ class Gradients:
             size = len(names)
             applied, weights, own = arrays[:size], arrays[size : 2 * size], arrays[2 * size :]
             number = counts[order] = counts.get(order, 0) + 1
-            # Under Horovod, callbacks and custom loops broadcast when the first step has made all variables.
+            # Under Horovod, callbacks and custom loops broadcast after the first step, which creates all variables.
             looks_at_weights = number == 2 or self._observer.num_steps_of(replica) == self._observer.num_steps - 1
             step = Step(
                 number=number,
@@ -81,7 +81,7 @@ class Gradients:
             self._observer.write(step, replica)
             if self._observer.end_step(replica) and not self._observer.is_in_fit:
                 self._observer.end("steps")
-                os._exit(0)  # nothing that is raised here would reach the script
+                os._exit(0)  # an exception raised here would not reach the script
 
         call_with(write, tensors)
 

@@ -1,4 +1,4 @@
-"""Observes Keras' models: their samples, random states, running statistics, in fit and in a loop of one's own."""
+"""Observe Keras' models: their samples, random states and running statistics, in fit and in custom loops."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from allstep.commands.prove.observer.tf_distribute import current_replica
 from allstep.commands.prove.observer.values import digest, row_digests
 from allstep.commands.prove.records import Forward
 
-# What fit, evaluate and predict call a model in, and whether it trains there; nobody counts what predict says.
+# Steps in which fit, evaluate and predict call a model, and whether it trains there; predictions are not checked.
 _STEPS = {"train": True, "test": False, "predict": None}
 
 
 class Models:
-    """Of one process; of a step, or a model, that calls models, only the outermost call counts."""
+    """Models of one process. If a step or a model calls other models, only the outermost call counts."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._thread = threading.local()  # a replica is traced in its own
+        self._thread = threading.local()  # each replica is traced in its own thread
         self._hooked: set[tuple[type, str]] = set()
 
     @contextlib.contextmanager
     def _inside(self, depth: str) -> Iterator[int]:
-        """A block; how many there were around it."""
+        """Enter a block of the kind `depth`; yield how many such blocks surround it."""
         before = getattr(self._thread, depth, 0)
         setattr(self._thread, depth, before + 1)
         try:
@@ -40,7 +40,7 @@ class Models:
             setattr(self._thread, depth, before)
 
     def wrap_make(self, name: str, is_training: bool | None, make: Any) -> Any:
-        """What makes the function of a model's step: hooks the step, also where it is the user's own."""
+        """Wrap the maker of a model's step function, to hook the step even if the user has overridden it."""
 
         @functools.wraps(make)
         def observed(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ class Models:
         return observed
 
     def wrap_call(self, call: Any) -> Any:
-        """A model's call, which trains where a tape records it."""
+        """Wrap a model's call, which counts as training if a tape records it."""
 
         @functools.wraps(call)
         def observed(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ class Models:
         return observed
 
     def wrap_export(self, export: Any) -> Any:
-        """What writes the graph of a model, in which nothing of ours may stand."""
+        """Wrap a function that exports the graph of a model, which must not contain operations of the observer."""
 
         @functools.wraps(export)
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ class Models:
         return observed
 
     def wrap_enter(self, enter: Any) -> Any:
-        """The beginning of a tape's block."""
+        """Wrap the entry of a tape's block."""
 
         @functools.wraps(enter)
         def observed(tape: Any) -> Any:
@@ -97,7 +97,7 @@ class Models:
         return observed
 
     def wrap_exit(self, leave: Any) -> Any:
-        """Its end."""
+        """Wrap the exit of a tape's block."""
 
         @functools.wraps(leave)
         def observed(tape: Any, *args: Any) -> Any:
@@ -107,9 +107,9 @@ class Models:
         return observed
 
     def _observe(self, model: keras.Model, data: Any, is_training: bool) -> None:
-        """Have the call that is traced, or run, write down what the model is given, and what it has."""
+        """Make the call that is being traced or run record the model's inputs and states."""
         observer, replica = self._observer, current_replica()
-        line = observer.line_of_main()  # while this is traced; when it runs, nobody knows the script
+        line = observer.line_of_main()  # while this is traced; when it runs, the script is not on the stack
 
         def write(num_states: Any, *arrays: Any) -> None:
             rows, states, statistics = arrays[0], arrays[1 : 1 + num_states], arrays[1 + num_states :]
@@ -125,15 +125,15 @@ class Models:
             )
             observer.write(forward, replica)
 
-        # Keras has the replicas of a strategy draw alike, and averages their statistics where they are read.
-        has_user = not tf.distribute.has_strategy()
-        states = _random_states(model) if is_training and has_user else []
-        statistics = _running_statistics(model) if not is_training and has_user else []
+        # Keras gives the replicas of a strategy the same random state, and averages their statistics on reading.
+        has_no_strategy = not tf.distribute.has_strategy()
+        states = _random_states(model) if is_training and has_no_strategy else []
+        statistics = _running_statistics(model) if not is_training and has_no_strategy else []
         call_with(write, [len(states), tf.nest.flatten(data)[0], *states, *statistics])
 
 
 def install(observer: Observer) -> None:
-    """Hook every model that makes its functions, or is called, from now on."""
+    """Hook every model that makes its step functions or is called from now on."""
     models = Models(observer)
     for kind, is_training in _STEPS.items():
         make = f"make_{kind}_function"
@@ -146,12 +146,12 @@ def install(observer: Observer) -> None:
 
 
 def owner_of(name: str, kind: type = keras.Model) -> type:
-    """The class that defines a method of a model."""
+    """Return the class that defines a method of a model."""
     return next(one for one in kind.__mro__ if name in vars(one))
 
 
 def _random_states(model: keras.Model) -> Sequence[tf.Tensor]:
-    """Of the layers that draw random numbers in training."""
+    """Return the random states of the layers that draw random numbers in training."""
     layers = [layer for layer in model._flatten_layers() if getattr(layer, "rate", 0) or getattr(layer, "stddev", 0)]
     generators = [layer.seed_generator for layer in layers if getattr(layer, "seed_generator", None)]
     return [some_values(generator.state) for generator in generators]

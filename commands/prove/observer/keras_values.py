@@ -1,4 +1,4 @@
-"""How values get out of the graphs of TensorFlow: by an operation that calls Python with what is looked at of them."""
+"""Read values inside graphs of TensorFlow, by an operation that calls Python with the inspected values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allstep.commands.prove.observer.values import stride
 
 
 def install() -> None:
-    """Leave functions of the script uncompiled from now on, for XLA calls no Python."""
+    """Keep functions of the script from being compiled from now on, since XLA cannot call Python."""
 
     def wrap(function: Any) -> Any:
         @functools.wraps(function)
@@ -27,18 +27,18 @@ def install() -> None:
 
 
 def native(variable: Any) -> Any:
-    """The tf.Variable of Keras' one."""
+    """Return the tf.Variable of a Keras variable, or any other value itself."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def some_values(tensor: Any) -> tf.Tensor:
-    """The values of a tensor that are projected, or digested, as one row."""
+    """Return the values of a tensor that are projected or digested, as a vector."""
     flat = tf.reshape(tf.convert_to_tensor(native(tensor)), [-1])
     return flat[:: stride(flat.shape.num_elements() or 1)]
 
 
 def call_with(function: Callable[..., None], tensors: Sequence[Any]) -> None:
-    """Call a function with arrays whenever what is being traced is run; at once where nothing is."""
+    """Call a function with arrays whenever the graph that is being traced runs, or at once without a graph."""
 
     def call(*arrays: Any) -> None:
         function(*arrays)

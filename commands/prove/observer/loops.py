@@ -1,4 +1,4 @@
-"""How a loop of the script may end, by its text: after all batches of a loader, or where the script leaves it."""
+"""Find out from the text of the script whether a loop ends after all batches of a loader, or may end earlier."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ast
 from pathlib import Path
 
 _CUTS = ("islice", "range", "take", "zip")
-"""What iterates over the beginning of something."""
+"""Functions and methods that iterate over only the beginning of something."""
 
 
 def may_end_early(script: str, line: int) -> bool:
-    """Whether the `for` in a line of a script may end before its loader does; so may what iterates without one."""
+    """Return whether the `for` in a line of a script may end before its loader does; True if there is no `for`."""
     for node in ast.walk(ast.parse(Path(script).read_bytes())):
         if isinstance(node, ast.For) and node.lineno <= line <= (node.iter.end_lineno or line):
             called = {getattr(one, "id", getattr(one, "attr", None)) for one in ast.walk(node.iter)}
@@ -19,7 +19,7 @@ def may_end_early(script: str, line: int) -> bool:
 
 
 def _leaves(node: ast.AST) -> bool:
-    """Whether it leaves the loop; a flag alone is for trials (`if args.dry_run: break`)."""
+    """Return whether a node leaves the loop; a test of a mere flag does not count (`if args.dry_run: break`)."""
     if isinstance(node, (ast.Break, ast.Return)):
         return True
     if isinstance(node, ast.If) and isinstance(node.test, ast.Attribute):

@@ -1,4 +1,4 @@
-"""What all observers of a process share: its journal, the lines of its script, and when it has been seen enough."""
+"""State shared by all observers of a process: its journal, the script's lines, and whether enough was observed."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from allstep.common.launch.placement import apparent_rank
 _NUM_EPOCHS = 2
 _MORE_STEPS = 10
 _FAILURE_SECONDS = 2.0
-"""From a rank's failure to its end, upon which the launcher ends the others: for them to write down the same step."""
+"""Delay of a failed rank's exit, upon which the launcher kills the others, so that these can record the same step."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a rank needs to know of its observation."""
+    """Settings of the observer in a rank."""
 
     folder: str
-    """Where it writes."""
+    """Folder for journals and kept files."""
     script: str
-    """As on the command line."""
+    """Path of the script, as on the command line."""
     num_steps: int
-    """That are looked at in each of the first two epochs."""
+    """Number of steps to observe in each of the first two epochs."""
     num_devices: int | None = None
-    """That a mirrored strategy of tf.distribute is to have."""
+    """Number of devices that a mirrored strategy of tf.distribute gets."""
     keeps_files: bool = False
-    """Whether what files held is kept before they are written in training."""
+    """Whether the contents of files are kept before they are overwritten in training."""
 
 
 class Observer:
-    """Of one process."""
+    """Observer of one process."""
 
     def __init__(self, settings: Settings) -> None:
         self.folder = Path(settings.folder)
@@ -58,7 +58,7 @@ class Observer:
         self._name = os.path.basename(settings.script)
         self._script = (settings.script, os.path.abspath(settings.script))
         self._training_loops: list[int] = []
-        self._journals: dict[tuple[int, int], Any] = {}  # by replica of this process, or of one that it forks
+        self._journals: dict[tuple[int, int], Any] = {}  # by process id (also of forked processes) and replica
         self._lock = threading.RLock()
         self._depth = threading.local()
         self._error: str | None = None
@@ -68,23 +68,23 @@ class Observer:
         atexit.register(self.end, "script")
 
     def write(self, record: Record, replica: int = 0) -> None:
-        """Write a record of a replica of this process down, for good: a rank may end at any moment."""
+        """Write a record of a replica of this process and flush it, since a rank may end at any moment."""
         with self._lock:
             if self._is_looking and not isinstance(record, Held):
-                return  # it is not the script that does this
+                return  # the observer does this, not the script
             key = pid, _ = os.getpid(), replica
             if key not in self._journals:
                 self._journals[key] = open(self.folder / f"{pid}.{replica}.jsonl", "a", buffering=1)  # noqa: SIM115
                 self.write(Started(pid, apparent_rank()), replica)
-            # One write a line, which the file's buffer of a line passes on at its end.
+            # One write per line, which the line-buffered file passes on at the end of the line.
             self._journals[key].write(json.dumps({"event": type(record).__name__, **to_json(record)}) + "\n")
 
     def line(self) -> str:
-        """Where the script is: its innermost line that is being run."""
+        """Return the innermost line of the script that is being run; empty if there is none."""
         return self._line_of(sys._getframe(1))
 
     def line_of_main(self) -> str:
-        """The same, or where the main thread is, if it has another thread do its work."""
+        """Return `line()`, or the main thread's line if this thread runs no line of the script."""
         main = threading.main_thread().ident
         return self.line() or self._line_of(sys._current_frames().get(main or 0))
 
@@ -97,7 +97,7 @@ class Observer:
 
     @contextlib.contextmanager
     def waiting(self, what: str, *, computes: bool = False) -> Iterator[None]:
-        """A block in which the rank may wait for others; what waits inside of it is a part of it."""
+        """Record that the rank may wait for others within the block; blocks inside of it are not recorded."""
         depth = getattr(self._depth, "value", 0)
         self._depth.value = depth + 1
         if not depth:
@@ -111,7 +111,7 @@ class Observer:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in such a block."""
+        """Whether this thread is in a block of `waiting`."""
         return getattr(self._depth, "value", 0) > 0
 
     def begin_loop(
@@ -123,7 +123,7 @@ class Observer:
         sampler: Sampler | None = None,
         may_end_early: bool | None = None,
     ) -> Loop:
-        """Write down that the script begins to iterate; `may_end_early` is by its text where it is not given."""
+        """Record that the script begins to iterate; `may_end_early` is inferred from its text if not given."""
         self.num_loops += 1
         line = self.line()
         if may_end_early is None:
@@ -134,16 +134,16 @@ class Observer:
 
     @property
     def first_training_loop(self) -> int | None:
-        """Its number."""
+        """Number of the first loop in which the script has stepped."""
         return next(iter(self._training_loops), None)
 
     def look_last(self, look: Callable[[], Held | None]) -> None:
-        """Have a function say what a data set holds, when the script is at its end and cannot be disturbed any more."""
+        """Have a function inspect a data set when the script has ended, and thus cannot be disturbed any more."""
         self._last_look = look
 
     @property
     def max_batches(self) -> int:
-        """Of the loop that is being run: after the epochs that are looked at, one each, on the way to its end."""
+        """Number of batches after which the current loop is cut: 1 once enough epochs were observed."""
         is_later = len(self._training_loops) > _NUM_EPOCHS or (
             len(self._training_loops) == _NUM_EPOCHS and self._training_loops[-1] != self.num_loops
         )
@@ -151,15 +151,15 @@ class Observer:
 
     @property
     def num_steps_seen(self) -> int:
-        """Of the process, or of its first replica."""
+        """Number of steps of the process, or of its first replica."""
         return self.num_steps_of(0)
 
     def num_steps_of(self, replica: int) -> int:
-        """Of a replica."""
+        """Return the number of steps of a replica."""
         return self._num_steps[replica]
 
     def end_step(self, replica: int = 0) -> bool:
-        """Count a step; returns whether the process has been seen enough."""
+        """Count a step and return whether enough of the process was observed."""
         self._num_steps[replica] += 1
         if replica:
             return False
@@ -169,27 +169,27 @@ class Observer:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the process has been seen enough."""
+        """Whether enough of the process was observed."""
         return self.num_steps_seen >= _NUM_EPOCHS * self.num_steps + _MORE_STEPS
 
     def stop(self) -> None:
-        """End the script as its own exit would: what it and its libraries have to do at their ends is done."""
+        """Exit as the script itself would, so that exit handlers of the script and its libraries run."""
         self.end("steps")
         raise SystemExit(0)
 
     def end(self, reason: str) -> None:
-        """Write down how it ends; the first reason counts."""
+        """Record how the process ends; only the first reason counts."""
         own = [replica for pid, replica in self._journals if pid == os.getpid()]
         if not self._has_ended and own:
             self._has_ended = True
-            if not self._error and not self.keeps_files:  # several ranks alone are compared with each other
+            if not self._error and not self.keeps_files:  # only several ranks are compared with each other
                 self._look()
             for replica in own:
                 self.write(Ended(self._error or reason, self.line()), replica)
 
     def _look(self) -> None:
         self._is_looking = True
-        with contextlib.suppress(Exception):  # a stranger's code, at a time that it was not made for
+        with contextlib.suppress(Exception):  # user code, called at a time for which it was not written
             if held := self._last_look():
                 self.write(held)
         self._is_looking = False
@@ -207,9 +207,9 @@ class Observer:
 
 
 def headline(text: str) -> str:
-    """The line of an error's text that names the cause.
+    """Return the line of an error's text that names the cause.
 
-    Of a function that TensorFlow traces it is below the places in the script, of a graph of it below those of the node.
+    In errors of a function that TensorFlow traces, it follows the lines of the script; in those of a graph, the node's.
     """
     lines = text.strip().splitlines() or [""]
     if lines[0] == "in user code:":
@@ -221,12 +221,12 @@ def headline(text: str) -> str:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put what `make` makes of an attribute in its place."""
+    """Replace an attribute by what `make` returns for it."""
     setattr(owner, name, make(getattr(owner, name)))
 
 
 def replace_everywhere(package: str, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """The same of a function of the module `owner`, in all modules of a package that have imported it by its name."""
+    """Replace a function of the module `owner` in all modules of a package that have imported it under its name."""
     old = getattr(owner, name)
     new = make(old)
     for key, module in list(sys.modules.items()):

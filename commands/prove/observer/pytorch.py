@@ -1,4 +1,4 @@
-"""Observes PyTorch: its optimizers, models, loaders, and collectives, each by a file of its own."""
+"""Observe PyTorch: its optimizers, models, loaders and collectives, each by a separate file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from allstep.common.launch.placement import apparent_rank
 
 def install(observer: Observer) -> None:
     """Hook torch, which has been imported."""
-    # Rank 0 has the weights of one rank, unless the script seeds. Which rank a process of torch.multiprocessing.spawn
-    # is nobody knows yet.
+    # Rank 0 gets the weights of the run on one rank, unless the script seeds. The rank of a process that
+    # torch.multiprocessing.spawn has started is not known yet.
     if multiprocessing.parent_process() is None:
         torch.manual_seed(apparent_rank())
     models = pytorch_models.install(observer)

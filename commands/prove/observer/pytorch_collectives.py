@@ -1,4 +1,4 @@
-"""Observes torch.distributed: the process group, its collectives, and DistributedDataParallel."""
+"""Observe torch.distributed: the process group, its collectives, and DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLLECTIVES = (
     "scatter_object_list",
 )
 _RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
-"""Their names in torch 2.14, where the function of the old name calls that of the new one."""
+"""Names of collectives in torch 2.14, in which the function of the old name calls that of the new name."""
 
 
 def install(observer: Observer) -> None:

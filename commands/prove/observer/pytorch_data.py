@@ -1,6 +1,6 @@
-"""Observes torch's DataLoader and its data set, and ends each loop when it has been seen enough.
+"""Observe torch's DataLoader and its data set, and cut each loop when enough of it was observed.
 
-The classes of its iterators begin with an underscore: looked up in torch 2.14.
+The classes of its iterators are private (as of torch 2.14).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def install(observer: Observer) -> None:
         def observed(iterator: Any) -> Any:
             indices = get_indices(iterator)
             if isinstance(indices, list) and all(isinstance(index, int) for index in indices):
-                # Workers are given their first batches before the iterator is there.
+                # Workers receive their first batches before the iterator exists.
                 observer.write(Batch(vars(iterator).get(_LOOP, _current[-1]), tuple(indices)))
             return indices
 
@@ -82,7 +82,7 @@ def _length(sized: Any) -> int | None:
 
 
 def _sampler(loader: DataLoader) -> Sampler:
-    """What decides on the indices: within a sampler of batches of torch's, the one that it was given."""
+    """Return the sampler that decides on the indices, which torch's own batch sampler wraps."""
     is_given = loader.batch_size is None and loader.batch_sampler is not None
     sampler = loader.batch_sampler if is_given else loader.sampler
     if type(sampler) is BatchSampler:
@@ -97,9 +97,9 @@ def _sampler(loader: DataLoader) -> Sampler:
 
 
 def held(data: Any) -> Held | None:
-    """What a data set holds in three places; None of one whose samples are nothing but random numbers.
+    """Return digests of a data set at three positions; None without a length, or if samples are mere random numbers.
 
-    Each is read from the same random state, so that those which are changed at random are changed alike.
+    Each sample is read from the same random state, so that random augmentation changes it alike on all ranks.
     """
     if (num_samples := _length(data)) is None:
         return None
@@ -116,7 +116,7 @@ def _digest_of(data: Any, placement: int) -> str:
 
 
 def _arrays(sample: Any) -> Iterator[np.ndarray]:
-    """Tensors, images and numbers of a sample."""
+    """Yield the tensors, images and numbers of a sample as arrays."""
     if isinstance(sample, Mapping):
         sample = tuple(sample.values())
     if isinstance(sample, (list, tuple)):

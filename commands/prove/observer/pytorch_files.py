@@ -1,4 +1,4 @@
-"""Observes torch.save, which opens its file in no code of Python's."""
+"""Observe torch.save, which opens its file in C++, where Python raises no audit event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observes calls of models in PyTorch: their samples, whether they train, random numbers, running statistics."""
+"""Observe calls of models in PyTorch: their samples, training mode, random numbers and running statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from allstep.commands.prove.records import Forward, HostCopy
 
 
 class Models:
-    """Of one process; of a model that calls others, only the outermost call counts."""
+    """Models of one process. If a model calls others, only the outermost call counts."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -24,7 +24,7 @@ class Models:
         self._called: list[torch.nn.Module] = []
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
-        """The name of a parameter in the models that have been called."""
+        """Return the name of a parameter in the models that have been called."""
         for model in self._called:
             for name, own in model.named_parameters():
                 if own is parameter:
@@ -32,7 +32,7 @@ class Models:
         return None
 
     def wrap_call(self, call: Any) -> Any:
-        """`Module.__call__` that is observed."""
+        """Wrap `Module.__call__` to observe it."""
 
         @functools.wraps(call)
         def observed(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +91,7 @@ def install(observer: Observer) -> Models:
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:
-    """The bytes of a tensor as an array, sample by sample; of any type."""
+    """Return the bytes of a tensor of any type as a uint8 array (samples, bytes)."""
     with torch.no_grad():
         values = tensor.detach().to("cpu").contiguous()
         return values.reshape(len(values) if values.dim() else 1, -1).view(torch.uint8).numpy()
@@ -109,7 +109,7 @@ def _running_statistics(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _wrap_copy(observer: Observer, copy: Any) -> Any:
-    """A method that copies a tensor to the host: noted where it is a GPU's."""
+    """Wrap a method that copies a tensor to the host, to record copies from a GPU."""
 
     @functools.wraps(copy)
     def observed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

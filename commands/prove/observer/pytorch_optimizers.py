@@ -1,4 +1,4 @@
-"""Observes optimizers of PyTorch: gradients as backward makes them and as they are applied, weights, slots, rates."""
+"""Observe optimizers of PyTorch: gradients as computed and as applied, weights, slots and learning rates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from allstep.commands.prove.observer.values import digest, finite, projections, 
 from allstep.commands.prove.records import EarlyClip, Gradient, Projections, Step
 
 IS_PARTIAL = "_allstep_is_partial"
-"""The attribute by which an optimizer is known to step a weight alone, on the way to its whole step."""
+"""Attribute that marks an optimizer while it steps a single weight, as a part of its whole step."""
 
 
 class Optimizers:
-    """Of one process."""
+    """Optimizers of one process."""
 
     def __init__(self, observer: Observer, models: Models) -> None:
         self._observer = observer
@@ -33,7 +33,7 @@ class Optimizers:
         self.loss: float | None = None
 
     def hook_parameters(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have backward show the gradients of an optimizer's parameters, before they are reduced."""
+        """Register hooks that record the gradients of an optimizer's parameters before they are reduced."""
         self._optimizers.append(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -47,16 +47,16 @@ class Optimizers:
         self._local[key] = tuple(a + b for a, b in zip(old, new, strict=True)) if old and new else None
 
     def before_change(self, what: str) -> None:
-        """Write down a change of gradients that Horovod still averages: its wrapper keeps a handle of each.
+        """Record a change of gradients while Horovod still averages some, of which its wrapper keeps handles.
 
-        It is None in a pass that only accumulates.
+        A handle is None in a pass that only accumulates.
         """
         kept = [pair for optimizer in self._optimizers for pair in getattr(optimizer, "_handles", {}).values()]
         if any(handle is not None for handle, _ in kept):
             self._observer.write(EarlyClip(what, self._observer.num_steps_seen + 1, self._observer.line()))
 
     def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Look at what is about to be applied. Where a wrapper's step calls its optimizer's, the last look counts."""
+        """Prepare the record of a step. If a wrapper's step calls its optimizer's, the last call counts."""
         if vars(optimizer).get(IS_PARTIAL):
             return
         number = self._num_steps.get(id(optimizer), 0) + 1
@@ -64,13 +64,13 @@ class Optimizers:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         looks_at_weights = number == 1 or self._observer.num_steps_seen == self._observer.num_steps - 1
         first = next((parameter for parameter in parameters), None)
-        before = getattr(optimizer, "_starting_models", {})  # of Adasum's wrapper, in which each rank has stepped
+        before = getattr(optimizer, "_starting_models", {})  # of Adasum's wrapper, whose ranks have already stepped
         self._pending = Step(
             number=number,
             optimizer=order.index(id(optimizer)) + 1,
             loop=self._observer.num_loops,
             kind=type(optimizer).__name__,
-            is_wrapped=hasattr(optimizer, "skip_synchronize"),  # of Horovod's classes alone
+            is_wrapped=hasattr(optimizer, "skip_synchronize"),  # only Horovod's classes have it
             learning_rates=tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group),
             gradients=tuple(self._gradient(one) for one in parameters if one.requires_grad and one.grad is not None),
             weights={self._name(one): digest(bytes_of(before.get(one, one))) for one in parameters}
@@ -83,7 +83,7 @@ class Optimizers:
         )
 
     def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Write it down, once."""
+        """Write the record of the step, once."""
         step, self._pending = self._pending, None
         if step is None:
             return
@@ -167,7 +167,7 @@ def _projections(gradient: torch.Tensor) -> Projections | None:
 
 
 def _device(parameter: torch.Tensor | None) -> str:
-    """Which device it is, over the processes of a host."""
+    """Return a name of the parameter's device that is the same in all processes of a host."""
     if parameter is None or not parameter.is_cuda:
         return "cpu"
     return str(torch.cuda.get_device_properties(parameter.device).uuid)

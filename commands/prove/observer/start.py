@@ -1,4 +1,4 @@
-"""What the observer does when Python starts: nothing heavy; a framework is hooked when the script has imported it."""
+"""Start the observer with a Python process, at little cost: frameworks are hooked once the script imports them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from allstep.commands.prove.observer.observer import Observer, Settings
 from allstep.common.launch.placement import apparent_rank
 
 VARIABLE = "ALLSTEP_PROVE"
-"""The environment variable that has `Settings` as JSON."""
+"""The environment variable that holds `Settings` as JSON."""
 STACKS = signal.SIGUSR1
 """The signal upon which a rank writes the stacks of its threads into its folder."""
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The variables that have every Python process observe the script, if it runs it."""
+    """Return the environment variables by which every Python process that runs the script observes it."""
     room = str(Path(__file__).parents[1] / "on_path")
     path = os.environ.get("PYTHONPATH")
     return {VARIABLE: json.dumps(asdict(settings)), "PYTHONPATH": f"{room}{os.pathsep}{path}" if path else room}
 
 
 def start() -> None:
-    """Observe this process, if it is one of the script's; launchers are Python, too."""
+    """Observe this process if it runs the script; launchers are Python processes, too."""
     settings = Settings(**json.loads(os.environ[VARIABLE]))
     if not _runs(settings.script):
         return
-    random.seed(apparent_rank())  # Keras seeds from it: rank 0 has the weights of one rank, unless the script seeds
+    random.seed(apparent_rank())  # Keras seeds from it: rank 0 gets the weights of one rank, unless the script seeds
     folder = Path(settings.folder)
     faulthandler.register(STACKS, file=open(folder / f"{os.getpid()}.stacks", "w"), all_threads=True)  # noqa: SIM115
     observer = Observer(settings)
@@ -42,6 +42,6 @@ def start() -> None:
 
 
 def _runs(script: str) -> bool:
-    """Whether this process runs the script, or was made by its torch.multiprocessing.spawn."""
+    """Return whether this process runs the script, or was started by its torch.multiprocessing.spawn."""
     words = [word for word in sys.orig_argv[1:] if word != "-u"]
     return words[:1] == [script] or any(word.startswith("from multiprocessing.spawn import") for word in words)

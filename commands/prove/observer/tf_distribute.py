@@ -1,6 +1,6 @@
-"""Observes tf.distribute: the replicas of a mirrored strategy, which are looked at as ranks are.
+"""Observe tf.distribute: the replicas of a mirrored strategy, which are treated like ranks.
 
-A replica's journal is its own, and the first replica of a process has the records of the process.
+Each replica has its own journal; that of the first replica of a process also has the records of the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from allstep.commands.prove.records import World
 
 
 def install(observer: Observer) -> None:
-    """Hook tensorflow, which has been imported; where the script is to use several devices, show it so many."""
+    """Hook tensorflow, which has been imported, and make a given number of devices visible to the script."""
     if observer.num_devices:
         _show_devices(observer.num_devices)
 
@@ -44,7 +44,7 @@ def install(observer: Observer) -> None:
 
 
 def current_replica() -> int:
-    """Which replica of this process is traced or runs; 0 outside of all."""
+    """Return the replica of this process that is being traced or run; 0 outside of replicas."""
     context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
     if context is None:
         return 0
@@ -62,7 +62,7 @@ def _write_world(observer: Observer, strategy: Any) -> None:
 
 
 def _show_devices(number: int) -> None:
-    """So many GPUs, or the CPU as so many devices."""
+    """Make `number` GPUs visible or, without GPUs, split the CPU into as many devices."""
     if gpus := tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices(gpus[:number], "GPU")
         return

@@ -1,4 +1,4 @@
-"""Python imports this when it starts, where this folder is on its path: in the ranks of a script that is looked at."""
+"""Module that Python imports at start-up if this folder is on its path, as in the ranks of an observed script."""
 
 import importlib.util
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from allstep.commands.prove.observer.start import start
 
 start()
-# The environment may have a module of this name itself, whose place this one has taken.
+# The environment may have its own module of this name, which this one shadows.
 _here = Path(__file__).parent
 if _spec := PathFinder.find_spec("sitecustomize", [path for path in sys.path if Path(path) != _here]):
     assert _spec.loader

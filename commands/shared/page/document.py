@@ -1,4 +1,4 @@
-"""What both forms of a report are made from: sections of text, figures and tables, all as plain text."""
+"""The parts of a report in either form: sections of text, figures and tables, all as plain text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[\d–+-][\d.,%± e+-]*$")
 
 @dataclass(frozen=True)
 class Table:
-    """A table; every cell is text, and every row as long as the header."""
+    """A table; every cell is text, and every row is as long as the header."""
 
     caption: str
     header: Sequence[str]
@@ -24,14 +24,14 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """For each column of a table of more than two, whether it has numbers and nothing else."""
+        """Whether each column has only numbers; false for tables of up to two columns."""
         columns = zip(*self.rows, strict=True)
         return [len(self.header) > 2 and all(map(_NUMBER.match, map(str, column))) for column in columns]
 
 
 @dataclass
 class Section:
-    """A part of the report under a heading of its own."""
+    """A part of the report with its own heading."""
 
     title: str
     text: list[str] = field(default_factory=list)
@@ -43,29 +43,29 @@ class Section:
 
 
 def amount(value: float | None) -> str:
-    """A number to four digits, with separators for thousands; a dash for none."""
+    """Format a number to four digits, with separators for thousands; a dash for None."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def share(value: float | None) -> str:
-    """A share as a percentage."""
+    """Format a share as a percentage."""
     return NOTHING if value is None else f"{value:.1%}"
 
 
 def mebibytes(value: float | None) -> str:
-    """Bytes as MiB."""
+    """Format bytes as MiB."""
     return NOTHING if value is None else f"{value / 2**20:,.0f}"
 
 
 def median(estimate: Estimate | None) -> float | None:
-    """The median of an estimate; None for none."""
+    """Return the median of an estimate; None for None."""
     return estimate.median if estimate else None
 
 
 def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """An environment as pairs of name and text, nested names joined by a space."""
+    """Return an environment as pairs of name and text, with nested names joined by a space."""
     found: list[tuple[str, str]] = []
     for name, value in environment.items():
         if isinstance(value, Mapping):

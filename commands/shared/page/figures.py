@@ -1,7 +1,7 @@
 """Figures as SVG for the page: Matplotlib draws them, and the page's style sheet colours them.
 
-Colours are replaced by variables of the style sheet, so that a figure follows light, dark and print. As files of their
-own they have the colours for light paper.
+Colours are replaced by variables of the style sheet, so that a figure follows light, dark and print. Figures saved as
+separate files have the colours for light paper.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 # Okabe and Ito 2008, distinguished by people with any colour vision; report.html has a lighter set for dark pages.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_INK, _FAINT = "#1c1f24", "#8a929d"  # of nothing else in a figure
+_INK, _FAINT = "#1c1f24", "#8a929d"  # colours of nothing else in a figure
 _MARKERS = "osD^vP"
 _DASHES = ("-", "--", "-.", ":")
 _REFERENCE_DASHES = (":", "--")
@@ -31,21 +31,21 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
-    """Lower and upper end of a whisker at each point, where there are any."""
+    """Lower ends of the whiskers at the points, if any; `high` has the upper ends."""
     high: Sequence[float] = ()
     reference: bool = False
-    """Drawn faint and without markers: an ideal, a limit."""
+    """Whether it is drawn faint and without markers, as an ideal or a limit."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing with what stands under it."""
+    """A drawing with its caption."""
 
     caption: str
     canvas: Any
     """Matplotlib's figure."""
     file: str | None = None
-    """Its name beside the page, where it was saved."""
+    """Name of its file next to the page, if it was saved."""
 
     @property
     def svg(self) -> str:
@@ -53,10 +53,10 @@ class Drawing:
         return _element(_svg(self.canvas, transparent=True))
 
     def save(self, path: Path) -> Drawing:
-        """Write it as PATH.svg and PATH.png; returns the drawing that knows its file.
+        """Write PATH.svg and PATH.png; return the drawing with the name of its file.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the files cannot be written.
         """
         path.with_suffix(".svg").write_text(_svg(self.canvas, facecolor="white"))
         self.canvas.savefig(path.with_suffix(".png"), dpi=200, facecolor="white")
@@ -75,11 +75,11 @@ def lines(
     percent: bool = False,
     from_zero: bool = False,
 ) -> Drawing:
-    """Curves in one frame.
+    """Draw curves in one frame.
 
     Args:
         x_scale, y_scale: linear, log2 or log10.
-        x_ticks: where to put ticks; chosen by Matplotlib without.
+        x_ticks: positions of ticks; chosen by Matplotlib if empty.
         percent: whether y is a share, shown from 0 on.
         from_zero: whether y begins at 0.
     """
@@ -93,7 +93,7 @@ def lines(
             num_references += 1
             continue
         color, marker = PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)]
-        style = _DASHES[number % len(_DASHES)]  # of curves that lie over each other, each shows through the next
+        style = _DASHES[number % len(_DASHES)]  # dashes let overlapping curves show through
         few = len(curve.x) <= 20
         look = {"color": color, "marker": marker if few else None, "markersize": 4.5, "linestyle": style}
         axes.plot(curve.x, curve.y, linewidth=1.6, label=curve.label, **look)
@@ -122,7 +122,7 @@ def lines(
 def bars(
     caption: str, labels: Sequence[str], values: Sequence[float], *, x_label: str, whiskers: Sequence[float] = ()
 ) -> Drawing:
-    """Horizontal bars, the first on top, each with its value; `whiskers` are half as long as they are drawn."""
+    """Draw horizontal bars, the first on top, each with its value; `whiskers` extend this far to either side."""
     figure, axes = _frame(0, height=0.9 + 0.3 * len(labels))
     places = range(len(labels))
     look = {"color": PALETTE[0], "height": 0.62, "ecolor": _INK}
@@ -139,7 +139,7 @@ def bars(
 
 
 def adopted(caption: str, plot: Callable[[], Any]) -> Drawing:
-    """Somebody else's plot, which returns its axes and may set a style of its own, in our ink."""
+    """Restyle another library's plot; `plot` returns its axes and may set a style."""
     import matplotlib as mpl
     import numpy as np
     from matplotlib import pyplot
@@ -163,7 +163,7 @@ def adopted(caption: str, plot: Callable[[], Any]) -> Drawing:
 
 
 def _logarithmic(axis, *, binary: bool) -> None:
-    """Few ticks, with plain numbers: 4Ki, 16Mi; 0.01, 10k."""
+    """Make an axis logarithmic, with few ticks and plain numbers: 4Ki, 16Mi; 0.01, 10k."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     step, units = (1024, ("", "Ki", "Mi", "Gi")) if binary else (1000, ("", "k", "M", "G"))
@@ -181,7 +181,7 @@ def _logarithmic(axis, *, binary: bool) -> None:
 
 
 def _legend_columns(labels: Sequence[str]) -> int:
-    """Two where both fit beside each other, in the page's font as well, which Matplotlib does not know."""
+    """Return 2 if labels fit next to each other, also in the page's font, which Matplotlib does not know; else 1."""
     return 2 if max(map(len, labels), default=0) <= _LONGEST_LABEL_OF_TWO else 1
 
 
@@ -210,13 +210,13 @@ def _svg(figure, **options: Any) -> str:
 
 
 def _element(svg: str) -> str:
-    """The figure as an element that a page can hold: without prolog, background and names that nothing refers to."""
+    """Return the figure as an element for a page, without prolog, background and unused ids."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r"#([\w-]+)[\")]", svg))
     svg = re.sub(r' id="([\w.-]+)"', lambda found: found[0] if found[1] in used else "", svg)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    # The page's own font; Matplotlib's list ends in one that is there.
+    # The page's font replaces Matplotlib's list of fonts.
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px inherit", svg).replace("px inherit", "px var(--font)")
     svg = svg.replace(_INK, "var(--ink)").replace(_FAINT, "var(--faint)")
     for number, color in enumerate(PALETTE):

@@ -13,7 +13,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, title: str, sections: Sequence[Section], problems: Sequence[str], *, note: str = "") -> str:
-    """The report in the form of one of the templates; `note` follows the line that says when it was written."""
+    """Render the report with one of the templates; `note` follows the time of writing."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -29,5 +29,5 @@ def render(template: str, title: str, sections: Sequence[Section], problems: Seq
 
 
 def plain(text: object) -> str:
-    """Text that stands for itself in Markdown, in a table as elsewhere."""
+    """Escape text for Markdown, including its tables."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(str(text).split()))

@@ -1,4 +1,4 @@
-"""What `allstep collectives` keeps, and what each of its ranks writes."""
+"""Results of `allstep collectives`, and of each of its ranks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from allstep.common.files.schema import whole
 
 @dataclass(frozen=True)
 class RankRow:
-    """One collective at one size, as a rank saw it."""
+    """One collective at one size, measured on one rank."""
 
     collective: str
     bytes: Count
     right: bool
-    """Whether the result was the expected one."""
+    """Whether the result was correct."""
     seconds: tuple[NonNegative, ...]
-    """By pass."""
+    """Seconds of each pass."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """All that a rank of one library measured in one launch."""
+    """Measurements of one rank in one launch of a library."""
 
     rows: tuple[RankRow, ...]
     missing: tuple[str, ...]
@@ -32,7 +32,7 @@ class RankResult:
 
 @dataclass(frozen=True)
 class OverRanks:
-    """Seconds of a pass over ranks."""
+    """Minimum, average and maximum over ranks of a pass's seconds."""
 
     minimum: NonNegative
     average: Positive
@@ -47,14 +47,14 @@ class Row:
     collective: str
     bytes: Count
     seconds: OverRanks
-    """Of the fastest pass."""
+    """Times of the fastest pass."""
     median_seconds: NonNegative
-    """The median over passes of the average over ranks."""
+    """Median over passes of the average over ranks."""
     algorithm_bandwidth: Positive
-    """Bytes per second; both as nccl-tests define them."""
+    """Bytes per second; both bandwidths as nccl-tests define them."""
     bus_bandwidth: Positive
     right: bool
-    """Whether every result on every rank was the expected one."""
+    """Whether every result on every rank was correct."""
     passes: tuple[tuple[NonNegative, ...], ...] = ()
     """Seconds by pass and rank."""
 
@@ -66,38 +66,38 @@ class OverMpi:
     backend: str
     bytes: Count
     ratio: float
-    """Of the fastest passes."""
+    """Ratio of the fastest passes."""
     ratio_of_medians: float
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Settings of Horovod for a network; of its steps, simulated seconds."""
+    """Recommended settings of Horovod for a network, with simulated seconds of a step."""
 
     network: str
     step_ms: float
     threshold: float
-    """Bytes; HOROVOD_FUSION_THRESHOLD."""
+    """HOROVOD_FUSION_THRESHOLD, in bytes."""
     cycle_ms: float
-    """HOROVOD_CYCLE_TIME."""
+    """HOROVOD_CYCLE_TIME, in milliseconds."""
     simulated_seconds: float
     simulated_seconds_by_default: float
     simulated_seconds_without_fusion: float
     latency: float
-    """Seconds of a message of Horovod's, and below its bytes per second."""
+    """Seconds of a small message; `bandwidth` is in bytes per second."""
     bandwidth: float
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What training with several settings of Horovod in turn has shown."""
+    """Results of training with several settings of Horovod in turn."""
 
     settings: dict[str, dict[str, str]]
-    """By name, the environment variables."""
+    """Environment variables of each setting, by name."""
     images_per_second: dict[str, tuple[float, ...]]
-    """By name and round."""
+    """Rates of each setting in every round, by name."""
     ratios: dict[str, float]
-    """Of the recommended settings' speed to that of the others."""
+    """Speed with the recommended setting over that with each other one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +116,9 @@ class CollectivesResult:
     variables: dict[str, str]
     rows: tuple[Row, ...]
     missing: dict[str, tuple[str, ...]]
-    """By library, the collectives that it does not have."""
+    """Collectives that each library does not have."""
     failures: dict[str, str]
-    """By library, why it could not be measured."""
+    """Reason for each library that could not be measured."""
     horovod_over_mpi: tuple[OverMpi, ...] | None = None
     recommendation: Recommendation | None = None
     tuning: Tuning | None = None

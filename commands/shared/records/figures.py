@@ -1,4 +1,4 @@
-"""What the programs in `proofs/` keep: figures beside their targets, with raw samples."""
+"""Results of the programs in `proofs/`: figures with their targets and raw samples."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Figure:
     DERIVED: ClassVar[tuple[str, ...]] = ("reached",)
 
     what: str
-    """What was measured, with its unit."""
+    """Name of the measured quantity, with its unit."""
     ours: float
     reference: float
     ratio: float
-    """The figure itself, made of the other two; a difference where `target` is one."""
+    """The figure itself: ours over the reference, or their difference if the target is one."""
     target: Annotated[str, matching(_TARGET, "as in >= 0.98, or empty")]
-    """`>= 0.98` or `<= 0.01`; empty for a figure without one."""
+    """`>= 0.98` or `<= 0.01`; empty for a figure without a target."""
 
     @property
     def reached(self) -> bool:
-        """Whether the ratio meets the target; always, where there is none."""
+        """Whether the ratio reaches the target; true without a target."""
         if not self.target:
             return True
         relation, bound = self.target.split()
@@ -36,7 +36,7 @@ class Figure:
 
 
 def missing(what: str, why: str) -> Figure:
-    """A row in place of a figure that could not be measured; it is not reached."""
+    """Return a row for a figure that could not be measured, with a target that is not reached."""
     return Figure(f"{what}: {why}", math.nan, math.nan, math.nan, "<= 0")
 
 
@@ -49,7 +49,7 @@ class BenchmarkResult:
 
     figures: tuple[Figure, ...]
     samples: Any
-    """By name, what was measured in each round; a benchmark's own."""
+    """Measurements of each round, by name; the form depends on the benchmark."""
     time: str | None = None
     load_average: tuple[float, ...] | None = None
     num_cores: int | None = None
@@ -57,9 +57,9 @@ class BenchmarkResult:
 
 @dataclass(frozen=True)
 class Handwritten:
-    """What a hand-written script writes, beside which a trainer is measured."""
+    """Results of a hand-written script with which a trainer is compared."""
 
     images_per_second: tuple[float, ...]
-    """By epoch."""
+    """Images per second of each epoch."""
     losses: tuple[float, ...] = ()
-    """The mean loss of each global batch."""
+    """Mean loss of each global batch."""

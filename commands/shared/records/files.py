@@ -1,4 +1,4 @@
-"""The result files: JSON with a format and its version, written whole or not at all, and read as records."""
+"""Result files: JSON with a format and its version, written atomically and read as records."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from allstep.common.files.schema import Mismatch, brief
 from allstep.common.files.strict_json import NotJson
 from allstep.common.files.writable import try_file
 
-_LARGEST_FILE = 16 * 2**20  # what a long comparison leaves is a tenth of it
+_LARGEST_FILE = 16 * 2**20  # ten times the size of a long comparison
 
 
 class Result(Protocol):
-    """A frozen dataclass that is kept in a file of its own."""
+    """A frozen dataclass that has its own file."""
 
     FORMAT: ClassVar[str]
     VERSION: ClassVar[int]
@@ -37,23 +37,23 @@ ResultT = TypeVar("ResultT", bound=Result)
 
 
 def command(name: str, argv: Sequence[str] | None) -> str:
-    """The line that repeats a command of `allstep` with the arguments of its `main`."""
+    """Return the shell line that repeats a command of `allstep` with the arguments of its `main`."""
     return shlex.join(["allstep", name, *(sys.argv[1:] if argv is None else argv)])
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write what a process of ours reads once: a record without a format and a version."""
+    """Write a record without format and version, for another process of ours to read once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(to_json(record), allow_nan=False))
 
 
 def read_json(kind: type[RecordT], path: Path) -> RecordT:
-    """What `write_json` wrote."""
+    """Read a record that `write_json` wrote."""
     return from_json(kind, load(path), path.name)
 
 
 def write(path: Path, result: Result) -> None:
-    """Write a result as JSON under the name `path`, with its format and version."""
+    """Write a result as JSON to `path`, with its format and version."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"format": result.FORMAT, "version": result.VERSION, **to_json(result)}
     text = json.dumps(content, indent=1, allow_nan=False)
@@ -64,10 +64,10 @@ def write(path: Path, result: Result) -> None:
 
 
 def write_output(path: Path, result: Result) -> None:
-    """`write` to the file that a user named.
+    """Write a result to the user's file.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         write(path, result)
@@ -76,7 +76,7 @@ def write_output(path: Path, result: Result) -> None:
 
 
 def output_file(text: str) -> Path:
-    """A flag's type: a file for results that can be written, which is tried before anything is measured for it."""
+    """Convert a flag to a path for results, and check that it can be written before anything is measured."""
     path = nonempty_path(text)
     try:
         try_file(path)
@@ -88,13 +88,13 @@ def output_file(text: str) -> Path:
 
 
 def read(kind: type[ResultT], path: Path) -> ResultT:
-    """The result in a file.
+    """Read the result in a file.
 
     Raises:
         OSError: the file cannot be read.
-        NotJson: it is half-written, or none of ours.
-        OtherFormat: it is of another kind or of another version.
-        Mismatch: something in it is not as the format has it.
+        NotJson: the file is half-written, or no JSON.
+        OtherFormat: the file is of another kind or of another version.
+        Mismatch: the content does not have the shape of the format.
     """
     content = load(path)
     check_version(kind, content)
@@ -102,37 +102,37 @@ def read(kind: type[ResultT], path: Path) -> ResultT:
 
 
 def read_input(kind: type[ResultT], path: Path) -> ResultT:
-    """A result file that a user named.
+    """Read a result file that a user named.
 
     Raises:
-        UserError: it is missing, half-written, of another kind, of another version or of another shape.
+        UserError: the file is missing, half-written, of another kind, of another version or of another shape.
     """
     try:
         return read(kind, path)
     except (OSError, NotJson) as error:
         raise UserError(f"expected a readable {kind.FORMAT} file, received {path}: {error}") from None
     except OtherFormat as error:
-        raise UserError(f"{path}: {error}; measure anew, or read it with the allstep that wrote it") from None
+        raise UserError(f"{path}: {error}; measure again, or read it with the allstep that wrote it") from None
     except Mismatch as error:
-        raise UserError(f"{path} is no {kind.FORMAT} file: {error}; measure anew") from None
+        raise UserError(f"{path} is no {kind.FORMAT} file: {error}; measure again") from None
 
 
 def load(path: Path) -> Any:
-    """The JSON in a file that somebody else may have written.
+    """Read the JSON in an untrusted file.
 
     Raises:
-        OSError: it is no regular file, is larger than any result, or cannot be read.
-        NotJson: it is none.
+        OSError: the file is not regular, is larger than any result, or cannot be read.
+        NotJson: the file is no JSON.
     """
     return strict_json.loads(read_regular(path, maximum=_LARGEST_FILE))
 
 
 class OtherFormat(ValueError):
-    """The message says which format and version were expected, and which received."""
+    """Raised for another format or version than expected; the message names both."""
 
 
 def check_version(kind: type[Result], content: Any) -> None:
-    """Check that JSON says of itself that it is of this kind and version.
+    """Check that JSON declares this kind and version.
 
     Raises:
         OtherFormat: it does not.

@@ -1,4 +1,4 @@
-"""Training runs as their metrics.jsonl records them: one event a line."""
+"""Training runs as recorded in metrics.jsonl, one event per line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from allstep.common.files.schema import mapping
 from allstep.common.files.strict_json import NotJson
 
 FILE = "metrics.jsonl"
-_LARGEST_FILE = 64 * 2**20  # a line for each of half a million steps
+_LARGEST_FILE = 64 * 2**20  # enough lines for half a million steps
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Epoch:
     train_loss: float
     cumulative_seconds: float
     validation_accuracy: float | None = None
-    """None where there are no classes."""
+    """None without classes."""
     images_per_second: Positive | None = None
     gradient_noise_scale: NonNegative | None = None
 
@@ -60,14 +60,14 @@ class End:
 
 @dataclass(frozen=True)
 class Events:
-    """What metrics.jsonl records, by event, in order."""
+    """Contents of metrics.jsonl, by event, in order."""
 
     starts: tuple[Start, ...]
     steps: tuple[Step, ...]
     epochs: tuple[Epoch, ...]
     ends: tuple[End, ...]
     num_broken: int
-    """Lines that hold no JSON: at the last one the run was killed, or it is still being written."""
+    """Number of lines that are no JSON: the last line is incomplete if the run was killed or still writes."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ _KINDS = {"start": Start, "step": Step, "epoch": Epoch, "end": End}
 
 
 def read_events(path: Path, redact: Callable[[Any], Any] | None = None) -> Events:
-    """The events of a run.
+    """Read the events of a run.
 
     Args:
-        redact: hides what must not be shown of a line's JSON.
+        redact: hides secrets in a line's JSON.
 
     Raises:
         OSError: the file cannot be read.
-        Mismatch: a line is no event, or lacks something of it.
+        Mismatch: a line is no event, or lacks a field.
     """
     found: dict[str, list[Any]] = {name: [] for name in _KINDS}
     num_broken = 0
@@ -104,11 +104,11 @@ def read_events(path: Path, redact: Callable[[Any], Any] | None = None) -> Event
 
 
 def read_points(path: Path, names: Collection[str]) -> tuple[dict[str, float], ...]:
-    """What each event has of the numbers of these names; events without any are left out.
+    """Read the numbers with these names from each event; leave out events without any.
 
     Raises:
         OSError: the file cannot be read.
-        Mismatch: a line is no object.
+        Mismatch: a line is no JSON object.
     """
     found = []
     for number, line in enumerate(read_regular(path, maximum=_LARGEST_FILE).splitlines()):

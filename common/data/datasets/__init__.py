@@ -1,4 +1,4 @@
-"""Data sets: `prepare` once a host, `load` on every rank, then read uint8 images by sample index."""
+"""Data sets: call `prepare` once per host and `load` on every rank, then read samples by index."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _MODULES = {
 
 
 def prepare(config: DataConfig) -> None:
-    """Puts the data set's files in place: downloads, verifies, unpacks. Does nothing where all is in place.
+    """Download, verify and unpack the data set's files unless that was done before.
 
-    For one rank of each host, while the others wait; `load` then works on all of them. Safe to run in several
+    One rank of each host calls it while the others wait; then `load` works on all of them. It may run in several
     processes at once.
 
     Raises:
-        UserError: a file cannot be had or is not what it should be, or `data_dir` cannot be used.
+        UserError: a file is unavailable or has the wrong content, or `data_dir` cannot be used.
     """
     with data_dir_errors(config.data_dir):
         _module(config).prepare(config)
 
 
 def load(config: DataConfig) -> Dataset:
-    """Opens what `prepare` has put in place.
+    """Open the data set that `prepare` has put in place.
 
     Raises:
-        UserError: a file or a flag is not what it should be.
+        UserError: a file has the wrong content, or a flag has a wrong value.
     """
     with data_dir_errors(config.data_dir):
         return _module(config).load(config)
@@ -59,5 +59,5 @@ def _module(config: DataConfig) -> ModuleType:
             f"expected a data set that --dataset can name, received {config.dataset}, which a program hands over to a "
             "Session; name another"
         )
-    # Imported when asked for, so that a run pays for its own data set alone.
+    # Imported on demand, so that a run imports only what its own data set needs.
     return importlib.import_module(f"allstep.common.data.{_MODULES[config.kind]}")

@@ -1,4 +1,4 @@
-"""A data set's arrays, unpacked once a host into .npy files that all its ranks map into memory and share."""
+"""Cache of a data set's arrays: .npy files, unpacked once per host and memory-mapped by all its ranks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ARRAY_NAMES = ("train_images", "train_labels", "validation_images", "validation_
 
 
 def unpack_once(directory: Path, sums: Mapping[str, str], unpack: Callable[[], Arrays]) -> None:
-    """Writes the arrays that `unpack` makes of the files with these checksums, unless they are there intact.
+    """Call `unpack` and write the arrays it returns, unless intact arrays of files with these checksums exist.
 
     Raises:
-        UserError: what `unpack` raises, and what to do.
+        UserError: `unpack` raised UserError; the message adds what to do.
         OSError: the folder cannot be read or written.
     """
     target = _target(directory, sums)
@@ -41,19 +41,19 @@ def unpack_once(directory: Path, sums: Mapping[str, str], unpack: Callable[[], A
         if not _is_intact(target):  # Another process may have unpacked them while this one waited.
             try:
                 arrays = unpack()
-            except UserError as error:  # in files of the user's own: the published ones are right
-                raise UserError(f"{error}; put the right file there and write {SUMS_NAME} anew") from error
+            except UserError as error:  # only the user's own files can be wrong, since published ones are checked
+                raise UserError(f"{error}; put the right file there and write {SUMS_NAME} again") from error
             _write(target, arrays)
 
 
 def open_splits(
     directory: Path, sums: Mapping[str, str], *, image_shape: tuple[int, int, int], num_classes: int
 ) -> tuple[ArraySplit, ArraySplit]:
-    """The training and the validation split that `unpack_once` has written.
+    """Open the training and the validation split that `unpack_once` has written.
 
     Raises:
-        UserError: it has not.
-        OSError: they cannot be read.
+        UserError: the arrays do not exist or have the wrong content.
+        OSError: the arrays cannot be read.
     """
     target = _target(directory, sums)
     if not (target / SUMS_NAME).exists():
@@ -75,7 +75,7 @@ def open_splits(
 
 
 def _mapped(path: Path, dtype: type, item_shape: tuple[int, ...]) -> np.ndarray:
-    """The array in a file of `_save`, mapped; the file's size says how many items it has, and so the whole header."""
+    """Map the array in a file of `_save` into memory. Its size determines the header, which is compared."""
     with open(path, "rb", opener=regular) as stream:
         size, item_bytes = os.fstat(stream.fileno()).st_size, np.dtype(dtype).itemsize * math.prod(item_shape)
         num_items = max(1, (size - _HEADER_BYTES) // item_bytes)
@@ -85,38 +85,38 @@ def _mapped(path: Path, dtype: type, item_shape: tuple[int, ...]) -> np.ndarray:
                 f"expected {np.dtype(dtype)} numbers of shape {('n', *item_shape)} in {path}, received something else; "
                 f"remove {path.parent}"
             )
-        # As a plain array: indexing np.memmap itself costs several microseconds more.
+        # A plain array, since indexing np.memmap itself costs several microseconds more.
         mapped = np.memmap(stream, dtype, mode="r", offset=len(header), shape=(num_items, *item_shape))
         return mapped.view(np.ndarray)
 
 
 MAX_CONTENT_BYTES = 600_000_000
-"""Of what is unpacked from one file: CIFAR-10 has 184 MB, and EMNIST's largest part, in the form of MNIST, 547 MB."""
+"""Limit on the unpacked size of one file: CIFAR-10 has 184 MB, EMNIST's largest part in MNIST's format 547 MB."""
 
 
 def check_content_size(path: Path, num_bytes: int) -> None:
-    """Checks what a header says before so much is read.
+    """Check the content size that a header declares, before reading that much.
 
     Raises:
-        UserError: it is more than any such file has.
-        OSError: it is more than the memory that is left.
+        UserError: the size exceeds `MAX_CONTENT_BYTES`.
+        OSError: the size exceeds the available memory.
     """
     if num_bytes > MAX_CONTENT_BYTES:
         raise UserError(f"expected at most {MAX_CONTENT_BYTES} bytes of content in {path}, received {num_bytes}")
-    check_memory(path, 3 * num_bytes)  # as bytes, as an array, and that in another order
+    check_memory(path, 3 * num_bytes)  # bytes, an array of them, and a transposed copy
 
 
 class Bounded:
-    """A stream that ends the reading of an archive which unpacks to more than any of ours."""
+    """Stream that raises an error once an archive has unpacked to more than `MAX_CONTENT_BYTES`."""
 
     def __init__(self, path: Path, stream: IO[bytes] | gzip.GzipFile) -> None:
         self._path, self._stream, self._num_bytes = path, stream, 0
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes.
+        """Read at most `size` bytes.
 
         Raises:
-            UserError: they are too many in all.
+            UserError: more than `MAX_CONTENT_BYTES` were read in total.
         """
         data = self._stream.read(size)
         self._num_bytes += len(data)
@@ -127,7 +127,7 @@ class Bounded:
 
 @contextmanager
 def archive_errors(path: Path) -> Iterator[None]:
-    """Turns what the standard library raises on a damaged .gz or .tar.gz into a line that names `path`."""
+    """Turn the standard library's errors about a damaged .gz or .tar.gz into a UserError that names `path`."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
@@ -135,7 +135,7 @@ def archive_errors(path: Path) -> Iterator[None]:
 
 
 def _target(directory: Path, sums: Mapping[str, str]) -> Path:
-    # Named after the files' content, so that other files never meet arrays made of earlier ones.
+    # Named after the files' content, so that arrays made of earlier files are never used for changed ones.
     content = hashlib.sha256("".join(f"{name}={sums[name]};" for name in sorted(sums)).encode())
     return directory / f"unpacked-{content.hexdigest()[:12]}"
 
@@ -151,14 +151,14 @@ def _write(target: Path, arrays: Arrays) -> None:
 
 
 def _save(stream: BinaryIO, array: np.ndarray) -> None:
-    """As np.save does, whose error on a full disk ("470400 requested and 61440 written") does not say so."""
+    """Write as np.save does, but raise an OSError on a full disk; np.save says "470400 requested and 61440 written"."""
     array = np.ascontiguousarray(array)
     stream.write(_header(array.dtype, array.shape))
     stream.write(array.data)
 
 
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """What stands before the numbers of an array in a .npy file; it has `_HEADER_BYTES` whatever the shape."""
+    """Return the header of a .npy file, which always has `_HEADER_BYTES` bytes."""
     stream = io.BytesIO()
     content = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, content)

@@ -1,11 +1,11 @@
-"""What the rest of allstep knows of a data set: two splits of samples, what is learnt of them, how they are scaled."""
+"""Interface of data sets: a training and a validation split, their shapes and types, the task, and the scaling."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-if TYPE_CHECKING:  # flags are read without NumPy, which would take 0.1 s of every mistake and of --help
+if TYPE_CHECKING:  # parsing flags needs no NumPy, whose import would delay --help and error messages by 0.1 s
     import numpy as np
 
     from allstep.common.data.curriculum import Curriculum
@@ -19,65 +19,65 @@ class Split(Protocol):
     """Samples that can be read in any order, any number at a time."""
 
     parallel: bool
-    """True where reading is slow (images are decoded), so that the loader should read ahead in a thread."""
+    """Whether reading is slow (e.g. images are decoded), so that the loader should prefetch in threads."""
 
     def __len__(self) -> int:
         """Number of samples."""
         ...
 
     def read(self, indices: np.ndarray, *, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs (n, ...) and targets (n, ...) of n sample indices; the data set says their shapes and types.
+        """Return inputs (n, ...) and targets (n, ...) of n samples, with the data set's shapes and types.
 
-        The result depends on the arguments alone; `epoch` (from 0) selects the augmentation, if there is any.
+        The result depends only on the arguments; `epoch` (from 0) selects the augmentation, if there is any.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and a validation split of samples of one shape.
+    """Training and validation split of samples of one shape.
 
-    The worker scales inputs on the device, by the channels in their last axis: uint8 to `(x / 255 - mean) / std`,
-    float32 to `(x - mean) / std`; int64 are tokens and stay as they are. Inputs of three axes are images; PyTorch's
-    networks see their channels first.
+    The worker normalizes inputs on the device, per channel (last axis): uint8 to `(x / 255 - mean) / std`, float32 to
+    `(x - mean) / std`; int64 inputs are tokens and stay unchanged. Samples with three axes are images; PyTorch networks
+    get them with channels first.
     """
 
     train: Split
     validation: Split
     input_shape: tuple[int, ...]
-    """Of one sample: (height, width, channels) of an image, (length,) of a text."""
+    """Shape of one sample: (height, width, channels) of an image, (length,) of a text."""
     num_classes: int
-    """How many numbers the network puts out, for each token where the task is next-token."""
+    """Number of outputs of the network, per token if the task is next-token."""
     mean: tuple[float, ...] = (0.0,)
-    """Of each channel, with uint8 scaled to 0..1; one for all of them does as well."""
+    """Mean of each channel, or one for all channels, with uint8 scaled to 0..1."""
     std: tuple[float, ...] = (1.0,)
-    """The same."""
+    """Standard deviation of each channel, or one for all channels, with uint8 scaled to 0..1."""
     curriculum: Curriculum | None = None
-    """In which order the training samples come, where it is not that of `sharding`."""
+    """Order of the training samples, if it is not that of `sharding`."""
     augmentation: Augmentation | None = None
-    """What is done to them in training."""
+    """Augmentation of the training samples."""
     encoded: bool = False
-    """Whether splits give `encoded.EncodedImage` as inputs, which the worker makes pixels of on its device."""
+    """Whether inputs are `encoded.EncodedImage`, which the worker decodes on its device."""
     input_type: InputType = "uint8"
     num_tokens: int = 0
-    """int64: inputs are below it; 0 where that is not known."""
+    """Size of the vocabulary, if inputs are int64: all tokens are below it; 0 if it is not known."""
     task: Task = "classification"
-    """Targets: int64 (n,), the classes; float32 (n, num_classes) in regression; int64 (n, length), the tokens that come
-    after each one, in next-token."""
+    """Task, which determines the targets: classes, int64 (n,); in regression numbers, float32 (n, num_classes); in
+    next-token the token that follows each input token, int64 (n, length)."""
 
     @property
     def target_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample's target."""
         return {"classification": (), "regression": (self.num_classes,), "next-token": self.input_shape}[self.task]
 
     @property
     def target_type(self) -> str:
-        """Of the arrays of targets."""
+        """Type of the target arrays."""
         return "float32" if self.task == "regression" else "int64"
 
     @property
     def training_split(self) -> Split:
-        """The training samples as training sees them; `train` has them as they are."""
+        """Training samples with augmentation; `train` has them without."""
         if self.augmentation is None:
             return self.train
         from allstep.common.data.images.augmented_split import AugmentedSplit
@@ -86,22 +86,22 @@ class Dataset:
 
     @property
     def mixes_targets(self) -> bool:
-        """Whether training targets are shares of the classes, float32 (n, num_classes)."""
+        """Whether training targets are class probabilities, float32 (n, num_classes)."""
         return self.augmentation is not None and self.augmentation.mixes
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """What the network makes of one sample."""
+        """Shape of the network's output for one sample."""
         return (*self.input_shape, self.num_classes) if self.task == "next-token" else (self.num_classes,)
 
 
 class ArraySplit:
-    """A split whose samples lie in one array or memory map; reading a batch is one indexing operation."""
+    """Split whose samples are in one array or memory map; reading a batch is one indexing operation."""
 
     parallel = False
 
     def __init__(self, inputs: np.ndarray, targets: np.ndarray) -> None:
-        """Takes inputs and targets (samples, ...)."""
+        """Wrap inputs (samples, ...) and targets (samples, ...)."""
         self.inputs = inputs
         self.targets = targets
 

@@ -28,7 +28,7 @@ from allstep.common.files.regular_file import regular
 NUM_CLASSES = 10
 IMAGE_SHAPE = (32, 32, 3)
 RECORD_BYTES = 1 + 3 * 32 * 32
-"""A label, then the red, the green and the blue plane."""
+"""Size of a record: a label, then the red, the green and the blue plane."""
 
 ARCHIVE = "cifar-10-binary.tar.gz"
 # Size and SHA-256 are those of TensorFlow Datasets (url_checksums/cifar10.txt).
@@ -41,10 +41,10 @@ MEMBERS = {
 
 
 def prepare(config: DataConfig) -> None:
-    """Fetches the archive and unpacks it.
+    """Download the archive and unpack it.
 
     Raises:
-        UserError: the archive cannot be had, or is not what its name says.
+        UserError: the archive is unavailable or has the wrong content.
     """
     directory = config.data_dir / "cifar10"
     sums = fetch(FILES, directory, mirrors=[config.mirror] if config.mirror else MIRRORS)
@@ -53,7 +53,7 @@ def prepare(config: DataConfig) -> None:
 
 
 def load(config: DataConfig) -> Dataset:
-    """Opens what `prepare` has unpacked."""
+    """Open the arrays that `prepare` has unpacked."""
     directory = config.data_dir / "cifar10"
     train, validation = open_splits(
         directory, expected_sums(FILES, directory), image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES
@@ -63,24 +63,24 @@ def load(config: DataConfig) -> Dataset:
         validation=validation,
         input_shape=IMAGE_SHAPE,
         num_classes=NUM_CLASSES,
-        # Of the training images, as usually given.
+        # Usual values of the training images.
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
     )
 
 
 def unpack(archive: Path) -> dict[str, np.ndarray]:
-    """Reads the archive into arrays; see `unpacked.ARRAY_NAMES`. Nothing is extracted to disk."""
+    """Read the archive into arrays, see `array_cache.ARRAY_NAMES`, without extracting files to disk."""
     wanted = {name for names in MEMBERS.values() for name in names}
     contents: dict[str, bytes] = {}
     with (
         open(archive, "rb", opener=regular) as file,
         archive_errors(archive),
         gzip.open(file) as stream,
-        # In this mode it is only read.
+        # Mode r| only calls read().
         tarfile.open(fileobj=cast("IO[bytes]", Bounded(archive, stream)), mode="r|") as tar,
     ):
-        # In the archive's own order: going back would decompress it from the start.
+        # In the archive's order, since going back would decompress it from the start again.
         for member in tar:
             if member.isfile() and member.name in wanted:
                 check_content_size(archive, member.size)
@@ -99,7 +99,7 @@ def unpack(archive: Path) -> dict[str, np.ndarray]:
 
 
 def _parse(content: bytes, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one file of records."""
+    """Return images and labels of one file of records."""
     if not content or len(content) % RECORD_BYTES:
         raise UserError(f"expected records of {RECORD_BYTES} bytes in {name}, received {len(content)} bytes")
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD_BYTES)

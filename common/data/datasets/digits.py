@@ -1,4 +1,4 @@
-"""digits: the 1,797 real handwritten digits, 8x8 pixels, that come with scikit-learn; no download.
+"""digits: the 1,797 real handwritten digits of 8x8 pixels that are included in scikit-learn; no download.
 
 Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
 1998; its test part, written by 13 people.
@@ -20,19 +20,19 @@ VALIDATION_EVERY = 5
 
 
 def prepare(config: DataConfig) -> None:
-    """Checks that scikit-learn is installed."""
+    """Check that scikit-learn is installed."""
     _file()
 
 
 def load(config: DataConfig) -> Dataset:
-    """Splits the digits: every fifth sample of each class (360 in all) validates, the other 1,437 train.
+    """Split the digits: every fifth sample of each class (360 in all) is for validation, the other 1,437 for training.
 
     Raises:
         UserError: scikit-learn is not installed.
     """
     with gzip.open(_file(), "rt") as lines:
         rows = np.loadtxt(lines, delimiter=",", dtype=np.uint16)
-    # Brightness 0..16 in the file, 0..255 here.
+    # Scale brightness from 0..16 to 0..255.
     images = ((rows[:, :64] * 255 + 8) // 16).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = rows[:, 64].astype(np.int64)
 
@@ -50,7 +50,7 @@ def load(config: DataConfig) -> Dataset:
 
 
 def _file() -> Path:
-    """scikit-learn's own copy of the data, found without importing scikit-learn, which takes a second."""
+    """Return the path of scikit-learn's copy of the data, without importing scikit-learn, which takes a second."""
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise UserError(

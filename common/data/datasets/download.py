@@ -1,11 +1,11 @@
-"""Gets a data set's files into a folder: downloaded once, never used unless their SHA-256 is right.
+"""Download of a data set's files, each checked against its SHA-256 before use.
 
-A file is written under a temporary name and renamed once its checksum holds, so a killed download leaves
+A file is written under a temporary name and renamed once its checksum matches, so a killed download leaves
 nothing that could be taken for the file. Several processes may fetch at once; one of them downloads.
 
-Files of your own, in the format of a data set: put them into its folder and vouch for them there with
-`sha256sum FILES > SHA256SUMS`. Those checksums then count instead of the published ones, and nothing is
-downloaded or replaced.
+To use your own files in the format of a data set, put them into its folder and run
+`sha256sum FILES > SHA256SUMS` there. These checksums then replace the published ones, and nothing is
+downloaded or overwritten.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from allstep.common.files.regular_file import regular
 
 TIMEOUT_SECONDS = 30.0
 MIN_BYTES_PER_SECOND = 10_000
-"""A server that stays below this on average has stalled: the ranks that wait would wait for hours."""
+"""A server that is slower than this on average counts as stalled, since other ranks would wait for hours."""
 CHUNK_BYTES = 2**16
 MAX_OWN_BYTES = 2**30
-"""Of a file of the user's own; the largest one published has 170 MB."""
+"""Maximum size of a user's own file; the largest published one has 170 MB."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as published."""
+    """Published file of a data set."""
 
     name: str
     num_bytes: int
@@ -51,14 +51,14 @@ class RemoteFile:
 def fetch(
     files: Sequence[RemoteFile], directory: Path, *, mirrors: Sequence[str], timeout: float = TIMEOUT_SECONDS
 ) -> dict[str, str]:
-    """Makes sure that `directory` holds all `files`, and returns the SHA-256 of each by name.
+    """Make sure that `directory` holds all `files`, and return the SHA-256 of each by name.
 
     Args:
         mirrors: URLs of folders that hold the files, tried in this order.
         timeout: seconds without an answer after which a server counts as stalled.
 
     Raises:
-        UserError: a file is neither there nor to be had.
+        UserError: a file is missing and cannot be downloaded.
         OSError: the folder cannot be read or written.
     """
     sums = expected_sums(files, directory)
@@ -75,7 +75,7 @@ def fetch(
 
 
 def expected_sums(files: Sequence[RemoteFile], directory: Path) -> dict[str, str]:
-    """The SHA-256 that each file must have, by name: the published one, or that of the user's SHA256SUMS."""
+    """Return the SHA-256 that each file must have, by name: that in the user's SHA256SUMS, else the published one."""
     local_path = directory / SUMS_NAME
     if not local_path.exists():
         return {file.name: file.sha256 for file in files}
@@ -83,19 +83,19 @@ def expected_sums(files: Sequence[RemoteFile], directory: Path) -> dict[str, str
     for file in files:
         if file.name not in own:
             raise UserError(
-                f"expected a line for {file.name} in {local_path}, received none; write it anew with sha256sum"
+                f"expected a line for {file.name} in {local_path}, received none; write it again with sha256sum"
             )
     return {file.name: own[file.name] for file in files}
 
 
 def print_checksum_source(directory: Path) -> None:
-    """One line on standard error where the user's own checksums counted."""
+    """Print one line to standard error if the user's own checksums were used."""
     if (directory / SUMS_NAME).exists():
         print_line(f"{directory / SUMS_NAME} counts instead of the published checksums", sys.stderr)
 
 
 def _is_there(file: RemoteFile, path: Path) -> bool:
-    # What has another size may have any: it is not read to its end.
+    # The size is compared first, so that an arbitrarily large file is not hashed.
     return path.exists() and path.stat().st_size == file.num_bytes and has_sum(path, file.sha256)
 
 
@@ -114,12 +114,12 @@ def _check_local_files(sums: dict[str, str], directory: Path) -> None:
 
 
 class _AnswerError(Exception):
-    """A server did not deliver the file; the message says why."""
+    """Failed download; the message gives the reason."""
 
 
 def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: float) -> None:
     if _is_there(file, path):
-        return  # Another process has fetched it while this one waited.
+        return  # Another process has downloaded it while this one waited.
     unvouched = f"does not have the published SHA-256, nor is there a {SUMS_NAME} that vouches for it,"
     state = unvouched if path.exists() else "is missing"
     failures = []
@@ -151,29 +151,29 @@ def _url(mirror: str, name: str) -> str:
 
 def _open(url: str, timeout: float) -> BufferedReader | http.client.HTTPResponse:
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme == "file":  # whose content urllib would wait for
+    if parts.scheme == "file":  # urllib would block on a named pipe
         return open(urllib.request.url2pathname(parts.path), "rb", opener=regular)
     return urllib.request.urlopen(_request(url), timeout=timeout)
 
 
 def _request(url: str) -> urllib.request.Request:
-    """With user and password, where `url` has them, in the header that they belong in."""
+    """Return the request for `url`, with its user and password, if any, moved to the Authorization header."""
     match = re.fullmatch(r"(https?://)([^/?#]*)@(.*)", url)
     if not match:
         return urllib.request.Request(url)
     request = urllib.request.Request(match[1] + match[3])
     credentials = base64.b64encode(urllib.parse.unquote(match[2]).encode()).decode()
-    request.add_unredirected_header("Authorization", f"Basic {credentials}")  # for this host alone
+    request.add_unredirected_header("Authorization", f"Basic {credentials}")  # only for this host
     return request
 
 
 def _chunks(url: str, num_bytes: int, timeout: float) -> Iterator[bytes]:
-    """The answer to `url`, piece by piece, which must be `num_bytes` long; errors become `_AnswerError`."""
+    """Yield the content of `url`, which must have `num_bytes` bytes, in chunks; errors become `_AnswerError`."""
     deadline = time.monotonic() + timeout + num_bytes / MIN_BYTES_PER_SECOND
     received = 0
     try:
         with _open(url, timeout) as answer:
-            # read1 returns what has come, where read would wait for a whole chunk of a slow answer.
+            # read1 returns the bytes received so far; read would wait for a whole chunk.
             while chunk := answer.read1(CHUNK_BYTES):
                 received += len(chunk)
                 if received > num_bytes:
@@ -186,7 +186,7 @@ def _chunks(url: str, num_bytes: int, timeout: float) -> Iterator[bytes]:
     except TimeoutError as error:
         raise _AnswerError(f"stalled for {timeout:g} s after {received} of {num_bytes} bytes") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        # It may quote the answer, line breaks and all, and the URL.
+        # The reason may quote the answer, including line breaks, and the URL.
         reason = str(getattr(error, "reason", error)).replace(url, redact_url(url))
         raise _AnswerError(" ".join(reason.split())[:200]) from error
     if received < num_bytes:

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of a counter: a sample needs its index, no generator state."""
+"""Random numbers as a pure function of a counter: a sample needs only its index, no generator state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def hash64(counters: np.ndarray) -> np.ndarray:
-    """Maps uint64 counters of any shape to uint64 values that look independent and uniform; one to one.
+    """Map uint64 counters of any shape one-to-one to uint64 values that look independent and uniform.
 
-    The output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    This is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
     generators", OOPSLA 2014), evaluated at the counter instead of at a running state.
     """
     x = counters * np.uint64(0x9E3779B97F4A7C15)
@@ -24,7 +24,7 @@ def hash64(counters: np.ndarray) -> np.ndarray:
 
 
 def uniform_draws(indices: np.ndarray, num_draws: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), float64 (n, num_draws), that depend on (seed, epoch, index, draw) alone."""
+    """Return uniform numbers in [0, 1), float64 (n, num_draws), that depend only on (seed, epoch, index, draw)."""
     key = hash64(np.array([seed % 2**64], dtype=np.uint64))
     key = hash64(key + np.uint64(epoch))
     keys = hash64(key + np.asarray(indices).astype(np.uint64))

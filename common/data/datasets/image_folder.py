@@ -1,7 +1,7 @@
-"""image-folder: JPEG and PNG files in train/CLASS/ and val/CLASS/, as ImageNet is laid out.
+"""image-folder: JPEG and PNG files in train/CLASS/ and val/CLASS/, the layout of ImageNet.
 
-Classes are numbered in the order of their names. Files of other types, hidden ones and what lies deeper are
-passed over; symbolic links are followed.
+Classes are numbered in the order of their names. Hidden files, files of other types and deeper folders are
+ignored; symbolic links are followed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 def prepare(config: DataConfig) -> None:
-    """Looks at the folders as `load` does, so that a mistake is reported by one rank alone."""
+    """Check the folders as `load` does, so that only one rank reports a mistake."""
     load(config)
 
 
 def load(config: DataConfig) -> Dataset:
-    """Lists the files; decodes none.
+    """List the files without decoding any.
 
     Raises:
         UserError: a package is not installed, a flag is out of range, a folder is missing, a class has no image,
@@ -57,14 +57,14 @@ def load(config: DataConfig) -> Dataset:
 
 @dataclass(frozen=True)
 class ImageList:
-    """The files of a split, in the order of their class's name and then of their own."""
+    """Files of a split, sorted by class name and then by file name."""
 
     folder: Path
     classes: tuple[str, ...]
     names: np.ndarray
-    """File names as bytes of a fixed length: ImageNet's 1.3 million take 36 MB, as Python strings 110 MB."""
+    """File names as bytes of fixed length: ImageNet's 1.3 million take 36 MB, as Python strings 110 MB."""
     labels: np.ndarray
-    """int64 (samples,)"""
+    """Class of each sample, int64 (samples,)."""
 
     def content(self, index: int) -> bytes:
         return image_content(self.path(index))
@@ -77,10 +77,10 @@ class ImageList:
 
 
 def list_images(folder: Path) -> ImageList:
-    """Finds the images in the class folders of `folder`.
+    """Find the images in the class folders of `folder`.
 
     Raises:
-        UserError: there is no such folder, no class folder in it, or no image in one of those.
+        UserError: the folder does not exist or has no class folders, or a class folder has no images.
     """
     if not folder.is_dir():
         raise UserError(
@@ -104,7 +104,7 @@ def list_images(folder: Path) -> ImageList:
 
 
 def _image_names(folder: Path) -> list[bytes]:
-    # A link to nowhere stays in: it is an image that cannot be read, not one that was never there.
+    # Broken links are kept, since they are unreadable images rather than absent ones.
     return sorted(
         os.fsencode(e.name)
         for e in os.scandir(folder)

@@ -60,15 +60,15 @@ MIRRORS = {
         "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
     ),
 }
-# Of the training images, as usually given.
+# Usual values of the training images.
 MEAN_STD = {"mnist": (0.1307, 0.3081), "fashion-mnist": (0.2860, 0.3530)}
 
 
 def prepare(config: DataConfig) -> None:
-    """Fetches the four files and unpacks them.
+    """Download the four files and unpack them.
 
     Raises:
-        UserError: a file cannot be had, or is not what its name says.
+        UserError: a file is unavailable or has the wrong content.
     """
     directory = config.data_dir / config.dataset
     mirrors = [config.mirror] if config.mirror else MIRRORS[config.dataset]
@@ -78,7 +78,7 @@ def prepare(config: DataConfig) -> None:
 
 
 def load(config: DataConfig) -> Dataset:
-    """Opens what `prepare` has unpacked."""
+    """Open the arrays that `prepare` has unpacked."""
     directory = config.data_dir / config.dataset
     train, validation = open_splits(
         directory, expected_sums(FILES[config.dataset], directory), image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES
@@ -95,7 +95,7 @@ def load(config: DataConfig) -> Dataset:
 
 
 def unpack(directory: Path) -> dict[str, np.ndarray]:
-    """Reads the four files in `directory` into arrays; see `unpacked.ARRAY_NAMES`."""
+    """Read the four files in `directory` into arrays, see `array_cache.ARRAY_NAMES`."""
     arrays = {}
     for split, (images_name, labels_name) in FILE_NAMES.items():
         images_path, labels_path = directory / images_name, directory / labels_name
@@ -115,11 +115,11 @@ def unpack(directory: Path) -> dict[str, np.ndarray]:
 
 
 def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> np.ndarray:
-    """The uint8 array in a gzipped IDX file: so many items of this shape.
+    """Read the uint8 array (items, *item_shape) in a gzipped IDX file.
 
     Raises:
-        UserError: the file is not whole, or not an IDX file of uint8 with such items.
-        OSError: it cannot be read, or its content is larger than the memory that is left.
+        UserError: the file is truncated, or not an IDX file of uint8 with items of this shape.
+        OSError: the file cannot be read, or its content does not fit into the available memory.
     """
     # Two zero bytes, 0x08 for uint8, the number of dimensions; then each dimension as a big-endian uint32.
     num_dimensions = 1 + len(item_shape)
@@ -136,7 +136,7 @@ def read_idx(path: Path, *, item_shape: tuple[int, ...]) -> np.ndarray:
             raise UserError(f"expected images of {_pixels(item_shape)} pixels in {path}, received {_pixels(shape[1:])}")
         num_bytes = math.prod(shape)
         check_content_size(path, num_bytes)
-        # To the end, where gzip keeps its own checksum.
+        # One byte more reads to the end, where gzip checks its own checksum.
         content = stream.read(num_bytes + 1)
     if len(content) != num_bytes:
         received = len(content) if len(content) < num_bytes else "more"

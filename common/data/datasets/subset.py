@@ -1,4 +1,4 @@
-"""A part of a split, and the share of samples that is held out to validate where a data set has no such part."""
+"""Subset of a split, and holding out validation samples if a data set has no validation split."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Split
 from allstep.common.data.sharding import sample_order
 
-# No epoch of training has this number, so that its order has nothing to do with who validates.
+# An epoch number that training never uses, so that the choice of samples is independent of the order of any epoch.
 _EPOCH = -1
 
 
 class Subset:
-    """The samples of a split at the given indices, in their order."""
+    """Samples of a split at the given indices, in the order of the indices."""
 
     def __init__(self, split: Split, indices: np.ndarray) -> None:
         self.whole, self.indices = split, indices
         self.parallel = split.parallel
-        # Of all samples, so that both parts have the same classes and tokens.
+        # Those of the whole split, so that both subsets have the same classes and tokens.
         self.num_classes, self.num_tokens, self.targets, self.inputs = (
             getattr(split, name, None) for name in ("num_classes", "num_tokens", "targets", "inputs")
         )
@@ -31,9 +31,9 @@ class Subset:
 
 
 def hold_out(train: Split, validation: Split, *, share: float, seed: int, where: str) -> tuple[Subset, Subset]:
-    """`train` but for a share of its samples, and those of `validation`, which has the same samples not augmented.
+    """Return `train` without a share of its samples, and this share of `validation`: the same samples, not augmented.
 
-    Which they are depends on their number, the share and the seed alone; at least one of each.
+    The choice depends only on the number of samples, the share and the seed; both subsets have at least one sample.
 
     Raises:
         UserError: there are fewer than two samples.

@@ -1,9 +1,8 @@
 """synthetic: images of any shape and number, computed from their index; for benchmarks and tests of scale.
 
 Each class has a pattern, a coarse grid of probabilities; a pixel is white with the probability of its cell,
-black otherwise. So a network can learn to separate the classes, nearly always right from 28x28 pixels on.
-Patterns and pixels come from a hash of counters: 10^9 samples take no memory, and every rank computes the
-same ones.
+black otherwise. So a network can learn the classes, with almost no errors from 28x28 pixels on. Patterns and
+pixels come from a hash of counters: 10^9 samples take no memory, and every rank computes the same ones.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.datasets.hashing import hash64
 
 GRID = 4
-"""Cells of a pattern in each direction: coarse, so that networks that pool still see it."""
+"""Cells of a pattern in each direction; coarse, so that the pattern survives pooling."""
 MAX_SAMPLES = 2**40
-"""Validation samples are numbered from here: disjoint from training, the same whatever its size."""
+"""First index of the validation samples, so that they never overlap with or depend on the training samples."""
 PATTERN_COUNTER = 2**63
-"""Counters of the patterns, above those of any sample."""
+"""First counter of the patterns, above those of any sample."""
 MAX_VALIDATION_SAMPLES = 10_000
 BYTES_PER_NUMBER = 16
-"""Of an image or a pattern, while it is made: hashes of 64 bits, and a copy."""
+"""Peak memory per number of an image or a pattern: a hash of 64 bits, and a copy."""
 READ_AHEAD_BYTES = 2**15
-"""An image this large takes tens of microseconds to compute; small ones cost less than handing them over."""
+"""Image size from which prefetching pays: computing a smaller image costs less than passing it between threads."""
 
 
 def prepare(config: DataConfig) -> None:
-    """Nothing to prepare."""
+    """Do nothing: samples are computed when read."""
 
 
 def load(config: DataConfig) -> Dataset:
-    """Describes the data set that the `synthetic_*` flags ask for.
+    """Return the data set that the `synthetic_*` flags ask for.
 
     Raises:
         UserError: a number is out of range, or an image or the classes' patterns do not fit into memory.
@@ -58,7 +57,7 @@ def load(config: DataConfig) -> Dataset:
         )
 
     patterns = class_patterns(num_classes, shape[2])
-    # A pixel of which nothing is known is white with the mean probability of its channel.
+    # Over all classes and cells, a pixel is white with the mean probability of its channel.
     mean = patterns.mean(axis=(0, 1, 2)) / 256
     std = np.sqrt(mean * (1 - mean))
     num_validation = min(MAX_VALIDATION_SAMPLES, max(1, num_samples // 6))
@@ -77,10 +76,10 @@ def _shown(shape: tuple[int, ...]) -> str:
 
 
 def class_patterns(num_classes: int, channels: int) -> np.ndarray:
-    """Of each class the probabilities of white in 1/256, uint8 (num_classes, GRID, GRID, channels).
+    """Return the probabilities of white for each class, in 1/256, uint8 (num_classes, GRID, GRID, channels).
 
-    They are squares of uniform numbers, at most a quarter: mostly black images, like MNIST's, keep training
-    stable at the learning rates that are usual there.
+    The probabilities are squares of uniform numbers, at most a quarter: mostly black images like those of MNIST
+    keep training stable at MNIST's usual learning rates.
     """
     size = (num_classes, GRID, GRID, channels)
     counters = np.arange(np.prod(size), dtype=np.uint64) + np.uint64(PATTERN_COUNTER)
@@ -89,7 +88,7 @@ def class_patterns(num_classes: int, channels: int) -> np.ndarray:
 
 
 class SyntheticSplit:
-    """Samples `first`, `first + 1`, ... of one endless sequence."""
+    """Split with the samples `first`, `first + 1`, ... of one endless sequence."""
 
     def __init__(self, num_samples: int, *, first: int, shape: tuple[int, int, int], patterns: np.ndarray) -> None:
         height, width, channels = shape
@@ -98,7 +97,7 @@ class SyntheticSplit:
         self.shape = shape
         self.patterns = patterns
         self.num_pixels = height * width * channels
-        # One hash gives the label, each following one the noise of eight pixels.
+        # The first hash gives the label, each further one the noise of eight pixels.
         self.counters = np.arange(1 + -(-self.num_pixels // 8), dtype=np.uint64)
         self.rows = np.arange(height) * GRID // height
         self.columns = np.arange(width) * GRID // width

@@ -1,8 +1,8 @@
 """text and text-topics: passages of the Python Language Reference, as `help()` shows it; no download.
 
-The text comes with Python (the module pydoc_data) and is that of its version. A token is a character; a passage is 64.
-In `text` each token's target is the next one, in `text-topics` a passage's is the chapter of which it is. text:FILE is
-as `text`, of another text.
+The text is part of Python (module pydoc_data) and depends on its version. A token is a character, a passage has 64. In
+`text` the target of a token is the next token; in `text-topics` the target of a passage is its chapter. text:FILE is
+like `text` with the text of a file.
 
 Source: The Python Language Reference, Python Software Foundation, PSF License 2.
 """
@@ -20,27 +20,27 @@ from allstep.common.data.datasets.base import ArraySplit, Dataset, Task
 from allstep.common.files.regular_file import read_regular
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
-"""A token is the place of its character here; others count as question marks."""
+"""Vocabulary: a token is the index of its character; all other characters become question marks."""
 LENGTH = 64
 NUM_TOPICS = 10
 MAX_CHARACTERS, MAX_OF_A_TOPIC = 2**17, 2**14
-"""Of `text`, and of each chapter of `text-topics`: an epoch of the small transformers takes seconds on a core."""
+"""Length of `text` and of each chapter of `text-topics`; small transformers take seconds per epoch on one core."""
 MAX_BYTES = 2**28
-"""Of a file: each character is eight bytes in memory, twice."""
+"""Maximum size of a file: each character takes eight bytes of memory, twice."""
 VALIDATION_EVERY = 10
 
 
 def prepare(config: DataConfig) -> None:
-    """Checks that this Python comes with its documentation, where that is wanted."""
+    """Check that this Python includes its documentation, unless the text is a file."""
     if config.path is None:
         _topics()
 
 
 def load(config: DataConfig) -> Dataset:
-    """Cuts the text into passages; every tenth validates, the others train.
+    """Cut the text into passages; every tenth is for validation, the others for training.
 
     Raises:
-        UserError: this Python comes without its documentation, or a file is too short for training.
+        UserError: this Python does not include its documentation, or a file is too short for training.
     """
     if config.kind == "text":
         tokens = encode(_text(config.path))
@@ -66,14 +66,14 @@ def _text(path: Path | None) -> str:
 
 
 def encode(text: str) -> np.ndarray:
-    """The tokens of a text, int64 (characters,)."""
+    """Return the tokens of a text, int64 (characters,)."""
     token_of = np.full(256, CHARACTERS.index("?"), np.int64)
     token_of[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
     return token_of[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
 
 
 def passages(tokens: np.ndarray) -> np.ndarray:
-    """The tokens cut into rows of LENGTH, without a rest."""
+    """Cut the tokens into rows of LENGTH, and drop the rest."""
     return tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
 
 

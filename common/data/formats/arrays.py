@@ -1,4 +1,4 @@
-"""Arrays of somebody else's as a split: made of types that networks compute with, and every number looked at."""
+"""Conversion of user arrays into splits: supported types only, and every number is checked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NUMBERS_AT_ONCE = 2**22
 
 
 def array_split(inputs: Any, targets: Any, where: str) -> ArraySplit:
-    """A split of two arrays, or of what NumPy makes arrays of, with an item a sample.
+    """Return a split of two array-likes whose first axis is the sample.
 
     Args:
-        where: the name of the arrays, for messages.
+        where: name of the arrays in error messages.
 
     Raises:
         UserError: there are no samples, inputs and targets differ in number, or see `inputs_of` and `targets_of`.
@@ -33,15 +33,15 @@ def array_split(inputs: Any, targets: Any, where: str) -> ArraySplit:
 
 
 def inputs_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.ndarray:
-    """Inputs (samples, ...): uint8 as they are, fractions and truths as float32, other whole numbers (tokens) as int64.
+    """Convert inputs (samples, ...): uint8 stays, floats and booleans become float32, other integers (tokens) int64.
 
-    uint8 (samples, height, width) are grey images, and get an axis for the one channel.
+    uint8 (samples, height, width) are grey images, and get an axis for their one channel.
 
     Args:
-        indices: numbers of the samples, for messages; from 0 on where not given.
+        indices: sample indices for error messages; 0, 1, ... if not given.
 
     Raises:
-        UserError: the samples differ in shape, are no numbers, or one is not finite.
+        UserError: the samples differ in shape or are not numbers, or a value is NaN or infinite.
     """
     array = _array(values, where)
     if array.dtype == np.uint8:
@@ -50,10 +50,10 @@ def inputs_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.
 
 
 def targets_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.ndarray:
-    """Targets: whole numbers as int64 (samples,) or (samples, length), fractions as float32 (samples, numbers).
+    """Convert targets: integers to int64 (samples,) or (samples, length), floats to float32 (samples, numbers).
 
     Raises:
-        UserError: the samples differ in shape, are no numbers, or one is not finite.
+        UserError: the samples differ in shape or are not numbers, or a value is NaN or infinite.
     """
     array = _array(values, where)
     if array.dtype.kind in "iub":
@@ -78,7 +78,7 @@ def _array(values: Any, where: str) -> np.ndarray:
 
 
 def _finite(array: np.ndarray, where: str, indices: np.ndarray | None) -> np.ndarray:
-    """The array as float32, of which no number is one that nothing can be computed with."""
+    """Return the array as float32. Raises UserError if any value is NaN or infinite."""
     array = array.astype(np.float32, copy=False)
     at_once = max(1, _NUMBERS_AT_ONCE // max(1, array[:1].size))
     for begin in range(0, len(array), at_once):

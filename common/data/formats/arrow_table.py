@@ -1,4 +1,4 @@
-"""Samples in tables of Apache Arrow, mapped into memory and not copied: what hf: and parquet: have in common."""
+"""Samples in Apache Arrow tables, memory-mapped without copies; shared by hf: and parquet:."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FILE_FORMAT = b"ARROW1"
-"""How a file begins that is no stream."""
+"""First bytes of Arrow's file format; the stream format begins differently."""
 
 
 @contextmanager
 def arrow_errors(where: object) -> Iterator[None]:
-    """Turns what pyarrow raises on a damaged file into a line that names it."""
+    """Turn pyarrow's errors about a damaged file into a UserError that names the file."""
     import pyarrow as pa
 
     try:
         yield
     except (pa.ArrowException, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk's; pyarrow's own have no number
+        if isinstance(error, OSError) and error.errno is not None:  # errors of the disk; pyarrow's own have no errno
             raise
         raise UserError(
-            f"expected a whole table in {where}, received something else: {summary(error)}; write it anew"
+            f"expected a whole table in {where}, received something else: {summary(error)}; write it again"
         ) from error
 
 
 def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[Path]) -> Dataset:
-    """The data set in Arrow files; without any to validate, a share of the others is held out.
+    """Load the data set in Arrow files; without validation files, hold out a share of the training samples.
 
     Raises:
-        UserError: a file is damaged, a column is not there or holds something else, or see `describe`.
+        UserError: a file is damaged, a column is missing or has an unsupported type, or see `describe`.
     """
     parts = (train, f"the training part of {config.dataset}"), (validation, f"the validation part of {config.dataset}")
     tables = [_open(paths, config, where) for paths, where in parts if paths]
@@ -75,7 +75,7 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
         names, target = choose_fields(table.column_names, config, where)
         columns = [table.column(name) for name in names]
         for column in (*columns, table.column(target)):
-            column.validate(full=True)  # a stranger's offsets may lead anywhere
+            column.validate(full=True)  # the offsets in an untrusted file may point anywhere
         labels = np.concatenate(_numbers(table.column(target), f"{target} of {where}"))
         targets = targets_of(labels, f"the targets of {where}")
         if _is_bytes(columns[0].type):
@@ -97,7 +97,7 @@ def _mapped(path: Path) -> pa.Table:
 
 
 def _is_bytes(kind: Any) -> bool:
-    """Whether values are bytes, or what Hugging Face makes of an image: bytes and a path."""
+    """Return whether values are bytes, or Hugging Face's image type: a struct of bytes and a path."""
     import pyarrow.types as types
 
     if types.is_struct(kind):
@@ -106,7 +106,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _numbers(column: pa.ChunkedArray, where: str) -> list[np.ndarray]:
-    """A column of numbers, or of lists of equal length of them, as arrays (rows, ...), one a chunk."""
+    """Return a column of numbers, or of equally long lists of numbers, as one array (rows, ...) per chunk."""
     if column.null_count:
         raise UserError(f"expected a value in each row of {where}, received {column.null_count} without; fill them")
     arrays = [_array(chunk, where) for chunk in column.chunks if len(chunk)]
@@ -140,7 +140,7 @@ def _ragged(where: str) -> UserError:
 
 
 class ArrowImages:
-    """A column of JPEG and PNG files; `encoded.EncodedImages` says what the methods do."""
+    """Column of JPEG and PNG files; `encoded.EncodedImages` documents the methods."""
 
     def __init__(self, column: pa.ChunkedArray, targets: np.ndarray, where: str) -> None:
         import pyarrow as pa
@@ -161,7 +161,7 @@ class ArrowImages:
 class ArrowNumbers:
     """Columns of numbers, whose chunks are arrays in mapped memory.
 
-    Of tokens, `inputs` are the least and the largest of each chunk, from which `describe` learns how many there are.
+    If the inputs are tokens, `inputs` has the smallest and largest token of each chunk, which `describe` needs.
     """
 
     parallel = False
@@ -182,8 +182,8 @@ class ArrowNumbers:
         inputs = np.empty((len(indices), *self.shape), self.dtype)
         numbers = np.searchsorted(self.ends, indices, side="right")
         places = indices - np.append(0, self.ends)[numbers]
-        # One by one, so that any order takes nearly as long as theirs: np.take of a table in one chunk reads 1.3 times
-        # as many a second, and 1.8 times in their order, which memory itself prefers; np.concatenate 1.0 and 1.25.
+        # Rows are copied one by one, which takes nearly as long in random order as in sequence. np.take on a table of
+        # one chunk is 1.3 times as fast (1.8 times in sequence), np.concatenate 1.0 times (1.25 times in sequence).
         for row, (number, placement) in enumerate(zip(numbers.tolist(), places.tolist(), strict=True)):
             inputs[row] = self.chunks[number][placement]
         return inputs_of(inputs, f"the inputs of {self.where}", indices), self.targets[indices]

@@ -1,6 +1,6 @@
-"""tf.train.Example, the message that TFRecord files hold, read without TensorFlow by the library protobuf alone.
+"""Parser for tf.train.Example, the message in TFRecord files; it needs only protobuf, not TensorFlow.
 
-Source: tensorflow/core/example/example.proto and feature.proto, of which these are the field numbers.
+The field numbers are those of tensorflow/core/example/example.proto and feature.proto.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 _REPEATED, _SINGLE = "LABEL_REPEATED", "LABEL_OPTIONAL"
-# A map is on the wire what a repeated message of a key and a value is.
+# On the wire, a map is a repeated message with a key and a value.
 _MESSAGES = {
     "BytesList": [("value", 1, "TYPE_BYTES", _REPEATED)],
     "FloatList": [("value", 1, "TYPE_FLOAT", _REPEATED)],
@@ -28,16 +28,16 @@ _MESSAGES = {
 
 
 class NotAnExample(ValueError):
-    """The bytes are no such message."""
+    """Bytes that are not a tf.train.Example."""
 
 
 def parse_example(data: bytes) -> dict[str, bytes | np.ndarray]:
-    """The features of an Example by their names: the first of a list of bytes, numbers as float32 or int64 (n,).
+    """Return the features of an Example by name: the first item of a bytes list, or numbers, float32 or int64 (n,).
 
     Features without a value are left out.
 
     Raises:
-        NotAnExample: it is none.
+        NotAnExample: the bytes are not a tf.train.Example.
     """
     from google.protobuf.message import DecodeError
 
@@ -52,7 +52,7 @@ def parse_example(data: bytes) -> dict[str, bytes | np.ndarray]:
         if value.bytes_list.value:
             features[name] = value.bytes_list.value[0]
         elif value.float_list.value:
-            # Packed, they end the message as they lie in memory; one by one they would take a hundred times as long.
+            # The serialized list ends with the packed floats; copying them one by one takes a hundred times as long.
             packed = value.float_list.SerializeToString()
             features[name] = np.frombuffer(packed[-4 * len(value.float_list.value) :], "<f4")
         elif value.int64_list.value:
@@ -62,7 +62,7 @@ def parse_example(data: bytes) -> dict[str, bytes | np.ndarray]:
 
 @functools.cache
 def example_class() -> Any:
-    """The class of the message, as protobuf makes it of its description."""
+    """Return the message class, which protobuf generates from its description."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     field_type = descriptor_pb2.FieldDescriptorProto
@@ -75,6 +75,6 @@ def example_class() -> Any:
                 new.type, new.type_name = field_type.TYPE_MESSAGE, f".allstep.{kind}"
             else:
                 new.type = getattr(field_type, kind)
-    pool = descriptor_pool.DescriptorPool()  # of its own: TensorFlow's may be in the other one
+    pool = descriptor_pool.DescriptorPool()  # a separate pool, since TensorFlow's messages may be in the default one
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("allstep.Example"))

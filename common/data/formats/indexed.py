@@ -1,4 +1,4 @@
-"""Data sets in files of many samples each, reached by an index: what TFRecord files and tar archives have in common."""
+"""Data sets in files of many samples each, read through an index; shared by TFRecord files and tar archives."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_
 
 
 class Damaged(ValueError):
-    """The bytes of a sample are not what they were, or no sample; the message says why."""
+    """Bytes that are not an intact sample; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class SampleFormat:
-    """How samples lie in files of a format."""
+    """File format with many samples per file."""
 
     suffixes: tuple[str, ...]
     scan: Callable[[Path, DataConfig], Iterator[Located]]
-    """Finds the samples of a file; raises UserError where it is damaged."""
+    """Function that finds the samples of a file. Raises UserError if the file is damaged."""
     input_of: Callable[[bytes, DataConfig], bytes | np.ndarray]
-    """Of a sample's bytes its input: the bytes of an image file, or numbers; raises Damaged."""
+    """Function from a sample's bytes to its input: the bytes of an image file, or numbers. Raises Damaged."""
     tokens_of: Callable[[bytes, DataConfig], np.ndarray]
-    """Of a sample's bytes its input and its target, (2, ...), where these are tokens both; raises Damaged."""
+    """Function from a sample's bytes to its input and target (2, ...), if both are tokens. Raises Damaged."""
 
 
 def prepare_indexes(config: DataConfig, samples: SampleFormat) -> None:
-    """Build the indexes of both parts; another run with the same files finds them.
+    """Build the indexes of both splits, which later runs with the same files reuse.
 
     Raises:
         UserError: there are no files, or one is damaged or holds something else.
@@ -51,10 +51,10 @@ def prepare_indexes(config: DataConfig, samples: SampleFormat) -> None:
 
 
 def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
-    """The data set whose indexes `prepare_indexes` has built.
+    """Load the data set whose indexes `prepare_indexes` has built.
 
     Raises:
-        UserError: it has not, or see `describe`.
+        UserError: an index is missing, or see `describe`.
     """
     train, validation = (
         IndexedSamples(open_index(paths, config), samples, config) if paths else None
@@ -76,7 +76,7 @@ def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
 
 
 class IndexedSamples:
-    """The samples of a part, wherever they lie."""
+    """Samples of a split that are read through an index."""
 
     def __init__(self, index: SampleIndex, samples: SampleFormat, config: DataConfig) -> None:
         self.index, self.config, self.name = index, config, index.name
@@ -84,12 +84,12 @@ class IndexedSamples:
 
     @property
     def labels(self) -> np.ndarray:
-        """The targets of images."""
+        """Targets of images."""
         assert self.index.targets is not None  # `located` takes no tokens for them
         return self.index.targets
 
     def value(self, index: int) -> bytes | np.ndarray:
-        """The input of a sample, or what `tokens_of` returns where the index has no target; raises Damaged."""
+        """Return the input of a sample, or the result of `tokens_of` if the index has no targets. Raises Damaged."""
         return self._value_of(self.index.content(index), self.config)
 
     def content(self, index: int) -> bytes:
@@ -103,9 +103,9 @@ class IndexedSamples:
 
 
 class NumbersSplit:
-    """Samples whose inputs are numbers, of one shape and type.
+    """Split whose inputs are numbers of one shape and type.
 
-    Of tokens, `inputs` are the least and the largest of each sample, from which `describe` learns how many there are.
+    If the inputs are tokens, `inputs` has the smallest and largest token of each sample, which `describe` needs.
     """
 
     parallel = True
@@ -138,7 +138,7 @@ class NumbersSplit:
             value = self.samples.value(index)
         except Damaged as error:
             raise UserError(
-                f"expected a sample in {self.samples.name(index)}, received a damaged one: {error}; write it anew"
+                f"expected a sample in {self.samples.name(index)}, received a damaged one: {error}; write it again"
             ) from error
         if isinstance(value, bytes):
             raise UserError(
@@ -149,10 +149,10 @@ class NumbersSplit:
 
 
 def located(offset: int, length: int, value: object, target: object, where: str) -> Located:
-    """What an index keeps of a sample, of whose bytes `value` is the input.
+    """Return the index entry of a sample with this input and target.
 
     Raises:
-        UserError: the target is none that can be learnt.
+        UserError: the target is neither a class, nor finite numbers, nor tokens.
     """
     if not _is_tokens(value):
         return Located(offset, length, _target_of(target, where))
@@ -162,7 +162,7 @@ def located(offset: int, length: int, value: object, target: object, where: str)
 
 
 def _is_tokens(value: object) -> TypeGuard[np.ndarray]:
-    """Whether `inputs_of` would take it for tokens."""
+    """Return whether `inputs_of` would treat the value as tokens."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.dtype == np.uint8:
         return False
     return value.size > 0 < value.ndim

@@ -1,7 +1,7 @@
-"""npz:FILE: arrays in a file of numpy.savez, of which nothing is unpickled.
+"""npz:FILE: arrays in a file of numpy.savez, read without unpickling.
 
-Their names are as Keras' data sets and many others have them: x_train, y_train, x_test and y_test; or train_images,
-train_labels, val_images, ...; or x and y, of which a share validates.
+The arrays have the names that Keras' data sets and many others use: x_train, y_train, x_test and y_test; or
+train_images, train_labels, val_images, ...; or x and y, of which a share is held out for validation.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _NAME = re.compile(rf"(?:(?P<before>{_PART})_)?(?P<field>.+?)(?:_(?P<after>{_PAR
 
 
 def prepare(config: DataConfig) -> None:
-    """Nothing to prepare."""
+    """Do nothing: the arrays are read directly."""
 
 
 def load(config: DataConfig) -> Dataset:
-    """Reads the arrays, each rank for itself.
+    """Read the arrays; every rank reads its own copy.
 
     Raises:
-        UserError: it is no such file, or not whole, or see `array_split` and `describe`.
+        UserError: the file is damaged or not a file of numpy.savez, or see `array_split` and `describe`.
     """
     path = config.path
-    assert path is not None  # it is of this kind
+    assert path is not None  # npz:FILE has a path
     try:
         with open(path, "rb", opener=regular) as stream, zipfile.ZipFile(stream) as archive:
             check_memory(path, 2 * sum(member.file_size for member in archive.infolist()))
@@ -46,7 +46,7 @@ def load(config: DataConfig) -> Dataset:
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
         raise UserError(
             f"expected arrays of numbers as numpy.savez writes them in {path}, received something else "
-            f"({summary(error)}); write it anew"
+            f"({summary(error)}); write it again"
         ) from error
     if validation is None:
         train, validation = hold_out(train, train, share=config.validation_share, seed=config.seed, where=str(path))
@@ -57,7 +57,7 @@ def _splits(arrays: np.lib.npyio.NpzFile, config: DataConfig, path: Path) -> tup
     parts: dict[str, dict[str, str]] = {}
     for key in arrays.files:
         match = _NAME.fullmatch(key)
-        assert match  # some characters are left for the field
+        assert match  # the field takes whatever the optional groups leave
         parts.setdefault(match["before"] or match["after"] or "", {})[match["field"]] = key
     train = _split(arrays, parts.get("train") or parts.get("", {}), config, f"the training part of {path}")
     name = next((name for name in VALIDATION_NAMES if name in parts), None)

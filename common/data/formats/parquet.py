@@ -1,7 +1,7 @@
-"""parquet:DIR: tables in Parquet files, of which the columns that are needed are unpacked once a host.
+"""parquet:DIR: tables in Parquet files, whose relevant columns are unpacked once per host.
 
-A row of a Parquet file is reached by unpacking all rows around it; so they are written to Arrow files in the folder of
-data sets (--data-dir), which ranks map into memory and read in any order.
+Reading one row of a Parquet file unpacks all rows around it. So the rows are written to Arrow files in --data-dir,
+which ranks map into memory and read in any order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 1024
 
 
 def prepare(config: DataConfig) -> None:
-    """Unpacks the files, unless another run has.
+    """Unpack the files, unless another run has done so.
 
     Raises:
         UserError: pyarrow is not installed, there are no files, or one is damaged or lacks a column.
@@ -33,10 +33,10 @@ def prepare(config: DataConfig) -> None:
 
 
 def load(config: DataConfig) -> Dataset:
-    """Maps what `prepare` has unpacked.
+    """Map the files that `prepare` has unpacked.
 
     Raises:
-        UserError: it has not, or see `load_tables`.
+        UserError: an unpacked file is missing, or see `load_tables`.
     """
     require("pyarrow", "pyarrow", config)
     train, validation = find_parts(config, (".parquet",))

@@ -1,4 +1,4 @@
-"""Which files of a folder train and which validate, and which field of a sample is which."""
+"""Selection of training and validation files in a folder, and of input and target fields in a sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 
 VALIDATION_NAMES = ("val", "valid", "validation", "dev", "test")
-"""What the part that validates is called, in order of preference."""
+"""Names of the validation split, in order of preference."""
 _PART_IN_NAME = re.compile(rf"(?:^|[-_.])(train|{'|'.join(VALIDATION_NAMES)})(?=[-_.0-9])")
 
 _INPUT_NAMES = (
@@ -23,20 +23,20 @@ _TARGET_NAMES = ("y", "label", "labels", "target", "targets", "cls", "class", "i
 def find_parts(
     config: DataConfig, suffixes: Sequence[str], *, leftovers: tuple[str, ...] = ()
 ) -> tuple[list[Path], list[Path]]:
-    """Files to train on and files to validate on, each in the order of their names; none of the latter where no folder
-    and no file name speaks of them.
+    """Return training files and validation files, each sorted by name; the latter may be empty.
 
-    They lie in train/ and val/ (or another of `VALIDATION_NAMES`), or have it in their names, as train-00000.parquet.
+    The files are in train/ and val/ (or another of `VALIDATION_NAMES`), or have the split in their name, as in
+    train-00000.parquet.
 
     Args:
-        suffixes: of the files; others are passed over.
-        leftovers: how the names of those begin that are passed over, too, beside hidden ones.
+        suffixes: suffixes of the data files; other files are ignored.
+        leftovers: prefixes of files that are ignored in addition to hidden ones.
 
     Raises:
-        UserError: there is no such file to train on.
+        UserError: there is no training file.
     """
     folder = config.path
-    assert folder is not None  # it is a data set of the user's own
+    assert folder is not None  # only called for user data sets, which have a path
     if (folder / "train").is_dir():
         train = _files(folder / "train", suffixes, leftovers)
         folders = [folder / name for name in VALIDATION_NAMES if (folder / name).is_dir()]
@@ -67,10 +67,10 @@ def _files(folder: Path, suffixes: Sequence[str], leftovers: tuple[str, ...]) ->
 
 
 def choose_fields(names: Collection[str], config: DataConfig, where: str) -> tuple[tuple[str, ...], str]:
-    """The fields that the network sees and the one that it predicts, of those that a sample has.
+    """Return the input fields and the target field, from the flags or by usual names.
 
     Raises:
-        UserError: one that the flags name is not there, or none has a usual name.
+        UserError: a field that the flags name does not exist, or no field has a usual name.
     """
     inputs = config.input_fields or _usual(_INPUT_NAMES, names, "--input-fields", where)
     target = config.target_field or _usual(_TARGET_NAMES, names, "--target-field", where)[0]

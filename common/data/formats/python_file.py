@@ -1,8 +1,8 @@
-"""FILE.py:FUNCTION: what a function of the user's own returns, called on every rank.
+"""FILE.py:FUNCTION: data returned by a user's function, which is called on every rank.
 
-It returns arrays: (x_train, y_train, x_validation, y_validation), or ((x_train, y_train), (x_test, y_test)) as Keras'
-data sets do, or (x, y), of which a share validates. Or objects that have `__len__` and `read(indices, epoch)`, one or a
-pair. Or a `Dataset`.
+The function returns arrays: (x_train, y_train, x_validation, y_validation), or ((x_train, y_train), (x_test, y_test))
+as Keras' data sets do, or (x, y), of which a share is held out for validation. Or it returns one object or a pair of
+objects with `__len__` and `read(indices, epoch)`. Or it returns a `Dataset`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from allstep.common.data.formats.user_samples import as_dataset
 
 
 def prepare(config: DataConfig) -> None:
-    """Nothing to prepare: every rank calls the function."""
+    """Do nothing: every rank calls the function."""
 
 
 def load(config: DataConfig) -> Dataset:
-    """Imports the file and calls the function, without arguments.
+    """Import the file and call the function without arguments.
 
     Raises:
-        UserError: there is no such function, it fails, or returns something else.
+        UserError: the function does not exist, fails, or returns something else.
     """
     where, file = config.dataset, parse(config.dataset)
-    assert file is not None  # it is of this kind
+    assert file is not None  # --dataset has the form FILE.py:FUNCTION
     samples = call(import_function(*file, "--dataset"), flag="--dataset")
     if isinstance(samples, Dataset):
         return samples
@@ -35,7 +35,7 @@ def load(config: DataConfig) -> Dataset:
 
 
 def _parts(samples: Any) -> tuple[Any, Any]:
-    """What trains and what validates, or None for the latter."""
+    """Return training and validation samples; the latter may be None."""
     if isinstance(samples, (tuple, list)):
         if len(samples) == 4:
             return tuple(samples[:2]), tuple(samples[2:])

@@ -1,7 +1,7 @@
-"""Where each sample lies in files that hold many: built once a host, so that any sample is reached in any order.
+"""Index of the samples in files that hold many, built once per host, for reading samples in any order.
 
-A sample takes 16 bytes and its target: 10^6 samples of a class each take 24 MB, which the ranks of a host share. One of
-tokens takes 16 more.
+A sample takes 16 bytes plus its target, and 16 more if it is tokens: 10^6 samples with a class take 24 MB, which the
+ranks of a host share.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ from allstep.common.files.regular_file import regular
 
 _NUM_AT_ONCE = 2**16
 _SUFFIX = ".2.npy"
-"""Has a number of its own for each layout of the records, so that an older index is not taken for one."""
+"""Suffix of index files; its number changes with the layout of the records, so that older indexes are not used."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """A sample in a file."""
+    """Location of a sample in a file, and its target."""
 
     offset: int
-    """In bytes from the file's begin."""
+    """Bytes from the start of the file."""
     length: int
-    """In bytes."""
+    """Length in bytes."""
     target: int | tuple[float, ...] | None
-    """A class, the numbers of a regression, or None: tokens, as many as in the input, which are read with it."""
+    """Class, numbers of a regression, or None for tokens, which are read together with the input."""
     token_range: tuple[int, int] | None = None
-    """The least and the largest token, where the input is tokens; those of the target count as well."""
+    """Smallest and largest token of input and target, if the input is tokens."""
 
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """The samples of a split, file by file in their order."""
+    """Samples of a split, file by file."""
 
     paths: Sequence[Path]
     records: np.ndarray
-    """Of each sample `file`, `offset` and `length`, `target` and `token_range` where it has them; mapped."""
+    """Memory-mapped records with `file`, `offset`, `length` and, if samples have them, `target` and `token_range`."""
 
     @property
     def targets(self) -> np.ndarray | None:
-        """int64 (samples,) or float32 (samples, numbers)."""
+        """Targets, int64 (samples,) or float32 (samples, numbers)."""
         return self._field("target")
 
     @property
     def token_ranges(self) -> np.ndarray | None:
-        """int64 (samples, 2)."""
+        """Smallest and largest token of each sample, int64 (samples, 2)."""
         return self._field("token_range")
 
     def content(self, index: int) -> bytes:
-        """The bytes of a sample, in no way checked.
+        """Return the bytes of a sample without checking them.
 
         Raises:
             OSError: the file cannot be read, or has become shorter.
         """
         file, offset, length, *_ = self.records[index].item()
-        # Opened for each: a data set of thousands of files would take more descriptors than there are.
+        # Opened for each read, since keeping thousands of files open could exceed the limit on descriptors.
         with open(self.paths[file], "rb", buffering=0, opener=regular) as stream:
             data = os.pread(stream.fileno(), length, offset)
         if len(data) < length:
@@ -71,7 +71,7 @@ class SampleIndex:
         return data
 
     def name(self, index: int) -> str:
-        """The file and the place in it, for messages."""
+        """Return file and offset of a sample for error messages."""
         file, offset, *_ = self.records[index].item()
         return f"{self.paths[file]}, byte {offset}"
 
@@ -80,13 +80,13 @@ class SampleIndex:
 
 
 def build_index(paths: Sequence[Path], scan: Callable[[Path], Iterator[Located]], config: DataConfig) -> None:
-    """Build the index of files, unless it is there: another set, size or date of files has another one.
+    """Build the index of files, unless there is one for files of the same paths, sizes and dates.
 
     Args:
         scan: finds the samples of a file.
 
     Raises:
-        UserError: what `scan` raises; or some samples are of another kind than the first one.
+        UserError: `scan` raised it, or a sample is of another kind than the first one.
         OSError: the folder of data sets cannot be written.
     """
     target = derived_file(paths, config, _SUFFIX)
@@ -99,10 +99,10 @@ def build_index(paths: Sequence[Path], scan: Callable[[Path], Iterator[Located]]
 
 
 def open_index(paths: Sequence[Path], config: DataConfig) -> SampleIndex:
-    """The index that `build_index` has written.
+    """Open the index that `build_index` has written.
 
     Raises:
-        UserError: it has not.
+        UserError: there is no index of these files.
     """
     target = derived_file(paths, config, _SUFFIX)
     expect_derived(target)

@@ -1,7 +1,7 @@
-"""From two splits to a data set: what is learnt from them, and by how many numbers the network says it.
+"""Task inference: builds a data set from two splits by deriving the task and the number of outputs.
 
-The targets say what is learnt: whole numbers are classes, fractions the numbers of a regression, and whole numbers in
-the shape of the inputs, which are whole numbers as well, the tokens that follow.
+The targets determine the task: one integer per sample is a class, floats are the values of a regression, and integers
+in the shape of integer inputs are the tokens that follow.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Dataset, InputType, Split, Task
 
 MAX_CLASSES = 2**20
-"""As --synthetic-classes allows: what is more is no number of a class."""
+"""Maximum number of classes, as for --synthetic-classes; a larger integer target is taken for a mistake."""
 _SAMPLES_LOOKED_AT = 10_000
-"""Of which mean and standard deviation of pixels are taken, at equal distances."""
+"""Number of equally spaced samples from which mean and standard deviation of pixels are estimated."""
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of the channels."""
 
 
 def describe(train: Split, validation: Split, *, where: str, scale: Scale | None = None) -> Dataset:
-    """The data set of two splits.
+    """Build a data set from two splits.
 
-    Where there are classes, a split has them all in an attribute `targets`, or says their number in `num_classes`.
+    In a classification, a split needs an attribute `targets` with all classes, or `num_classes` with their number.
 
     Args:
-        where: the data set's name, for messages.
-        scale: by which pixels are normalised; by their own where not given.
+        where: name of the data set in error messages.
+        scale: mean and standard deviation for normalizing pixels; estimated from the samples if not given.
 
     Raises:
-        UserError: a split has no samples, or samples that are not as those of the other, or nothing can be learnt.
+        UserError: a split has no samples, the splits differ in shapes or types, or the targets fit no task.
     """
     (inputs, targets), others = _first(train, where), _first(validation, where)
     for name, one, other in zip(("inputs", "targets"), (inputs, targets), others, strict=True):
@@ -62,7 +62,7 @@ def describe(train: Split, validation: Split, *, where: str, scale: Scale | None
 
 
 def _first(split: Split, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of the first sample, as a batch of one."""
+    """Return inputs and targets of the first sample, as a batch of one."""
     if not len(split):
         raise UserError(f"expected at least 1 sample in {where}, received none; add samples")
     return split.read(np.zeros(1, np.int64), epoch=0)
@@ -82,7 +82,7 @@ def _task(inputs: np.ndarray, targets: np.ndarray, where: str) -> Task:
 
 
 def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
-    """Of labels, or of tokens."""
+    """Return the number of classes, or of tokens if the task is next-token."""
     given = getattr(splits[0], "num_classes", None)
     names = ("targets", "inputs") if task == "next-token" else ("targets",)
     labels = [array for name in names for split in splits if (array := getattr(split, name, None)) is not None]
@@ -103,7 +103,7 @@ def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
 
 
 def _num_tokens(splits: tuple[Split, Split]) -> int:
-    """One more than the largest token; 0 where splits neither say it nor have all of them, or where one is negative."""
+    """Return the size of the vocabulary, or 0 if it is not declared and the tokens are unavailable or negative."""
     if (given := getattr(splits[0], "num_tokens", None)) is not None:
         return given
     tokens = [array for split in splits if (array := getattr(split, "inputs", None)) is not None]
@@ -112,7 +112,7 @@ def _num_tokens(splits: tuple[Split, Split]) -> int:
 
 
 def _scale(split: Split) -> Scale:
-    """Of each channel's pixels, in 0..1; of all numbers where they are no images."""
+    """Estimate mean and standard deviation per channel, or of all numbers if they are no images, scaled to 0..1."""
     chosen = np.linspace(0, len(split) - 1, min(len(split), _SAMPLES_LOOKED_AT)).astype(np.int64)
     pixels, _ = split.read(chosen, epoch=0)
     axes = tuple(range(pixels.ndim - 1)) if pixels.ndim == 4 else None

@@ -1,8 +1,8 @@
 """tfrecord:DIR: tf.train.Example records in TFRecord files, read without TensorFlow.
 
-A record is 8 bytes of length, 4 of their checksum, the message, and 4 of its checksum (CRC-32C, masked;
-tensorflow/core/lib/io/record_writer.h). All are checked when the index is built, and the message again when it is read.
-An input is the bytes of a JPEG or PNG file, or numbers; the target a class, or numbers, or tokens that follow.
+A record has 8 bytes of length, 4 bytes of checksum of the length, the message, and 4 bytes of checksum of the message
+(CRC-32C, masked; tensorflow/core/lib/io/record_writer.h). Building the index checks both, reading a sample checks that
+of the message. An input is a JPEG or PNG file, or numbers; a target is a class, numbers, or the tokens that follow.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
 def prepare(config: DataConfig) -> None:
-    """Builds the indexes of the files."""
+    """Build the indexes of the files."""
     require("google_crc32c", "google-crc32c", config)
     prepare_indexes(config, _FORMAT)
 
 
 def load(config: DataConfig) -> Dataset:
-    """Opens the indexes of the files."""
+    """Open the indexes of the files."""
     require("google_crc32c", "google-crc32c", config)
     return load_indexed(config, _FORMAT)
 
@@ -51,7 +51,7 @@ def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
                 features = _features(stream.read(length + _CHECKSUM.size))
             except Damaged as error:
                 raise UserError(
-                    f"expected a whole record in {where}, received a damaged one: {error}; write the file anew"
+                    f"expected a whole record in {where}, received a damaged one: {error}; write the file again"
                 ) from error
             value, target = _sample(features, config, where)
             yield located(offset + _HEADER.size, length + _CHECKSUM.size, value, target, where)
@@ -59,7 +59,7 @@ def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
 
 
 def _length(header: bytes, num_left: int) -> int:
-    """Of the message that follows a header."""
+    """Return the length of the message that follows a header."""
     if len(header) < _HEADER.size:
         raise Damaged("the file ends in its header")
     length, checksum = _HEADER.unpack(header)
@@ -71,7 +71,7 @@ def _length(header: bytes, num_left: int) -> int:
 
 
 def _features(data: bytes) -> dict[str, bytes | np.ndarray]:
-    """Of a message and its checksum."""
+    """Return the features in a message, after comparing its checksum."""
     message, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
     if _CHECKSUM.unpack(checksum)[0] != _masked_crc(message):
         raise Damaged("its checksum is wrong")
@@ -89,7 +89,7 @@ def _masked_crc(data: bytes) -> int:
 
 
 def _sample(features: dict[str, bytes | np.ndarray], config: DataConfig, where: str) -> tuple[Any, Any]:
-    """Input and target."""
+    """Return input and target of a sample."""
     names, target = choose_fields(features, config, where)
     values = [features[name] for name in names]
     if len(values) == 1 or isinstance(values[0], bytes):

@@ -1,4 +1,4 @@
-"""What a program of the user's own hands over as samples: arrays, or objects that read them."""
+"""Samples passed by a user's program: arrays, or objects that read samples."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from allstep.common.data.formats.task_inference import describe
 
 
 def as_dataset(train: Any, validation: Any, *, where: str, share: float, seed: int) -> Dataset:
-    """The data set of two parts, each a pair of inputs and targets or an object that reads them.
+    """Build a data set from two splits, each a pair of inputs and targets or an object that reads them.
 
     Args:
         validation: None to hold out a share of `train`.
-        where: its name, for messages.
+        where: name of the data set in error messages.
 
     Raises:
-        UserError: a part is something else, or see `describe`.
+        UserError: a split is something else, or see `describe`.
     """
     split = as_split(train, where)
     if validation is None:
@@ -30,10 +30,10 @@ def as_dataset(train: Any, validation: Any, *, where: str, share: float, seed: i
 
 
 def as_split(samples: Any, where: str) -> Split:
-    """The split that a pair of arrays, or an object with `__len__` and `read(indices, epoch)`, stands for.
+    """Return a pair of arrays, or an object with `__len__` and `read(indices, epoch)`, as a split.
 
     Raises:
-        UserError: it is neither, or see `array_split`.
+        UserError: `samples` is neither, or see `array_split`.
     """
     if hasattr(samples, "read") and hasattr(samples, "__len__"):
         return CheckedSplit(samples, where)
@@ -46,12 +46,12 @@ def as_split(samples: Any, where: str) -> Split:
 
 
 class CheckedSplit:
-    """An object of the user's own, with `__len__` and `read(indices, epoch)`, each answer of which is looked at."""
+    """Split that wraps a user's object with `__len__` and `read(indices, epoch)`, and checks what it returns."""
 
     parallel = True
 
     def __init__(self, samples: Any, where: str) -> None:
-        """`samples` may have `targets`, an array of all of them, or `num_classes`; and `num_tokens`, of its inputs."""
+        """Wrap `samples`, which may have `targets` (array of all targets) or `num_classes`, and `num_tokens`."""
         self.samples, self.where = samples, where
         self.num_classes = getattr(samples, "num_classes", None)
         self.num_tokens = getattr(samples, "num_tokens", None)

@@ -1,8 +1,8 @@
-"""webdataset:DIR: tar archives of samples, each of files that follow one another and differ in their ending alone.
+"""webdataset:DIR: tar archives; a sample is a group of consecutive files whose names differ only in the extension.
 
     0001.jpg 0001.cls 0002.jpg 0002.cls ...
 
-An input is a JPEG or PNG file, or an array (.npy); the target a number as text (.cls), or an array (x.npy, y.npy).
+An input is a JPEG or PNG file, or an array (x.npy); a target is a number as text (.cls), or an array (y.npy).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _NPY = b"\x93NUMPY"
 
 
 def prepare(config: DataConfig) -> None:
-    """Builds the indexes of the archives."""
+    """Build the indexes of the archives."""
     prepare_indexes(config, _FORMAT)
 
 
 def load(config: DataConfig) -> Dataset:
-    """Opens the indexes of the archives."""
+    """Open the indexes of the archives."""
     return load_indexed(config, _FORMAT)
 
 
@@ -47,7 +47,7 @@ def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
         except tarfile.TarError as error:
             raise UserError(
                 f"expected a whole tar archive, not compressed, in {path}, received something else: {error}; write it "
-                "anew"
+                "again"
             ) from error
 
 
@@ -58,7 +58,7 @@ def _files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _key(member: tarfile.TarInfo) -> str:
-    """The name up to the first dot after the last slash, as WebDataset has it."""
+    """Return the name up to the first dot after the last slash, as WebDataset does."""
     folder, slash, name = member.name.rpartition("/")
     return folder + slash + name.partition(".")[0]
 
@@ -79,20 +79,20 @@ def _sample(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], where
     sample = located(both[0].offset_data, both[0].size, value, _value(archive, both[1], where), where)
     if sample.target is not None:
         return sample
-    # A part of the archive that is an archive itself: from the header of the one to the last block of the other.
+    # The range from the header of the first file to the last block of the second is an archive itself.
     begin = min(member.offset for member in both)
     end = max(member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE for member in both)
     return replace(sample, offset=begin, length=end - begin)
 
 
 def _value(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> object:
-    """An array or a number, or the bytes where it is none."""
+    """Return the content of a file: an array, a number, or bytes if it is neither."""
     data = _content(archive, member)
     if data.startswith(_NPY):
         try:
             return _array(data)
         except Damaged as error:
-            raise UserError(f"expected an array in {where}, {member.name}, received {error}; write it anew") from error
+            raise UserError(f"expected an array in {where}, {member.name}, received {error}; write it again") from error
     text = data.decode(errors="replace").strip()
     try:
         return np.array(int(text))
@@ -105,7 +105,7 @@ def _value(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> obj
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     stream = archive.extractfile(member)
-    assert stream is not None  # it is a file
+    assert stream is not None  # `member` is a file
     return stream.read()
 
 

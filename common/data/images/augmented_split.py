@@ -1,7 +1,7 @@
-"""Training samples as training sees them under --rand-augment, --random-erasing, --mixup and --cutmix.
+"""Augmentation of training images: --rand-augment, --random-erasing, --mixup and --cutmix.
 
-All of it depends on (seed, epoch, index) alone, so it is the same in both frameworks, on any number of ranks and after
-a resume. The partner of a sample is the one at its index in a permutation of the epoch's own.
+The result depends only on (seed, epoch, index), so it is the same in both frameworks, on any number of ranks and after
+a resume. Each epoch has a permutation of the samples that assigns every sample the partner it is mixed with.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from allstep.common.data.images import rand_augment
 from allstep.common.data.images.mixing import NUM_ERASE_DRAWS, NUM_MIX_DRAWS, erase, mix
 from allstep.common.data.sharding import sample_order
 
-# Draws and permutations have numbers of epochs that no other ones have.
+# Added to the epoch, so that these random streams and permutations are independent of all others.
 _RAND_AUGMENT, _ERASE, _MIX, _PARTNERS = (number * 2**48 for number in range(1, 5))
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images; see DataConfig for the numbers."""
+    """Settings for the augmentation of training images; `DataConfig` explains the numbers."""
 
     mixup: float
     cutmix: float
@@ -35,16 +35,16 @@ class Augmentation:
 
     @property
     def mixes(self) -> bool:
-        """Whether targets are shares of the classes, float32 (n, num_classes)."""
+        """Whether targets are class probabilities, float32 (n, num_classes), instead of class numbers."""
         return bool(self.mixup or self.cutmix)
 
 
 class AugmentedSplit:
-    """A split of images and classes, changed and mixed."""
+    """Split of images and class labels that augments and mixes the samples of another split."""
 
     def __init__(self, split: Split, augmentation: Augmentation) -> None:
         self._split, self._flags = split, augmentation
-        self.parallel = split.parallel or augmentation.rand_augment > 0  # which is slow, too
+        self.parallel = split.parallel or augmentation.rand_augment > 0  # RandAugment is slow, too
 
     def __len__(self) -> int:
         return len(self._split)
@@ -65,7 +65,7 @@ class AugmentedSplit:
         return images, targets
 
     def _changed(self, indices: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images, each by itself, and classes."""
+        """Read images and class labels, and apply the augmentations that work on a single image."""
         flags = self._flags
         images, classes = self._split.read(indices, epoch=epoch)
         if flags.rand_augment:
@@ -79,10 +79,10 @@ class AugmentedSplit:
 
 
 def augmentation_of(flags: DataConfig, dataset: Dataset) -> Augmentation | None:
-    """What flags have done to the training images of a data set; None where they leave them alone.
+    """Return the augmentation that the flags ask for, or None if they ask for none.
 
     Raises:
-        UserError: the data set has no images of one channel or three, or no classes.
+        UserError: the samples of the data set are not images with 1 or 3 channels, or have no classes.
     """
     names = [name for name in ("mixup", "cutmix", "random_erasing", "rand_augment") if getattr(flags, name)]
     if not names:

@@ -1,4 +1,4 @@
-"""Which part of an image the network sees: pure functions of the image's size and of random numbers."""
+"""Crops of images, as pure functions of the image's size and of random numbers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 from collections.abc import Sequence
 
 Box = tuple[float, float, float, float]
-"""Left, top, right and bottom in pixels."""
+"""Edges of a crop in pixels: left, top, right, bottom."""
 
 NUM_ATTEMPTS = 10
 NUM_CROP_DRAWS = 2 * NUM_ATTEMPTS + 2
-"""Random numbers that one crop takes: area and ratio of each attempt, then the place."""
+"""Random numbers that one crop needs: area and aspect ratio of each attempt, then the position."""
 MIN_AREA, MAX_AREA = 0.08, 1.0
 MIN_RATIO, MAX_RATIO = 3 / 4, 4 / 3
 CENTRE_FRACTION = 224 / 256
 
 
 def random_resized_box(width: int, height: int, draws: Sequence[float]) -> Box:
-    """A box of random area, ratio and place within an image of `width` x `height` pixels.
+    """Return a box of random area, aspect ratio and position within an image of `width` x `height` pixels.
 
     Its area is 8% to 100% of the image's, its ratio of width to height 3/4 to 4/3 (Szegedy et al., "Going
-    Deeper with Convolutions", CVPR 2015, section 6). Like the reference implementations it makes ten attempts
-    to place such a box, and then takes the largest one in the centre.
+    Deeper with Convolutions", CVPR 2015, section 6). As in the reference implementations, the largest possible
+    box in the centre is taken if none of ten random boxes fits.
 
     Args:
         draws: `NUM_CROP_DRAWS` numbers, uniform in [0, 1).
@@ -38,9 +38,9 @@ def random_resized_box(width: int, height: int, draws: Sequence[float]) -> Box:
 
 
 def centre_box(width: int, height: int) -> Box:
-    """The square in the centre whose side is 224/256 of the image's shorter one.
+    """Return the square in the centre whose side is 224/256 of the image's shorter side.
 
-    Resizing it to 224 pixels is what "resize the shorter side to 256, crop the centre 224" does in two steps.
+    Resizing it to 224 pixels is equivalent to resizing the shorter side to 256 and cropping the central 224 pixels.
     """
     side = min(width, height) * CENTRE_FRACTION
     return _centred(width, height, side, side)

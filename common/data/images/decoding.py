@@ -1,8 +1,8 @@
-"""Image files as pixels: JPEG by libjpeg-turbo (simplejpeg), which leaves the interpreter free, the rest by Pillow.
+"""Image decoding: JPEG by libjpeg-turbo (simplejpeg), which releases the GIL, everything else by Pillow.
 
-The bytes of a file decide who reads it. libjpeg-turbo takes JPEG in colour (YCbCr) and in grey; Pillow takes PNG, CMYK,
-and every JPEG that libjpeg-turbo finds a fault with, for it reads on over small ones and says what is wrong with the
-others. Where both read a file whole, they see the same pixels.
+The bytes of a file decide which library decodes it: libjpeg-turbo takes colour (YCbCr) and grey JPEG; Pillow takes PNG,
+CMYK, and every JPEG in which libjpeg-turbo finds an error, since Pillow tolerates small errors and has better messages
+for the others. Both give the same pixels for an intact file.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from allstep.common.data.images.crop import Box
 from allstep.common.files.regular_file import regular
 
 MAX_FILE_BYTES = 2**28
-"""Of an image: three bytes for each pixel that Pillow allows."""
+"""Maximum size of an image file: about three bytes for each pixel that Pillow allows."""
 REDUCING_GAP = 2
-"""A JPEG is decoded at 1/2 to 1/8 of its size where the box keeps this many pixels for each one that is asked for, both
-ways. Pillow has the same rule and number for thumbnails: the result is close to that of the whole image."""
+"""A JPEG is decoded at 1/2 to 1/8 of its size if the box still has this many times the pixels needed, in both
+directions. Pillow has the same rule and number for thumbnails: the result is close to that at full size."""
 MAX_GPU_SIDE = 4096
-"""Of an image that a GPU decodes, in pixels: 64 of them at once take 3.2 GB of its memory."""
+"""Maximum width and height of an image that a GPU decodes: 64 of them at once take 3.2 GB of its memory."""
 _JPEG, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _COLOURS = ("YCbCr", "Gray")
 _KEPT_BYTES = 2**24
 
 
 class UnreadableImage(Exception):
-    """The message says why."""
+    """An image that cannot be read; the message gives the reason."""
 
 
 class Decoder:
-    """Decodes one image after the other; for one thread.
+    """Decoder of one image at a time; each thread needs its own.
 
-    Images of up to 16 MiB are decoded into memory that is kept: to map it anew for each takes a third of the time.
+    Images of up to 16 MiB are decoded into memory that is reused: mapping it again would take a third of the time.
     """
 
     def __init__(self) -> None:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def decode(self, data: bytes, box_of: Callable[[int, int], Box], size: int) -> tuple[np.ndarray, Box]:
-        """The pixels of a JPEG or PNG file's bytes, uint8 (height, width, 3), and a box in them; until the next call.
+        """Decode a JPEG or PNG file to pixels, uint8 (height, width, 3), valid until the next call, and a box in them.
 
         Grey and CMYK are converted to RGB, transparency is dropped.
 
         Args:
-            box_of: the box of an image of that width and height.
-            size: pixels that the box will be resized to. The image may be reduced as far as that allows.
+            box_of: returns the box for an image's width and height.
+            size: number of pixels that the box will be resized to; the image may be decoded at a reduced size.
 
         Raises:
-            UnreadableImage: it is damaged, too large or of more than 8 bits a channel.
+            UnreadableImage: the image is damaged, too large or has more than 8 bits per channel.
         """
         return self._by_libjpeg(data, box_of, size) or _by_pillow(data, box_of)
 
     def _by_libjpeg(self, data: bytes, box_of: Callable[[int, int], Box], size: int) -> tuple[np.ndarray, Box] | None:
-        """None for what is Pillow's to read."""
+        """Decode by libjpeg-turbo; return None if the image is left to Pillow."""
         import simplejpeg
 
         if (dimensions := _jpeg_dimensions(data)) is None:
@@ -85,10 +85,10 @@ class Decoder:
 
 
 def image_content(path: Path) -> bytes:
-    """What an image file holds.
+    """Return the bytes of an image file.
 
     Raises:
-        UnreadableImage: it is not there, or too large.
+        UnreadableImage: the file does not exist, cannot be read or is too large.
     """
     try:
         with open(path, "rb", opener=regular) as stream:
@@ -100,17 +100,17 @@ def image_content(path: Path) -> bytes:
 
 
 def dimensions_on_gpu(data: bytes) -> tuple[int, int] | None:
-    """Width and height of an image that a GPU is to decode; None for what is left to `Decoder`.
+    """Return width and height of an image that a GPU can decode, or None if it is left to `Decoder`.
 
-    That is what is Pillow's to read, what is very large, and what does not end as a JPEG does: it may be cut short,
-    which nvJPEG does not promise to notice.
+    Images left to `Decoder` are those that Pillow reads, very large ones, and those without a JPEG's end marker: they
+    may be truncated, which nvJPEG does not reliably detect.
     """
     dimensions = _jpeg_dimensions(data) if data.endswith(_JPEG_END) else None
     return dimensions if dimensions and max(dimensions) <= MAX_GPU_SIDE else None
 
 
 def _jpeg_dimensions(data: bytes) -> tuple[int, int] | None:
-    """Width and height of what libjpeg-turbo is to read; None for what is Pillow's."""
+    """Return width and height of an image that libjpeg-turbo can decode, or None if it is left to Pillow."""
     import simplejpeg
     from PIL.Image import MAX_IMAGE_PIXELS
 
@@ -139,5 +139,5 @@ def _by_pillow(data: bytes, box_of: Callable[[int, int], Box]) -> tuple[np.ndarr
         return np.asarray(image.convert("RGB")), box_of(*image.size)
     except UnidentifiedImageError as error:
         raise UnreadableImage("it is neither JPEG nor PNG") from error
-    except Exception as error:  # Pillow's own: damaged files make it raise OSError, SyntaxError, ValueError, ...
+    except Exception as error:  # on damaged files Pillow raises OSError, SyntaxError, ValueError, ...
         raise UnreadableImage(error) from error

@@ -1,6 +1,6 @@
-"""Images that are decoded when they are read, in a pool of threads or on a GPU, wherever their bytes lie.
+"""Splits of encoded images, which are decoded when read, in a thread pool or on a GPU.
 
-Training images are cropped at random and mirrored every other time; validation images are cropped in the centre.
+Training images are cropped at random and mirrored with probability 1/2; validation images are cropped in the centre.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from allstep.common.data.images.decoding import Decoder, UnreadableImage, dimens
 from allstep.common.data.images.resampling import VECTORS, resampler
 
 PACKAGES = {"PIL": "Pillow", "simplejpeg": "simplejpeg"} | ({"cykooz_resizer": "cykooz-resizer"} if VECTORS else {})
-"""What decodes and resizes: modules, and what to install."""
-# Of ImageNet's training images, as usually given.
+"""Modules that decode and resize images, and the packages that contain them."""
+# Usual values of ImageNet's training images.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
 def prepare_decoding(config: DataConfig) -> None:
-    """Look whether images can be decoded, and have an image of too many pixels count as unreadable.
+    """Check that images can be decoded, and make Pillow raise an error for images with too many pixels.
 
     Raises:
         UserError: a package is not installed, or a flag is out of range.
@@ -44,15 +44,15 @@ def prepare_decoding(config: DataConfig) -> None:
             raise UserError(f"expected {name} to be at least 1, received {value}")
     from PIL.Image import DecompressionBombWarning
 
-    # Pillow's warning about an image of so many pixels that it doubts them would not name the file.
+    # Pillow only warns about suspiciously many pixels, and its warning does not name the file.
     warnings.simplefilter("error", DecompressionBombWarning)
 
 
 def require(module: str, package: str, config: DataConfig) -> None:
-    """Look whether a library is installed that not every data set needs.
+    """Check that a library is installed that only some data sets need.
 
     Raises:
-        UserError: it is not.
+        UserError: the library is not installed.
     """
     try:
         importlib.import_module(module)
@@ -64,42 +64,42 @@ def require(module: str, package: str, config: DataConfig) -> None:
 
 
 class EncodedImages(Protocol):
-    """Where a split's images lie, as the bytes of JPEG and PNG files."""
+    """Source of a split's images, as the bytes of JPEG and PNG files."""
 
     @property
     def labels(self) -> np.ndarray:
-        """The targets: int64 (samples,), the classes, or float32 (samples, numbers)."""
+        """Targets: classes, int64 (samples,), or numbers, float32 (samples, numbers)."""
         ...
 
     def content(self, index: int) -> bytes:
-        """The bytes of an image; raises UnreadableImage where there are none."""
+        """Return the bytes of an image. Raises UnreadableImage if there are none."""
         ...
 
     def name(self, index: int) -> str:
-        """The file, and what in it, for messages."""
+        """Return file and position of an image for error messages."""
         ...
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A JPEG file that a GPU is to decode, and what of it the network sees."""
+    """JPEG file for a GPU to decode, with its crop and orientation."""
 
     content: np.ndarray
-    """Its bytes, uint8."""
+    """Bytes of the file, uint8."""
     box: Box
     flipped: bool
     pixels: Callable[[], np.ndarray]
-    """The same by the CPU, uint8 (size, size, 3), for a file that the GPU cannot decode."""
+    """Function that decodes on the CPU to uint8 (size, size, 3), for files that the GPU cannot decode."""
 
 
 class EncodedSplit:
-    """Decodes images as they are asked for.
+    """Split that decodes images when they are read.
 
-    An image that cannot be read stops the run. With `skip_unreadable`, the next readable one of its class
-    takes its place, under the augmentation of the first, so that every epoch keeps its length and its balance
-    of classes, and stays the same on any number of ranks.
+    An unreadable image stops the run. With `skip_unreadable`, it is replaced by the next readable image of its
+    class, with the same augmentation, so that every epoch keeps its length and its balance of classes, and is
+    the same on any number of ranks.
 
-    With --decode gpu inputs are objects (n,): an `EncodedImage` or, of what is no JPEG for a GPU, the pixels.
+    With --decode gpu inputs are objects (n,): an `EncodedImage`, or pixels if the GPU cannot decode the file.
     """
 
     parallel = True
@@ -120,7 +120,7 @@ class EncodedSplit:
         return len(self.targets)
 
     def unreadable_mask(self) -> np.ndarray:
-        """1.0 for each image that this rank has tried to read and could not, else 0.0: float64 (samples,)."""
+        """Return 1.0 for each image that this rank failed to read, else 0.0: float64 (samples,)."""
         mask = np.zeros(len(self))
         mask[list(self._unreadable)] = 1
         return mask
@@ -136,15 +136,15 @@ class EncodedSplit:
         images = np.empty((len(indices), self.size, self.size, 3), dtype=np.uint8)
         tasks = self.pool.map(self._read_one, indices.tolist(), draws, images)
         for _ in tasks:
-            pass  # The pixels are in place; this waits, and raises what a thread has raised.
+            pass  # The threads write into `images`; this waits for them and re-raises their exceptions.
         return images, self.targets[indices]
 
     def _read_one(self, index: int, draws: list[float], out: np.ndarray) -> None:
-        """Writes the pixels of one sample into `out`, uint8 (size, size, 3)."""
+        """Write the pixels of one sample into `out`, uint8 (size, size, 3)."""
         box_of, flipped = self._augmentation(draws)
         pixels = self._first_readable(index, box_of)
         if flipped:
-            for channel in range(3):  # in one go NumPy would copy pixel by pixel, three bytes each
+            for channel in range(3):  # all channels at once would be slower: NumPy copies runs of only three bytes
                 out[..., channel] = pixels[:, ::-1, channel]
         else:
             out[:] = pixels
@@ -155,20 +155,20 @@ class EncodedSplit:
         try:
             data = self.images.content(index)
         except UnreadableImage:
-            return pixels()  # it says what is to be done about that
+            return pixels()  # raises an error or finds a replacement
         if (dimensions := dimensions_on_gpu(data)) is None:
             return pixels()
-        # A copy: PyTorch's tensors have no memory that cannot be written.
+        # A writable copy, since PyTorch tensors cannot use read-only memory.
         return EncodedImage(np.frombuffer(bytearray(data), np.uint8), box_of(*dimensions), flipped, pixels)
 
     def _pixels(self, index: int, draws: list[float]) -> np.ndarray:
-        """uint8 (size, size, 3)"""
+        """Return the pixels of one sample, uint8 (size, size, 3)."""
         pixels = np.empty((self.size, self.size, 3), dtype=np.uint8)
         self._read_one(index, draws, pixels)
         return pixels
 
     def _augmentation(self, draws: list[float]) -> tuple[Callable[[int, int], Box], bool]:
-        """The box of an image of a width and height, and whether it is mirrored."""
+        """Return a function from width and height to the crop box, and whether the image is mirrored."""
         *crop_draws, flip_draw = draws
         if self.augmented:
             return functools.partial(random_resized_box, draws=crop_draws), flip_draw < 0.5
@@ -190,14 +190,14 @@ class EncodedSplit:
         )
 
     def _others_of_its_class(self, index: int) -> Iterator[int]:
-        """Those after it, then those before it."""
+        """Yield the other samples of the same class: first those after `index`, then those before it."""
         labels = self.targets
         same = np.flatnonzero((labels == labels[index]).reshape(len(labels), -1).all(1))
         yield from (*same[same > index].tolist(), *same[same < index].tolist())
 
 
 class Reader(threading.local):
-    """Reads a box of an image at the network's size; every thread has a decoder and a resampler of its own."""
+    """Reader of a box of an image at the network's size, with one decoder and one resampler per thread."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -205,9 +205,9 @@ class Reader(threading.local):
         self.resample = resampler(size)
 
     def read(self, data: bytes, box_of: Callable[[int, int], Box]) -> np.ndarray:
-        """uint8 (size, size, 3)
+        """Return the pixels of the box, resized to uint8 (size, size, 3).
 
         Raises:
-            UnreadableImage: the bytes are no image that can be read.
+            UnreadableImage: the bytes are not a readable image.
         """
         return self.resample(*self.decoder.decode(data, box_of, self.size))

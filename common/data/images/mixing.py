@@ -1,4 +1,4 @@
-"""Images of a batch that are mixed with others, or lose a part: pure functions of the images and of random numbers."""
+"""Mixup, CutMix and random erasing of the images of a batch, as pure functions of images and random numbers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import numpy as np
 from allstep.common.data.datasets.hashing import hash64
 
 NUM_MIX_DRAWS = 4
-"""Random numbers that mixing takes of each sample: which way, the share, and the box's place."""
+"""Random numbers that mixing needs per sample: mixup or CutMix, the share, and the position of the box."""
 NUM_ERASE_DRAWS = 5
-"""Random numbers that erasing takes of each sample: whether, area, ratio, and the box's place."""
+"""Random numbers that erasing needs per sample: whether to erase, area, aspect ratio, and position of the box."""
 _MIN_AREA, _MAX_AREA = 0.02, 0.4
 _MIN_RATIO = 0.3
 
@@ -17,21 +17,21 @@ _MIN_RATIO = 0.3
 def mix(
     images: np.ndarray, partners: np.ndarray, draws: np.ndarray, *, mixup: float, cutmix: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images with a part of their partners in them.
+    """Mix each image with its partner.
 
-    Mixup adds both up, pixel by pixel, in shares L and 1 - L with L of the distribution Beta(mixup, mixup) (Zhang et
-    al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018, section 2). Cutmix puts a box of the partner's, whose
-    area is 1 - L of the image's as far as it lies within, in its place (Yun et al., "CutMix", ICCV 2019, section 3.1).
-    Where both are asked for, each sample is mixed by one of them, by either as often.
+    Mixup adds both, pixel by pixel, with weights L and 1 - L, where L is drawn from Beta(mixup, mixup) (Zhang et al.,
+    "mixup: Beyond Empirical Risk Minimization", ICLR 2018, section 2). CutMix replaces a box of the image by the same
+    box of its partner; the box has the share 1 - L of the area, less if it crosses the edge (Yun et al., "CutMix", ICCV
+    2019, section 3.1). If both are on, each sample is mixed by one of them, chosen with equal probability.
 
     Args:
         images: uint8 (n, height, width, channels).
-        partners: the same.
+        partners: uint8 (n, height, width, channels).
         draws: (n, NUM_MIX_DRAWS), uniform in [0, 1).
-        mixup: the parameter of the distribution; 0 for never.
-        cutmix: the same.
+        mixup: parameter of the Beta distribution of mixup; 0 turns mixup off.
+        cutmix: parameter of the Beta distribution of CutMix; 0 turns CutMix off.
 
-    Returns: the mixed images, and the share (n,) that each has of itself.
+    Returns: the mixed images, and the share (n,) of the original image in each.
     """
     from scipy.special import betaincinv
 
@@ -56,14 +56,14 @@ def _cut(image: np.ndarray, partner: np.ndarray, share: float, placement: np.nda
 
 
 def erase(images: np.ndarray, draws: np.ndarray, probability: float) -> np.ndarray:
-    """Images in some of which a box has become noise (Zhong et al., "Random Erasing Data Augmentation", AAAI 2020).
+    """Replace a box by noise in some of the images (Zhong et al., "Random Erasing Data Augmentation", AAAI 2020).
 
-    Its area is 2 % to 40 % of the image's, its ratio of sides 0.3 to 1 / 0.3, as far as it fits.
+    The box has 2 % to 40 % of the image's area and an aspect ratio of 0.3 to 1 / 0.3, less if it does not fit.
 
     Args:
         images: uint8 (n, height, width, channels).
         draws: (n, NUM_ERASE_DRAWS), uniform in [0, 1).
-        probability: with which an image loses a box.
+        probability: probability that an image is changed.
     """
     erased = images.copy()
     height, width = images.shape[1:3]
@@ -80,6 +80,6 @@ def erase(images: np.ndarray, draws: np.ndarray, probability: float) -> np.ndarr
 
 
 def _noise(draws: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Pixels, uint8, that look random and depend on a sample's draws alone."""
+    """Return pseudo-random uint8 pixels that depend only on a sample's draws."""
     key = hash64(draws.view(np.uint64)).sum(dtype=np.uint64)
     return (hash64(key + np.arange(np.prod(shape), dtype=np.uint64)) >> np.uint64(56)).astype(np.uint8).reshape(shape)

@@ -1,8 +1,8 @@
-"""RandAugment without geometry: operations on colours and sharpness, some of them for each image.
+"""RandAugment without geometric operations: a few random changes of colours and sharpness per image.
 
 Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space" (NeurIPS 2020), section
-3, with the magnitude 9 of 30 that they use for ResNet-50. Rotations, shears and shifts are left out: crops and flips
-are the data set's own, and with them images whose sides mean something, such as digits, keep their labels.
+3, with magnitude 9 of 30 as used there for ResNet-50. Rotations, shears and translations are left out: data sets crop
+and flip by themselves, and images whose orientation matters, such as digits, must keep their labels.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _STRENGTH = 9 / 30
 
 
 def num_draws(num_operations: int) -> int:
-    """Random numbers that `rand_augment` takes of each sample: which operation, and in which direction."""
+    """Return how many random numbers `rand_augment` needs per sample: operation and direction of each change."""
     return 2 * num_operations
 
 
 def rand_augment(images: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Images after as many operations as there are draws for.
+    """Apply as many random operations to each image as there are draws for.
 
     Args:
-        images: uint8 (n, height, width, channels), of one channel or three.
+        images: uint8 (n, height, width, channels) with 1 or 3 channels.
         draws: (n, num_draws(...)), uniform in [0, 1).
     """
     from PIL import Image
@@ -43,7 +43,7 @@ def rand_augment(images: np.ndarray, draws: np.ndarray) -> np.ndarray:
 
 
 def _enhance(name: str) -> Callable[[Image, float], Image]:
-    """An enhancement of Pillow's, to 1 + 0.9 times the strength of what the image has."""
+    """Return an operation that applies one of Pillow's enhancements by the factor 1 + 0.9 * strength."""
 
     def operation(image: Image, strength: float) -> Image:
         from PIL import ImageEnhance

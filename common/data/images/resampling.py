@@ -1,7 +1,7 @@
-"""A box of an image at another size, by the bilinear filter of Pillow, which widens where the image is reduced.
+"""Resizing of a box of an image with Pillow's bilinear filter, whose support grows when an image is reduced.
 
-On x86-64 cykooz_resizer computes it with vector instructions in a third of Pillow's time; no value is off by more than
-1. Elsewhere, where it has no wheels, it is Pillow itself.
+On x86-64 cykooz_resizer uses vector instructions and takes a third of Pillow's time; its values differ by at most 1.
+It has no wheels for other platforms, which use Pillow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Resample = Callable[[np.ndarray, Box], np.ndarray]
 
 
 def resampler(size: int) -> Resample:
-    """A function for one thread: uint8 (height, width, 3) and a box to uint8 (size, size, 3)."""
+    """Return a function for one thread that resizes a box of uint8 (height, width, 3) to uint8 (size, size, 3)."""
     return _vectorised(size) if VECTORS else functools.partial(by_pillow, size=size)
 
 
@@ -37,7 +37,7 @@ def _vectorised(size: int) -> Resample:
     def resample(pixels: np.ndarray, box: Box) -> np.ndarray:
         pixels, (left, top, right, bottom) = cut(pixels, box, size)
         height, width, _ = pixels.shape
-        # A box at the edge may reach over it by what floating point adds.
+        # Rounding errors may push a box at the edge beyond it.
         crop = CropBox(left, top, min(right - left, width - left), min(bottom - top, height - top))
         source = ImageData(width, height, PixelType.U8x3, pixels.tobytes())
         resizer.resize(source, resized, ResizeOptions(resize_alg=bilinear, crop_box=crop))
@@ -47,7 +47,7 @@ def _vectorised(size: int) -> Resample:
 
 
 def by_pillow(pixels: np.ndarray, box: Box, size: int) -> np.ndarray:
-    """What the other computes faster."""
+    """Resize with Pillow, which gives the same result as cykooz_resizer but takes longer."""
     from PIL import Image
 
     pixels, box = cut(pixels, box, size)
@@ -55,9 +55,9 @@ def by_pillow(pixels: np.ndarray, box: Box, size: int) -> np.ndarray:
 
 
 def cut(pixels: Any, box: Box, size: int) -> tuple[Any, Box]:
-    """The part of an image that the filter sees when it makes `size` pixels of the box, and the box in it.
+    """Cut out what the filter needs to resize the box to `size` pixels, and return it with the box's position in it.
 
-    `pixels`: (height, width, 3), an array or a tensor.
+    `pixels` is an array or a tensor (height, width, 3).
     """
     left, top, right, bottom = box
     x = math.ceil(max((right - left) / size, 1))

@@ -17,6 +17,7 @@ from allstep.commands.compare.cells import Settings
 from allstep.commands.compare.rules import rules
 from allstep.commands.report import command as report
 from allstep.commands.shared.page.figures import Line, bars, lines
+from allstep.commands.shared.page.render import plain
 
 ARTEFACTS = REPOSITORY / "build" / "artefacts"
 """Folder of the screenshots; git ignores build/."""
@@ -183,7 +184,7 @@ def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):
     (results / "compare" / "compare.json").write_text(json.dumps({**compare_result(), "rules": sentences}))
     report.main([str(results)])
     page, text = (html.unescape((results / name).read_text()) for name in ("report.html", "report.md"))
-    assert all(rule in page and report.plain(rule) in text for rule in sentences)
+    assert all(rule in page and plain(rule) in text for rule in sentences)
     assert "fewer than the 5 times" not in page
     assert "fewer than the 5 times" in " ".join(rules(settings, num_rounds=1))
 

@@ -24,7 +24,7 @@ NUM_BLOCKS = 3
 RANK = f"""
 import os, signal, sys, threading, time
 from pathlib import Path
-from allstep.commands.compare import turns
+from allstep.commands.shared import turns
 
 socket, log, name, behaviour, num_processes, leaves_with = sys.argv[1:]
 folder = Path(log).parent
@@ -155,7 +155,7 @@ def test_sockets_may_lie_in_folders_with_long_names(tmp_path):
 def test_who_fails_is_out_and_the_others_go_on(behaviour, expected, tmp_path, monkeypatch):
     """Allow ten times the start-up time of a rank on this machine now, which is enough for a job that ends."""
     began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "from allstep.commands.compare import turns"], check=True)
+    subprocess.run([sys.executable, "-c", "from allstep.commands.shared import turns"], check=True)
     time_limit = max(5, round(10 * (time.monotonic() - began)))
     expected = expected[0], expected[1].format(time_limit)
     monkeypatch.setenv(TEST, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Internals of Python, launchers and frameworks that `common/base/compat.py` relies on. Oracle: the installed versions."""
+"""Internals of Python, launchers and frameworks that `common/base/compat.py` uses. Oracle: the installed versions."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def without_a_process_that_watches(monkeypatch):
     ids=str,
 )
 def test_a_job_goes_on_with_other_ranks(sizes, commit_every, moments, go_on_after, tmp_path, capsys):
-    """From its newest commit, which each epoch's end is as well; each sample counts once, in the same bits."""
+    """The newest commit may be an epoch's end. Each sample counts once, in the bits of one rank."""
     found = ElasticJob(tmp_path / "run", sizes, commit_every=commit_every, moments=moments).train()
     assert of("start", found, "world_size")[-1] == sizes[-1]
     said = [line for line in capsys.readouterr().err.splitlines() if "ranks go on after step" in line]

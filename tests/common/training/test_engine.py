@@ -91,7 +91,7 @@ def test_slices_leave_the_same_bits_on_any_number_of_ranks(tmp_path):
 
 
 def test_ranks_without_samples_take_part(tmp_path):
-    """Of 65 samples the last global batch has one."""
+    """The last global batch of 65 samples has one."""
     flags = ("--synthetic-samples", 65, "--global-batch-size", 32, "--epochs", 2)
     one, three = (train(ranks, tmp_path / str(ranks), *flags) for ranks in (1, 3))
     assert len(of("step", one, "loss")) == 6

@@ -94,7 +94,7 @@ def change_a_byte(path: Path) -> Path:
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (2, 3), (3, 1)])
 @pytest.mark.parametrize("at", [3, 4, 6])
 def test_goes_on_from_any_checkpoint_on_any_number_of_ranks(before, after, at, undisturbed, tmp_path):
-    """In mid-epoch, and at the end of one."""
+    """The checkpoints are of mid-epoch, and of the end of one."""
     source = undisturbed(before)
     train(after, stopped(source, tmp_path, at=at), *SAVING, "--resume", "latest")
     assert_ended_alike(tmp_path, source, exactly=before == after)
@@ -384,7 +384,7 @@ def test_a_hook_that_fails_ends_the_job_with_the_step():
 
 @pytest.mark.parametrize("moment", ["step 3", "step 4", "epoch 1", "save 4"])
 def test_ranks_that_are_asked_to_stop_save_at_one_step_and_go_on_from_there(moment, undisturbed, tmp_path, capsys):
-    """In mid-epoch; at its last step, before its validation; and after it."""
+    """The moments are in mid-epoch, at its last step, after it, and after it is saved."""
 
     def hooks(job, rank):
         return [Recorder(moment, lambda: job.ask_to_stop("SIGTERM") if rank == 1 else None)]

@@ -1,7 +1,7 @@
-"""Runs on every rank of test_elastic.py: a trainer whose ranks are killed and frozen, and whose hosts leave and return.
+"""Trainer whose ranks are killed and suspended, and whose hosts leave and return, for test_elastic.py.
 
-Usage: python elastic.py FRAMEWORK DIRECTORY FLAGS... DIRECTORY/hosts is what the discovery script prints. Each mishap
-happens once, in this order, when four ranks are there; then training ends with the first epoch that four ranks end.
+Usage: python elastic.py FRAMEWORK DIRECTORY FLAGS... The discovery script prints DIRECTORY/hosts. Each fault happens
+once, in the order of MISHAPS, while there are four ranks; training ends after the next epoch that four ranks complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MISHAPS = {
 
 class Mishaps(Hook):
     def on_start(self, session) -> None:
-        self._steps = 0  # since these ranks were formed
+        self._steps = 0  # since this job was formed
 
     def on_step(self, session) -> None:
         time.sleep(0.01)
@@ -53,7 +53,7 @@ class Mishaps(Hook):
             hosts(rank, BOTH)
         if size < 4 or self._steps != STEPS_WITH_FOUR or not (left := self._left()):
             return
-        session.worker.collectives.barrier()  # nobody sees the mark before all have looked
+        session.worker.collectives.barrier()  # all ranks must check before the file exists
         (DIRECTORY / left[0]).touch()
         MISHAPS[left[0]](rank)
 

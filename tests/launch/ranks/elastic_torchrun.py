@@ -1,4 +1,4 @@
-"""Runs on every rank of test_elastic.py under torchrun: a trainer of which rank 1 is killed once.
+"""Trainer under torchrun whose rank 1 is killed once, for test_elastic.py.
 
 Usage: python elastic_torchrun.py DIRECTORY STEP FLAGS...
 """

@@ -1,4 +1,4 @@
-"""Runs on every rank of test_failing_host.py: a trainer of which rank 1 is killed whenever there are two.
+"""Trainer whose rank 1 is killed each time that there are two ranks, for test_failing_host.py.
 
 Usage: python failing_host.py FLAGS...
 """

@@ -1,9 +1,9 @@
-"""A run of which one rank computes a flipped bit in step 3, for `test_audit.py` and `test_bisect.py`.
+"""Trainer in which one rank computes a flipped bit in step 3, for `test_audit.py` and `test_bisect.py`.
 
     python tests/launch/ranks/flipping.py FRAMEWORK RANK WHICH [FLAGS of the trainer]
 
-WHICH of the slices that the rank computes in that step have it: its `own`, or `all`, those of other ranks as well.
-Without --slices, which TensorFlow alone can have here, the gradient of the first weight has it.
+WHICH is `own`, to flip it in the rank's slices, or `all`, to flip it also in slices of other ranks that it computes.
+Without --slices, which is supported only in TensorFlow, it is flipped in the gradient of the first weight.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ def main() -> None:
     if session is None:
         return
     if session.placement.rank == int(rank):
-        sliced_step = session.worker._sliced_step
-        if sliced_step is None:
+        step = session.worker._step
+        if framework == "tensorflow" and not session.strategy.reduction.is_ordered:
             flip_in_graph(session.worker)
             session.train()
             return
-        compute = sliced_step._slices
+        slices = step.backward if framework == "pytorch" else step.start.__self__
+        compute = slices._slices
 
         def is_planted(batch) -> bool:
             return session.progress.step + 1 == PLANTED and (which == "all" or batch.read_slice_of)
@@ -44,26 +45,28 @@ def main() -> None:
 
             compute(batch, one_pass, give_flipped)
 
-        sliced_step._slices = flipped_buckets if framework == "pytorch" else flipped_vectors
+        flipped = flipped_buckets if framework == "pytorch" else flipped_vectors
+        object.__setattr__(slices, "_slices", flipped)
     session.train()
 
 
 def flip_in_graph(worker) -> None:
     import tensorflow as tf
 
-    compute = worker._one_pass
+    passes = worker._step.backward
+    compute = passes.one_pass
 
     def flipped(*arguments):
         loss_sum, (first, *others) = compute(*arguments)
-        flips = tf.cast(worker._optimizer.num_steps == PLANTED - 1, tf.int32)
+        flips = tf.cast(worker._step.optimizer.num_steps == PLANTED - 1, tf.int32)
         first = tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(first, tf.int32), flips), tf.float32)
         return loss_sum, [first, *others]
 
-    worker._one_pass = flipped
+    object.__setattr__(passes, "one_pass", flipped)
 
 
 def flip(vector):
-    """The lowest bit of one of its gradients."""
+    """Flip the lowest bit of one gradient in the vector."""
     array = np.array(vector.numpy())
     array.view(np.int32)[99] ^= 1
     if "tensorflow" in sys.modules:

@@ -1,6 +1,6 @@
-"""Sums over slices on the ranks of a job, in the framework that is named: says which of them an all-reduce made.
+"""Sum over slices on the ranks of a job in the given framework, and print which of the sums used an all-reduce.
 
-Oracle: the tree's sum by NumPy, of all slices, which every rank can draw.
+Oracle: the sum by the tree in NumPy over all slices, which each rank can generate.
 """
 
 import sys
@@ -12,7 +12,7 @@ from allstep.common.data.slices import TreeSum, local_nodes, local_slices
 
 
 def tree_sum(num_slices: int, numbers: range, size: int) -> TreeSum:
-    """Of vectors whose sum is another one in each order."""
+    """Sum vectors whose sum depends on the order."""
     sums: TreeSum[np.ndarray] = TreeSum(num_slices)
     for number in numbers:
         sums.add((number, number + 1), np.random.default_rng(number).standard_normal(size, np.float32))

@@ -1,8 +1,8 @@
-"""A run with --precision fp16 in which the gradients of one rank overflow in step 3, for `test_fp16.py`.
+"""Trainer with --precision fp16 in which the gradients of one rank overflow in step 3, for `test_fp16.py`.
 
     python tests/launch/ranks/overflowing.py FRAMEWORK RANK [FLAGS of the trainer]
 
-Checks on rank 0 that the step has left weights and optimizer slots as they were, and changes them when it is the next.
+It asserts that weights and optimizer slots do not change in that step, and change in all other steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLANTED = 3
 
 
 class Overflowing(Wrapped):
-    """A worker whose loss is scaled beyond all bounds in one step on one rank."""
+    """Worker whose loss is scaled by infinity in one step on one rank."""
 
     overflows = False
     results: list = []
@@ -32,10 +32,12 @@ class Overflowing(Wrapped):
         number = len(self.results) + 1
         planted = number == PLANTED and self.overflows
         for result in self.results:
-            float(result)  # so that nothing is under way where steps are asynchronous
+            float(result)  # so that no asynchronous step is in flight
         before = self.state()
-        if planted and "model-parallel" in sys.argv:  # the stages hand the loss's scale on in their gradients
-            _, parameter = list(self._local_parameters())[-1]
+        if planted and "model-parallel" in sys.argv:  # gradients carry the scale from stage to stage
+            from allstep.pytorch.state import local_parameters
+
+            _, parameter = list(local_parameters(self._network))[-1]
             handle = parameter.register_hook(lambda gradient: gradient * math.inf)
             result = self.original.train_step(batch, learning_rate, loss_scale)
             handle.remove()
@@ -50,12 +52,12 @@ class Overflowing(Wrapped):
         return result
 
     def state(self):
-        # Copies: some of it is the memory in which the next step computes.
+        # Copy the arrays, because the next step may overwrite their memory.
         return {name: np.array(array) for name, array in self.export_state().items()}
 
 
 class Scaled(Hook):
-    """Begins with a scale at which nothing overflows by itself."""
+    """Starts with a scale at which no gradient overflows by itself."""
 
     def on_start(self, session):
         session.progress.loss_scale = LossScale(1024.0)

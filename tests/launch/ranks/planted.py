@@ -1,9 +1,9 @@
-"""A trainer with a fault planted on one rank, for `test_bisect.py`; it does not look whether ranks agree.
+"""Trainer with a planted fault on one rank and without replica checks, for `test_bisect.py`.
 
     python tests/launch/ranks/planted.py FRAMEWORK FAULT RANK STEP [FLAGS of the trainer]
 
-FAULT is `rate` (another learning rate in that step), `order` (its samples change places) or `broadcast` (before it,
-which is the first, the first weight is not that of rank 0).
+FAULT is `rate` (another learning rate in that step), `order` (its samples are permuted) or `broadcast` (before that
+step, which must be 1, the first weight differs from that of rank 0).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from allstep.common.process.exit import run_rank
 
 
 class Planted(Wrapped):
-    """A worker whose rank has the fault."""
+    """Worker with the fault."""
 
     def __init__(self, worker, fault, step) -> None:
         super().__init__(worker)
@@ -40,7 +40,7 @@ class Planted(Wrapped):
 
     def change_first_weight(self) -> None:
         if self.framework == "pytorch":
-            _, array = next(self.parameters())  # which is the weight's own memory
+            _, array = next(self.parameters())  # shares memory with the weight
             array += 1
         else:
             variable = self._model.trainable_variables[0]

@@ -1,4 +1,4 @@
-"""A network for --model in which PLANTED="STEP RANK LAYER" flips a bit of one gradient."""
+"""Network for --model in which PLANTED="STEP RANK LAYER" flips a bit of one gradient."""
 
 import os
 

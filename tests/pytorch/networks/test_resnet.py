@@ -1,4 +1,4 @@
-"""The ResNets of PyTorch. Oracle: torchvision's own modules, and batch norm computed by hand."""
+"""ResNets of PyTorch. Oracle: torchvision's modules, and batch norm by its formula."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_is_torchvisions_network_by_the_same_names(name):
     import_weights(ours, weights)
     assert checksum(export_weights(ours)) == checksum(weights)
     assert sum(parameter.numel() for parameter in ours.parameters()) == NUM_PARAMETERS[name]
-    for model in (theirs, ours):  # the second pass has the statistics that the first one left
+    for model in (theirs, ours):  # the second pass uses the statistics of the first
         model.train()
         with torch.no_grad():
             model(images(4, 3, 64, 64))
@@ -49,7 +49,7 @@ def test_takes_images_of_any_size(image_shape):
 
 
 def test_batch_norm_of_a_single_value_is_its_shift():
-    """By hand: the value is its own mean, and there is no variance; so a tenth of the old statistics goes."""
+    """Oracle: the value is the mean and the variance is 0, each of which gets a weight of 0.1 in the statistics."""
     norm = BatchNorm(2)
     with torch.no_grad():
         norm.bias.copy_(torch.tensor([3.0, -1.0]))
@@ -67,7 +67,7 @@ def test_running_variance_has_bessels_correction():
 
 
 def test_statistics_of_all_ranks_fit_in():
-    """--sync-batch-norm replaces each batch norm. Oracle: the same network without it, on what is the only rank."""
+    """--sync-batch-norm replaces each batch norm. Oracle: the same network without the flag, on a single rank."""
     model, alone = (build_model("resnet18", (8, 8, 1), 5) for _ in range(2))
     weights = initial_weights({of: array.shape for of, array in export_weights(alone).items()}, seed=0)
     for one in (model, alone):
@@ -76,7 +76,7 @@ def test_statistics_of_all_ranks_fit_in():
     assert {type(module) for module in model.modules()}.isdisjoint({BatchNorm})
     values = images(6, 1, 8, 8)
     assert torch.allclose(model(values), alone(values), rtol=1e-4, atol=1e-4)
-    assert not any(buffer.requires_grad for buffer in model.buffers())  # or each would keep all steps' graphs
+    assert not any(buffer.requires_grad for buffer in model.buffers())  # or buffers would keep all graphs
     ours, expected = export_weights(model), export_weights(alone)
     assert ours.keys() == expected.keys()
     for name in expected:
@@ -95,8 +95,8 @@ def test_initial_batch_norms_change_nothing():
 
 @pytest.mark.parametrize("of_all_ranks", [False, True])
 def test_gradients_of_two_shifts_are_two(of_all_ranks):
-    """A shortcut's shift has the gradient of the one that it is added to. Horovod averages gradients in place: where
-    both were one piece of memory, it was done twice."""
+    """A shortcut's shift has the same gradient as the shift to which it is added. Their memory must be separate,
+    because Horovod averages gradients in place and would do it twice."""
     norms = torch.nn.ModuleList([BatchNorm(3), BatchNorm(3)])
     if of_all_ranks:
         synchronise_batch_norm(norms, lambda tensor, name: tensor)
@@ -107,7 +107,7 @@ def test_gradients_of_two_shifts_are_two(of_all_ranks):
 
 
 def test_statistics_of_all_ranks_in_bfloat16():
-    """More values than bfloat16 can count. Oracle: the same in float32."""
+    """The number of values is too large for bfloat16. Oracle: the same in float32."""
     values = images(257, 3, 2, 2)
     norms = [torch.nn.Sequential(BatchNorm(3)) for _ in range(2)]
     for norm in norms:

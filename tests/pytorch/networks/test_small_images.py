@@ -1,4 +1,4 @@
-"""The ResNets for small images in PyTorch. Oracle: the papers in NumPy (tests/forward.py), and published counts."""
+"""ResNets for small images in PyTorch. Oracle: the papers in NumPy (tests/forward.py), and published counts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from allstep.common.recipe.weights import initial_weights
 from allstep.pytorch.models import build_model, export_weights, import_weights
 
 NUM_PARAMETERS = {"resnet32": 0.46e6, "resnet44": 0.66e6, "resnet56": 0.85e6, "resnet110": 1.7e6}
-"""Table 6 of He et al. 2016."""
+"""Numbers from table 6 of He et al. 2016."""
 WIDE = {(40, 1): 0.6e6, (16, 8): 11.0e6, (28, 10): 36.5e6}
-"""By depth and width: tables 3 and 4 of Zagoruyko and Komodakis 2016."""
+"""Numbers by depth and width, from tables 3 and 4 of Zagoruyko and Komodakis 2016."""
 
 
 @pytest.mark.parametrize("name", NUM_PARAMETERS)
@@ -36,7 +36,7 @@ def test_logits_are_those_of_the_oracle(name, image_shape):
     model = build_model(name, image_shape, 7)
     weights = initial_weights({of: array.shape for of, array in export_weights(model).items()}, seed=3)
     random = np.random.default_rng(0)
-    # Statistics and scales that change something.
+    # Statistics, scales and shifts that have an effect.
     for array in weights.values():
         if array.ndim == 1:
             array += random.uniform(-0.2, 0.2, array.shape)

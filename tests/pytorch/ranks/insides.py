@@ -1,4 +1,4 @@
-"""What `pytorch/compat.py` uses of Horovod and of Gloo, on two ranks of Horovod by test_compat.py."""
+"""Internals of Horovod and Gloo that `pytorch/compat.py` uses; run on two Horovod ranks by test_compat.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LOOKS = 1000
 
 
 def check_handles(num_passes: int) -> None:
-    """Each backward pass but the last only adds up; the last starts an all-reduce a parameter, and a step ends them."""
+    """Only the last backward pass starts an all-reduce per parameter; earlier ones accumulate, and a step ends all."""
     network = torch.nn.Linear(3, 2)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(network.parameters(), lr=0.1),
@@ -35,11 +35,11 @@ def check_handles(num_passes: int) -> None:
 
 
 def check_gloo(folder: str) -> None:
-    """Its threads are busy while they sum many numbers, and at rest when the sums are there."""
+    """Gloo's threads are busy while they sum many numbers, and idle when the sums are done."""
     store = dist.FileStore(str(Path(folder, "store")), hvd.size())
     dist.init_process_group("gloo", store=store, rank=hvd.rank(), world_size=hvd.size())
     values, seen = torch.ones(1_000_000), set()
-    for _ in range(NUM_SUMS):  # as many on all ranks, however soon one has seen it
+    for _ in range(NUM_SUMS):  # the same number on all ranks
         sum_ = dist.all_reduce(values, async_op=True)
         while not sum_.is_completed():
             seen.add(gloo_is_busy())

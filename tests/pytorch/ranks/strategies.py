@@ -1,4 +1,4 @@
-"""What each rank computes under the options of one strategy, named as the argument; run by test_strategies.py.
+"""Computation of each rank with options of one strategy, which the argument names; run by test_strategies.py.
 
 Oracle: the same network in one process with the samples of all ranks.
 """
@@ -21,14 +21,15 @@ from allstep.common.data.loader import Batch, Slice
 from allstep.common.data.sharding import Position
 from allstep.common.launch.placement import find_placement
 from allstep.pytorch.compat import without_compiler
-from allstep.pytorch.sliced_step import SlicedStep
-from allstep.pytorch.strategies.strategy import TrainStep
+from allstep.pytorch.passes import TrainPass
+from allstep.pytorch.precision import Precision
+from allstep.pytorch.slices import Slices
 
 LEARNING_RATE, NUM_STEPS, NUM_SAMPLES = 0.1, 6, 15
 PLACE = find_placement()
 IMAGES = torch.randn(NUM_SAMPLES, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(NUM_SAMPLES) % 5
-# 7 and 8 samples: no two ranks have equally many.
+# The two ranks have different numbers of samples, 7 and 8.
 OWN = slice(*(NUM_SAMPLES * number // PLACE.world_size for number in (PLACE.rank, PLACE.rank + 1)))
 
 
@@ -51,7 +52,7 @@ def optimizer(model: nn.Module, learning_rate: float = LEARNING_RATE) -> torch.o
 def alone(
     model: nn.Module, learning_rate: float = LEARNING_RATE, num_micro_batches: int = 1, num_samples: int = NUM_SAMPLES
 ) -> dict[str, torch.Tensor]:
-    """Weights and buffers after training in one process, on equal parts of each batch one after the other."""
+    """Return weights and buffers after training in one process, on micro-batches of each batch in sequence."""
     steps = optimizer(model, learning_rate)
     for _ in range(NUM_STEPS):
         steps.zero_grad()
@@ -63,15 +64,15 @@ def alone(
 
 
 def together(strategy, model: nn.Module) -> dict[str, torch.Tensor]:
-    """The same by all ranks, each with its own samples."""
+    """Return weights and buffers after training on all ranks, each with its share of the samples."""
     wrapped, steps = strategy.wrap(model, optimizer(model))
     strategy.broadcast(wrapped, steps)
-    step = strategy.compile_train_step(TrainStep(wrapped, loss_sum))
+    one_pass = strategy.reduction.train_pass(TrainPass(wrapped, loss_sum))
     for _ in range(NUM_STEPS):
         steps.zero_grad()
-        step(IMAGES[OWN], LABELS[OWN], PLACE.world_size / NUM_SAMPLES, is_last=True)
+        strategy.reduction.wait(one_pass(IMAGES[OWN], LABELS[OWN], PLACE.world_size / NUM_SAMPLES, is_last=True))
         steps.step()
-    # Whatever the gradients went through, the ranks have the same weights.
+    # All ranks have the same weights, even if the gradients were compressed.
     own = np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()]).view(np.int32)
     of_all = strategy.collectives.all_gather(own.astype(np.int64))
     assert (of_all == of_all[0]).all()
@@ -92,12 +93,12 @@ def with_flags(strategy, **flags):
 def check_batch_norm(strategy) -> None:
     expected = alone(network(batch_norm=True))
     assert apart(expected, together(with_flags(strategy, sync_batch_norm=True), network(batch_norm=True))) < 1e-5
-    # The oracle sees the difference that the flag makes.
+    # The oracle detects a run without the flag.
     assert apart(expected, together(strategy, network(batch_norm=True))) > 1e-3
 
 
 def check_lossy(strategy, bound: float, **flags: str) -> None:
-    """Near the exact result, and not equal to it: something was left out on the way."""
+    """The result is close to the exact one but not equal to it, because gradients were compressed."""
     assert 1e-7 < apart(alone(network()), together(with_flags(strategy, **flags), network())) < bound, flags
 
 
@@ -117,14 +118,14 @@ def check_ddp() -> None:
 
 
 def check_small_first_bucket(strategy) -> None:
-    """What comes first in a backward pass is reduced beside the rest of it, where no size of buckets is given."""
+    """Without a bucket size, the first gradients of a backward pass are reduced while it computes the rest."""
     wide = nn.Sequential(
         nn.Flatten(), nn.Linear(108, 64), nn.Linear(64, 5000)
-    )  # 27 kB; 1.3 MB, whose gradient is first
+    )  # 27 kB, and 1.3 MB with the first gradient
     wrapped, _ = strategy.wrap(wide, optimizer(wide))
-    step = strategy.compile_train_step(TrainStep(wrapped, loss_sum))
+    one_pass = strategy.reduction.train_pass(TrainPass(wrapped, loss_sum))
     for _ in range(5):  # the first passes find the order
-        step(IMAGES[OWN], LABELS[OWN], 1.0, is_last=True)
+        one_pass(IMAGES[OWN], LABELS[OWN], 1.0, is_last=True)
     assert len(wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")) == 2
 
 
@@ -134,7 +135,7 @@ def check_horovod() -> None:
     strategy = Horovod(PLACE, StrategyConfig())
     strategy.init()
     assert apart(alone(network()), together(strategy, network())) < 1e-6
-    # The gradients of all ranks added up: the learning rate counts once for each.
+    # Adding the gradients of all ranks is the same as multiplying the learning rate by their number.
     expected = alone(network(), LEARNING_RATE * PLACE.world_size)
     assert apart(expected, together(with_flags(strategy, op="sum"), network())) < 1e-5
     check_lossy(strategy, 1e-2, compression="fp16")
@@ -144,7 +145,7 @@ def check_horovod() -> None:
 
 
 def check_slices(strategy) -> None:
-    """The sum of the last layers' gradients begins before the first layer has any, and not when a step is audited."""
+    """Summing the last layers' gradients begins before the first layer has any, unless the step is audited."""
     model = network()
     (loss_sum(model(IMAGES), LABELS) / NUM_SAMPLES).backward()
     expected = [parameter.grad for parameter in model.parameters()]
@@ -157,25 +158,22 @@ def check_slices(strategy) -> None:
         sliced_gradients(strategy, TwiceTheSame())
     except UserError as error:
         assert "received another one" in str(error)
-        strategy.collectives.barrier()  # who ends now would end the others
+        strategy.collectives.barrier()  # a rank that exits first would end the other
     else:
         raise AssertionError("a gradient came too late, and nobody noticed")
 
 
 def sliced_gradients(strategy, model: nn.Module, *, audited: bool = False) -> list[int | str]:
-    """Gradients by a slice a rank in three buckets.
+    """Compute gradients with one slice per rank and three buckets.
 
-    Returns: the numbers of the buckets as their sums begin, and between them when the first layer has its gradient.
+    Returns: the events in order: the number of each bucket whose sum begins, and "first layer" for its gradient.
     """
     strategy = with_flags(strategy, slices=PLACE.world_size, bucket_size=0.0005)
     strategy.wrap(model, optimizer(model))
     seen: list[int | str] = []
-    ordered_sum = strategy.ordered_sum()
-    begin = ordered_sum.begin
-    ordered_sum.begin = lambda partial, number: seen.append(number) or begin(partial, number)
-    strategy.ordered_sum = lambda: ordered_sum
+    begin = strategy.reduction.sum.begin
+    strategy.reduction.sum.begin = lambda partial, number: seen.append(number) or begin(partial, number)
     hook = next(model.parameters()).register_hook(lambda _: seen.append("first layer"))
-    step = TrainStep(model, loss_sum)
 
     def batch_of(rank: int) -> Batch:
         own = slice(*(NUM_SAMPLES * number // PLACE.world_size for number in (rank, rank + 1)))
@@ -183,18 +181,23 @@ def sliced_gradients(strategy, model: nn.Module, *, audited: bool = False) -> li
         samples = IMAGES[own].numpy(), LABELS[own].numpy()
         return Batch(*samples, size, NUM_SAMPLES, 1 / NUM_SAMPLES, Position(0, 0), [Slice(rank, 0, size)])
 
-    def one_pass(part: Batch, number: int) -> torch.Tensor:
-        return step(torch.as_tensor(part.inputs), torch.as_tensor(part.targets), part.loss_weight)
+    class Inputs:
+        device = torch.device("cpu")
 
+        def __call__(self, part: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.as_tensor(part.inputs), torch.as_tensor(part.targets)
+
+    one_pass = strategy.reduction.train_pass(TrainPass(model, loss_sum))
     batch = dataclasses.replace(batch_of(PLACE.rank), read_slice_of=batch_of if audited else None)
     model.zero_grad()
-    SlicedStep(model, strategy)(batch, one_pass)
+    slices = Slices(strategy.reduction, one_pass, Inputs(), Precision(), (), strategy.collectives, seed=0)
+    strategy.reduction.wait(slices(batch, 1.0, 0))
     hook.remove()
     return seen
 
 
 class TwiceTheSame(nn.Module):
-    """A layer in two passes of their own, of which each hands it a gradient."""
+    """Network with a layer in two checkpointed passes, each of which gives the layer a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +211,7 @@ class TwiceTheSame(nn.Module):
 
 
 def check_model_parallel() -> None:
-    """Whatever number of samples a batch has, batch norm sees each once and nothing else."""
+    """For any number of samples in a batch, batch norm sees each sample once and no padding."""
     from allstep.pytorch.strategies.model_parallel import ModelParallel
 
     strategy = ModelParallel(PLACE, StrategyConfig(stages=PLACE.world_size, micro_batches=4))
@@ -217,10 +220,10 @@ def check_model_parallel() -> None:
     for num_samples, num_micro_batches in ((12, 4), (15, 3), (7, 1), (1, 1)):
         model = network(batch_norm=True)
         stage, steps = strategy.wrap(model, optimizer(model))
-        step = strategy.compile_train_step(TrainStep(stage, loss_sum))
+        one_pass = strategy.reduction.train_pass(TrainPass(stage, loss_sum))
         for _ in range(NUM_STEPS):
             steps.zero_grad()
-            step(IMAGES[:num_samples], LABELS[:num_samples], 1 / num_samples, is_last=True)
+            one_pass(IMAGES[:num_samples], LABELS[:num_samples], 1 / num_samples, is_last=True)
             steps.step()
         of_stage = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta}
         received = strategy.gather(of_stage)

@@ -1,4 +1,4 @@
-"""The drop-in's elastic training under a real horovodrun: a killed rank, and one that joins.
+"""Elastic training with horovod_keras under a real horovodrun: a rank is killed, and one joins.
 
 Oracles: the state of the other rank; the epoch and batch at which the rank was killed.
 """
@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parent / "ranks" / "keras_elastic.py"
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory) -> list[dict]:
-    """What the ranks said, in the order in which it came."""
+    """Run the job, and return the events that the ranks printed, in order."""
     directory = tmp_path_factory.mktemp("elastic")
     hosts = directory / "hosts"
     hosts.write_text("localhost:1\n127.0.0.1:1\n")  # two hosts for horovodrun, which leaves out the one that fails
@@ -30,7 +30,7 @@ def said(tmp_path_factory) -> list[dict]:
 
 
 def test_training_goes_on_without_the_killed_rank_from_its_last_commit(said):
-    """It fell before batch 7 of its second epoch, so batch 6 was the last that all committed."""
+    """The rank was killed before batch 7 of its second epoch, so batch 6 was the last that all ranks committed."""
     alone = [line for line in said if line["size"] == 1]
     assert (alone[0]["event"], alone[0]["epoch"], alone[0]["batch"]) == ("begin", 1, 6)
 

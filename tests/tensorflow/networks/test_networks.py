@@ -1,4 +1,4 @@
-"""The networks of Keras that PyTorch has from elsewhere or from us. Oracle: PyTorch's, with the same weights."""
+"""Networks of Keras. Oracle: the same networks in PyTorch, ours or a library's, with the same weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from allstep.pytorch import models as pytorch_models
 from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
 
 PUBLISHED = {"vgg16": 138_357_544, "vit-tiny": 5_717_416}
-"""Parameters by the documentation of torchvision and timm, for images of 224 x 224 x 3 and 1000 classes."""
+"""Numbers of parameters in the documentation of torchvision and timm, for 224 x 224 x 3 images and 1000 classes."""
 CASES = [
     *((name, (8, 8, 1)) for name in ("resnet32", "resnet110", "wide-resnet", "vit-small-images")),
     *((name, (9, 7, 3)) for name in ("resnet32", "wide-resnet")),
@@ -29,7 +29,7 @@ CASES = [
 
 
 def pair(name: str, image_shape: tuple[int, int, int]) -> tuple[torch.nn.Module, keras.Model]:
-    """The network in both frameworks with the same weights, none of them zero."""
+    """Build the network in both frameworks with the same weights, none of which is zero."""
     theirs, ours = pytorch_models.build_model(name, image_shape, 7), build_model(name, image_shape, 7)
     shapes = {of: array.shape for of, array in pytorch_models.export_weights(theirs).items()}
     assert {weight.name: weight.canonical_shape for weight in canonical_weights(ours)} == shapes
@@ -80,7 +80,7 @@ def test_as_many_parameters_as_published(name):
 
 @pytest.mark.parametrize("name", ["wide-resnet", full("vit-small-images")])
 def test_trains_as_in_pytorch(name, tmp_path):
-    """Two ranks. Rounding errors grow from step to step in a network this deep."""
+    """Train on two ranks. In a network this deep, rounding errors grow from step to step."""
     flags = ("--model", name, "--global-batch-size", 718, "--epochs", 1, "--log-every", 1, "--base-lr", 0.001)
     size = ("--model-depth", 10, "--model-width", 1) if name == "wide-resnet" else ()
     curves = {}
@@ -90,5 +90,5 @@ def test_trains_as_in_pytorch(name, tmp_path):
         curves[framework].append(last(events, "epoch")["validation_loss"])
     assert len(curves["pytorch"]) == 3 + 1
     first, second, *_ = curves["pytorch"]
-    assert abs(second - first) > 0.001 * first  # or else a wrong gradient would do as well
+    assert abs(second - first) > 0.001 * first  # or a wrong gradient would also pass
     np.testing.assert_allclose(curves["tensorflow"], curves["pytorch"], rtol=1e-3)

@@ -1,4 +1,4 @@
-"""The ResNets of Keras. Oracle: torchvision's own modules with the same weights; and PyTorch's trainer."""
+"""ResNets of Keras. Oracle: torchvision's modules with the same weights, and PyTorch's trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}  # torchvision
 
 
 def torchvisions(name: str, values: np.ndarray) -> tuple[torch.nn.Module, dict[str, np.ndarray]]:
-    """Its network with the statistics of `values`, so that logits are of the size of 1, and its weights."""
+    """Return torchvision's network, with the statistics of `values`, so that logits are around 1, and its weights."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name)
     for module in model.modules():
@@ -33,7 +33,7 @@ def torchvisions(name: str, values: np.ndarray) -> tuple[torch.nn.Module, dict[s
 
 
 @pytest.mark.parametrize("name", NUM_PARAMETERS)
-@pytest.mark.parametrize("size", [224, 75])  # even and odd maps are padded in other places
+@pytest.mark.parametrize("size", [224, 75])  # even and odd maps are padded differently
 def test_logits_and_statistics_are_torchvisions(name, size):
     values = np.random.default_rng(0).normal(size=(2 if size > 200 else 8, size, size, 3)).astype(np.float32)
     theirs, weights = torchvisions(name, values)
@@ -42,10 +42,10 @@ def test_logits_and_statistics_are_torchvisions(name, size):
     assert checksum(export_weights(ours)) == checksum(weights)
     assert sum(int(np.prod(weight.shape)) for weight in ours.trainable_variables) == NUM_PARAMETERS[name]
 
-    # PyTorch in float32 is 2e-4 from itself in float64 where the statistics are those of so few samples.
+    # With statistics of so few samples, PyTorch in float32 differs from PyTorch in float64 by 2e-4.
     for training, tolerance in ((False, 1e-4), (True, 1e-3)):
         theirs.train(training)
-        values = values + 0.5  # or else the running statistics would stay as they are
+        values = values + 0.5  # or the running statistics would not change
         with torch.no_grad():
             expected = theirs(torch.from_numpy(values).permute(0, 3, 1, 2)).numpy()
         received = ours(values, training=training).numpy()
@@ -57,7 +57,7 @@ def test_logits_and_statistics_are_torchvisions(name, size):
 
 
 def test_gradients_are_torchvisions_in_float64():
-    """In float64, for with these samples no ReLU of ours is on the other side of its kink, as it would be by chance."""
+    """PyTorch computes in float64: with these samples, no ReLU input of ours has a different sign than in float64."""
     random = np.random.default_rng(0)
     values, labels = random.normal(size=(8, 64, 64, 3)).astype(np.float32), random.integers(0, 1000, 8)
     theirs, weights = torchvisions("resnet18", values)
@@ -91,7 +91,7 @@ def test_takes_images_of_any_size(image_shape):
 
 
 def test_batch_norm_of_a_single_value_is_its_shift():
-    """By hand, as in tests/pytorch/networks/test_resnet.py."""
+    """Oracle: the numbers of tests/pytorch/networks/test_resnet.py."""
     norm = BatchNorm()
     norm.build((None, 1, 1, 2))
     norm.beta.assign([3.0, -1.0])
@@ -101,11 +101,11 @@ def test_batch_norm_of_a_single_value_is_its_shift():
     assert norm.running_variance.numpy().tolist() == pytest.approx([0.9, 0.9])
 
 
-@pytest.mark.full  # test_networks.py has a smaller one with batch norm
+@pytest.mark.full  # test_networks.py trains a smaller network with batch norm
 def test_trains_as_in_pytorch(tmp_path):
-    """Two ranks with unequal slices, the last of a single sample: losses, and what validation makes of the statistics.
+    """Compare losses, and validation with running statistics, on two ranks with unequal slices, the last of one sample.
 
-    Rounding errors grow from step to step in a network this deep, so the bound is wider than that of `allstep parity`.
+    In a network this deep, rounding errors grow from step to step, so the bound is wider than in `allstep parity`.
     """
     flags = ("--model", "resnet18", "--dataset", "digits", "--global-batch-size", 718, "--epochs", 1, "--log-every", 1)
     curves = {}
@@ -115,5 +115,5 @@ def test_trains_as_in_pytorch(tmp_path):
         curves[framework] = [event["loss"] for event in events if event["event"] == "step"]
         curves[framework].append(last(events, "epoch")["validation_loss"])
     assert len(curves["pytorch"]) == 3 + 1
-    assert curves["pytorch"][1] < 0.99 * curves["pytorch"][0]  # or else a wrong gradient would do as well
+    assert curves["pytorch"][1] < 0.99 * curves["pytorch"][0]  # or a wrong gradient would also pass
     np.testing.assert_allclose(curves["tensorflow"], curves["pytorch"], rtol=1e-3)

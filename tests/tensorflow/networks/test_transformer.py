@@ -1,4 +1,4 @@
-"""The transformers for text. Oracle: PyTorch's own layers, nn.TransformerEncoder, with the same weights."""
+"""Transformers for text. Oracle: PyTorch's nn.TransformerEncoder with the same weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = np.random.default_rng(0).integers(0, NUM_TOKENS, (3, LENGTH))
 
 
 def weights_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """None of them zero."""
+    """Return initial weights with noise, so that none is zero."""
     random = np.random.default_rng(1)
     return {
         name: array + random.uniform(-0.2, 0.2, array.shape).astype(np.float32)
@@ -27,7 +27,7 @@ def weights_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
 
 
 def by_pytorchs_local_layers(weights: dict[str, np.ndarray], *, causal: bool) -> torch.Tensor:
-    """Logits by nn.TransformerEncoder."""
+    """Return the logits of nn.TransformerEncoder."""
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
     layer = nn.TransformerEncoderLayer(64, 4, 256, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -88,7 +88,7 @@ def test_a_character_sees_none_that_comes_after_it():
 
 
 def test_both_frameworks_learn_to_write_alike(tmp_path):
-    """Two ranks of Horovod, and of PyTorch also of FSDP; an embedding's gradient is a list of rows in TensorFlow."""
+    """Train on two ranks with Horovod, and FSDP in PyTorch. TensorFlow's gradients of embeddings are lists of rows."""
     path = tmp_path / "text"
     path.write_text("to be or not to be, that is the question: " * 100)
     flags = ("--dataset", f"text:{path}", "--model", "text-decoder", "--global-batch-size", 15, "--epochs", 2,
@@ -108,7 +108,7 @@ def test_both_frameworks_learn_to_write_alike(tmp_path):
 
 
 def test_gradient_of_a_bias_is_added_up_over_tokens_first():
-    """Oracle: the sum in float64 of gradients that are the same for all tokens of a text, as the mean's are."""
+    """Oracle: the sum in float64. All tokens of a text have the same gradient, as after a mean over tokens."""
     import keras
     import tensorflow as tf
 

@@ -1,7 +1,6 @@
 """Batch norm when a global batch leaves rank 0 without samples; run on two ranks of Horovod by test_batch_norm.py.
 
-Oracles: by hand, the mean over the ranks of the statistics of each; over the global batch, the same samples in one
-process.
+Oracles: for the statistics of separate ranks, their mean; for --sync-batch-norm, the same samples in one process.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from allstep.tensorflow.worker import Worker
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (7, 6, 6, 1), dtype=np.uint8)
 DATASET = Dataset(None, None, (6, 6, 1), 3, mean=(0.5,), std=(0.25,))
-# The last one has a sample for rank 1 alone, so rank 0 fills its slice up. With two passes so does rank 1 in one.
+# The last one has a sample only for rank 1, so rank 0 pads its slice. With two passes, rank 1 also does in one pass.
 GLOBAL_BATCHES = ((0, 4), (4, 6), (6, 7))
 
 
 def batch(begin: int, end: int, placement: Placement) -> Batch:
-    """As the loader makes it."""
+    """Return a batch as the loader makes it."""
     first, after = rank_slice(begin, end, rank=placement.rank, world_size=placement.world_size)
     read = slice(first, max(after, first + 1))
     loss_weight = placement.world_size / (end - begin) if after > first else 0.0
@@ -65,7 +64,7 @@ def check_of_each_rank(strategy: Horovod, num_passes: int) -> None:
         strategy.collectives.all_gather(history[-1].view(np.int32).astype(np.int64)).astype(np.int32).view(np.float32)
     )
     assert (of_all[0] != of_all[1]).all()
-    for _ in range(2):  # a second time changes nothing any more
+    for _ in range(2):  # the second time changes nothing
         worker.average_statistics()
         np.testing.assert_array_equal(statistics(), of_all.astype(np.float64).mean(0).astype(np.float32))
 
@@ -80,7 +79,7 @@ def check_of_all_ranks(strategy: Horovod, num_passes: int) -> None:
         expected.train_step(batch(*bounds, ALONE), 0.1)
     arrays = received.export_state()
     assert all(np.isfinite(array).all() for array in arrays.values())
-    if num_passes == 1:  # each pass has statistics of its own, as one process has others in passes
+    if num_passes == 1:  # with passes, each pass has separate statistics
         for name, array in expected.export_state().items():
             np.testing.assert_allclose(arrays[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
 

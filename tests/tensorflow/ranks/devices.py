@@ -1,12 +1,12 @@
-"""Strategies of one process on three CPU devices against `single`, optimizer by optimizer. Prints `all right`.
+"""Compare strategies of one process on three CPU devices with `single` for each optimizer, and print `all right`.
 
-Oracles: `Single` on the same batches; for the replica check, a copy of a weight that was changed by hand.
+Oracles: `Single` on the same batches; for the replica check, a modified copy of a weight.
 """
 
 import os
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# A process cannot change its number of threads again: all cores, for any number of devices.
+# A process cannot change its number of threads later, so use all cores for any number of devices.
 os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
 
 import numpy as np
@@ -46,12 +46,13 @@ def make_worker(kind: type[Strategy], flags: OptimizerConfig, accumulate_steps: 
         optimizer = build_optimizer(flags)
         optimizer.build(model.trainable_variables)
     import_weights(model, initial_weights({name: one.shape for name, one in export_weights(model).items()}, seed=3))
+    model, optimizer = strategy.wrap(model, optimizer)
     config = TrainConfig(optimizer=flags, parallel=StrategyConfig(accumulate_steps=accumulate_steps))
     return Worker(model, optimizer, config, strategy, device, DATASET)
 
 
 def batches() -> list[Batch]:
-    """Sizes that three devices and two passes do not divide, and one with fewer samples than devices."""
+    """Return batches whose sizes are not multiples of devices and passes, one of them smaller than the devices."""
     random = np.random.default_rng(5)
     return [
         Batch(
@@ -73,7 +74,7 @@ def train(worker: Worker, learning_rate: float) -> list[float]:
 mirrored = None
 for name, config in OPTIMIZERS.items():
     rate = 0.001 if name.startswith("adam") else 0.05
-    # The first strategy sets the number of devices, which is fixed from then on.
+    # The first strategy sets the number of devices, which cannot change later.
     workers = [make_worker(Mirrored, config), make_worker(CentralStorage, config)]
     if name == "nesterov":
         workers.append(make_worker(Mirrored, config, accumulate_steps=2))

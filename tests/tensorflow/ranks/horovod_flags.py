@@ -1,7 +1,7 @@
-"""What `--compression` and `--op` do with the gradients of two ranks. Prints `all right` on each.
+"""Test `--compression` and `--op` on the gradients of two ranks, and print `all right` on each rank.
 
 Oracle: one step of SGD with a learning rate of 1 from weights of 0, so the weights are minus the reduced gradient.
-Of Adasum (Maleki et al. 2021, section 3): the sum of orthogonal gradients, the mean of equal ones.
+For Adasum (Maleki et al. 2021, section 3): the sum of orthogonal gradients, and the mean of equal ones.
 """
 
 import os
@@ -20,7 +20,7 @@ placement = find_placement()
 
 
 def step(gradient: list[float], **flags: str) -> np.ndarray:
-    """What the optimizer takes from the weights of this rank."""
+    """Return the amount that the optimizer subtracts from the weights of this rank."""
     strategy = Horovod(placement, StrategyConfig(**flags))
     strategy.init()
     weights = keras.Variable(np.zeros(2, np.float32))

@@ -1,4 +1,4 @@
-"""Runs alone: a plain optimizer trains with every callback, and a loaded one that was distributed among some ranks.
+"""Test on a single rank: a plain optimizer trains with each callback, and a loaded one that had local variables trains.
 
 Usage: python keras_alone.py DIRECTORY.
 """

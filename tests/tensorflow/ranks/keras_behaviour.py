@@ -1,7 +1,7 @@
-"""Runs on every rank of test_horovod_training.py and others: what is not "train and compare with a single process".
+"""Run the cases of some files on each rank, for test_horovod_training.py and test_horovod_models.py.
 
-Usage: horovodrun -np 2 python keras_behaviour.py DIRECTORY FILE... Each rank writes DIRECTORY/rank{r}.json: the value
-that each case of the files returned.
+Usage: horovodrun -np 2 python keras_behaviour.py DIRECTORY FILE... Each rank writes the values that the cases return
+to DIRECTORY/rank{r}.json. keras_numerics.py has the cases that train and compare with a single process.
 """
 
 import importlib

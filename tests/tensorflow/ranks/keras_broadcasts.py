@@ -1,4 +1,4 @@
-"""All ranks get one rank's variables, at the start or on demand; and the other collectives."""
+"""Cases: all ranks get one rank's variables, at the start or on demand; other collectives."""
 
 import keras
 import numpy as np
@@ -44,7 +44,7 @@ def broadcast_global_variables():
 
 @case
 def broadcast_loaded_model():
-    """Rank 0 loads a trained model, the other has a new one that its first batch builds (Horovod's recipe)."""
+    """Rank 0 loads a trained model; rank 1 has a new one, which its first batch builds (Horovod's recipe)."""
     path = DIRECTORY / "broadcast.keras"
     layers = [keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(3)]
     if hvd.rank() == 0:
@@ -66,7 +66,7 @@ def broadcast_loaded_model():
 
 @case
 def broadcast_leaves_a_gradient_in_the_making():
-    """Three batches an epoch, steps of two: the second `fit` starts between two. Oracle: one process, whole batches."""
+    """A step takes 2 of 3 batches, so the second `fit` starts in mid-step. Oracle: whole batches in one process."""
 
     def trained(optimizer, x, y, *callbacks):
         model = compiled(optimizer)

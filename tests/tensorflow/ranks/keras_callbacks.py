@@ -1,4 +1,4 @@
-"""Horovod's callbacks but that which broadcasts: metrics, learning rates, the best model."""
+"""Cases for Horovod's callbacks except the broadcast: metrics, learning rates, the best model."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ import allstep.tensorflow.horovod_keras as hvd
 
 
 class Record(keras.callbacks.Callback):
-    """What a callback after Horovod's sees."""
+    """Records learning rates and logs as a callback after Horovod's sees them."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ def schedule():
 
 @case
 def momentum_correction():
-    """A constant gradient of 1, momentum 0.5, the learning rate 1 then 0.1: the velocity shrinks with it."""
+    """Train with gradient 1, momentum 0.5, and learning rates 1 and then 0.1, with which the velocity shrinks."""
     changes = {}
     for momentum_correction in (True, False):
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")

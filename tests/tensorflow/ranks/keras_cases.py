@@ -1,4 +1,4 @@
-"""What the cases of keras_behaviour.py share: their list, a small network, this rank's samples."""
+"""List of the cases that keras_behaviour.py runs, and the small network and samples that they share."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ CASES = []
 
 
 def case(function):
-    """Have keras_behaviour.py call `function`, which returns what JSON can hold."""
+    """Register `function`, whose result must be serialisable as JSON, for keras_behaviour.py."""
     CASES.append(function)
     return function
 
@@ -25,7 +25,7 @@ def network(*, seed: int = 0, units: int = 3) -> keras.Model:
 
 
 def compiled(optimizer, *, seed: int = 0, run_eagerly: bool = True, **options) -> keras.Model:
-    """Eager by default: at this size, tracing a graph takes longer than the few steps. keras_numerics.py traces."""
+    """Build and compile the network, by default for eager steps, because tracing would take longer than a few steps."""
     model = network(seed=seed)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, run_eagerly=run_eagerly, **options)
@@ -38,7 +38,7 @@ def samples(*, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fit(model, *callbacks, epochs=1, seed=None, **options):
-    """Fit on this rank's own samples, or on those of a seed."""
+    """Fit on this rank's samples, or on those of a seed."""
     x, y = samples(seed=hvd.rank() if seed is None else seed)
     return model.fit(x, y, 8, epochs, 0, [*callbacks], shuffle=False, **options)
 

@@ -1,7 +1,7 @@
-"""Runs on every rank of test_horovod_elastic.py: Horovod's elastic example for Keras, on less data; a rank is killed.
+"""Horovod's elastic example for Keras with less data and a killed rank, for test_horovod_elastic.py.
 
 Usage: horovodrun --min-np 1 ... python keras_elastic.py DIRECTORY. Rank 1 kills itself once, in its second epoch. The
-job trains until one epoch after that was trained by two ranks again. Each rank prints a line in JSON of each moment.
+job ends after the next epoch that two ranks have trained. Each rank prints its events as lines of JSON.
 """
 
 import json
@@ -36,7 +36,7 @@ state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 def say(event: str) -> None:
     values = b"".join(variable.numpy().tobytes() for variable in [*model.variables, *optimizer.variables])
     where = {"rank": hvd.rank(), "size": hvd.size(), "epoch": state.epoch, "batch": state.batch}
-    # In one piece: both ranks write into one pipe.
+    # Both ranks write to the same pipe, so write the line in one piece.
     sys.stdout.write(json.dumps({"event": event, **where, "state": zlib.crc32(values)}) + "\n")
     sys.stdout.flush()
 
@@ -65,7 +65,7 @@ def train(state):
         hvd.callbacks.MetricAverageCallback(),
         hvd.elastic.UpdateBatchStateCallback(state),
         hvd.elastic.UpdateEpochStateCallback(state),
-        KillsOnce(),  # says the epoch before its commit, at which training may be interrupted
+        KillsOnce(),  # prints the epoch before its commit, which may interrupt training
         hvd.elastic.CommitStateCallback(state),
     ]
     state.model.fit(dataset, steps_per_epoch=20, epochs=1000 - state.epoch, callbacks=callbacks, verbose=0)

@@ -1,4 +1,4 @@
-"""How gradients meet: in which loops, with loss scaling, among which ranks, in which groups; and what is refused."""
+"""Cases for the reduction of gradients: custom loops, loss scaling, process sets, groups, and errors."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ from keras_cases import case, compiled, error, fit, network, samples, values
 
 import allstep.tensorflow.horovod_keras as hvd
 
-# --- the founder's loop: apply() inside a tf.function
+# --- custom loop: apply() inside a tf.function
 
 
 @case
@@ -35,7 +35,7 @@ def custom_loop():
 
 @case
 def horovods_local_wrapper():
-    """The reason for this module: no error, and every rank trains by itself."""
+    """Horovod's wrapper raises no error, and each rank trains independently: the reason for horovod_keras."""
     import horovod.tensorflow.keras as own
 
     model = compiled(own.DistributedOptimizer(optimizers.SGD(0.1)), run_eagerly=False)
@@ -45,7 +45,7 @@ def horovods_local_wrapper():
 
 @case
 def optimizer_without_horovod_name():
-    """A rank that has built more models has other names; the collectives must still meet."""
+    """A rank that has built more models has different names, and the collectives must still match."""
     for _ in range(hvd.rank() * 3):
         compiled(optimizers.Adam())
     optimizer = hvd.DistributedOptimizer(optimizers.Adam(gradient_accumulation_steps=2))
@@ -56,8 +56,8 @@ def optimizer_without_horovod_name():
 
 @case
 def same_shapes_at_once():
-    """Two optimizers of the same class and shapes, each in a `tf.function` inside one more. Oracle: steps by hand."""
-    size = 100_000  # enough for the two to be in flight at the same time
+    """Step two optimizers of the same class and shapes in nested `tf.function`s. Oracle: steps computed in NumPy."""
+    size = 100_000  # large enough for both to be in flight at the same time
     grads = [tf.random.stateless_normal((size,), [hvd.rank(), i]) for i in range(2)]
     mean = [np.asarray(hvd.allreduce(grad)) for grad in grads]
 
@@ -98,7 +98,7 @@ def same_shapes_at_once():
 
 
 def loss_scale_after(wrap) -> dict:
-    """Rank 1 alone has a NaN in the second of four batches."""
+    """Train with a NaN on rank 1, in the second of four batches."""
     model = compiled(wrap(), run_eagerly=False)
     x, y = samples(seed=hvd.rank())
     if hvd.rank() == 1:
@@ -131,7 +131,7 @@ def non_finite_with_accumulation():
 
 @case
 def mixed_float16():
-    """Keras itself puts LossScaleOptimizer around the optimizer."""
+    """Keras wraps the optimizer in LossScaleOptimizer."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         return loss_scale_after(lambda: hvd.DistributedOptimizer(optimizers.SGD(0.1)))
@@ -139,12 +139,12 @@ def mixed_float16():
         keras.config.set_dtype_policy("float32")
 
 
-# --- who reduces what
+# --- process sets, local layers and groups
 
 
 @case
 def process_sets():
-    """Each rank alone in its set: every rank trains as a single process on its own samples."""
+    """Each process set has one rank, which trains on its samples like a single process."""
     sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
     mine = compiled(hvd.DistributedOptimizer(optimizers.SGD(0.1), process_set=sets[hvd.rank()]))
     others = compiled(hvd.DistributedOptimizer(optimizers.SGD(0.1), process_set=sets[0]))
@@ -158,7 +158,7 @@ def process_sets():
 
 @case
 def sparse_as_dense():
-    """Adam sees the sum of an embedding's rows on any number of ranks. Oracle: one rank with the whole batch."""
+    """Adam gets the sum of an embedding's rows on any number of ranks. Oracle: one rank with the whole batch."""
     sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
 
     def trained(process_set, rows):
@@ -275,7 +275,7 @@ def refusals():
 
 @case
 def compile_options():
-    """What Horovod's examples pass to compile."""
+    """Pass the arguments of Horovod's examples to compile."""
     compiled(hvd.DistributedOptimizer(optimizers.SGD()), run_eagerly=False, experimental_run_tf_function=False)
     other = error(compiled, optimizers.SGD(), experimental_run_tf_function=False)
     legacy = [keras.optimizers.legacy.Adam is optimizers.Adam, tf.keras.optimizers.legacy.SGD is optimizers.SGD]

@@ -1,8 +1,8 @@
-"""Runs on every rank of test_horovod_keras.py: trains one small network per case, beside its single-process oracle.
+"""Train a small network for each case, and its single-process oracle, for test_horovod_keras.py.
 
 Usage: horovodrun -np 2 python keras_numerics.py DIRECTORY CASE... Each rank writes DIRECTORY/rank{r}.npz with
 "{case}/{i}" = weight i after training. One of the ranks adds "{case}/oracle/{i}" = the same weight after plain Keras,
-without Horovod, has trained on the whole batch in one process. Every case has an oracle.
+without Horovod, has trained on the whole batch in one process.
 """
 
 import sys
@@ -25,12 +25,12 @@ losses = keras.losses
 @dataclass
 class Case:
     optimizer: Callable[[], Any]
-    options: dict = field(default_factory=dict)  # of DistributedOptimizer
-    oracle: Callable[[], Any] | None = None  # the plain optimizer of the oracle where it is another one
+    options: dict = field(default_factory=dict)  # arguments of DistributedOptimizer
+    oracle: Callable[[], Any] | None = None  # the oracle's optimizer, if different
     network: str = "dense"
     run_eagerly: bool = False
     jit_compile: bool = False
-    wrap: Callable[[Any], Any] = lambda optimizer: optimizer  # what goes around the DistributedOptimizer
+    wrap: Callable[[Any], Any] = lambda optimizer: optimizer  # wraps the DistributedOptimizer
 
 
 def sgd(**options):
@@ -85,7 +85,7 @@ CASES = {
     ),
     "embedding": Case(adam(), network="embedding"),
     "embedding_clipnorm": Case(sgd(clipnorm=0.05), network="embedding"),
-    # Not Adam: on IndexedSlices Keras squares the rows of one index separately, on dense gradients their sum.
+    # Not Adam: for IndexedSlices, Keras squares rows of the same index separately; for dense gradients, their sum.
     "embedding_as_dense": Case(sgd(momentum=0.9), {"sparse_as_dense": True}, network="embedding"),
     "embedding_predivide": Case(sgd(), {"gradient_predivide_factor": 2.0}, network="embedding"),
     "unused_layer": Case(adam(clipnorm=0.05), network="unused"),
@@ -111,7 +111,7 @@ CASES = {
 
 @keras.saving.register_keras_serializable("test")
 class CustomStep(keras.Sequential):
-    """The training loop of Keras' guides: apply_gradients with pairs."""
+    """Model with the training step of Keras' guides, which passes pairs to apply_gradients."""
 
     def train_step(self, data):
         x, y = data
@@ -143,7 +143,7 @@ def network(kind: str, seed: int) -> keras.Model:
 
 
 class Unused(keras.Model):
-    """Has a trainable weight that no output depends on: its gradient is None."""
+    """Model with a trainable weight on which no output depends, so its gradient is None."""
 
     def __init__(self, inputs, outputs):
         super().__init__(inputs, outputs)
@@ -159,7 +159,7 @@ def samples(kind: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def train(case: Case, optimizer: Any, *, seed: int, rank: int, size: int, callbacks: list, **options: bool) -> list:
-    """Fit on this rank's contiguous slice of each global batch; the weights, and the optimizer's state, after it."""
+    """Fit on this rank's contiguous slice of each global batch, and return weights and optimizer state."""
     model = network(case.network, seed)
     model.compile(optimizer, losses.SparseCategoricalCrossentropy(from_logits=True), **options)
     x, y = (a.reshape(NUM_STEPS, size, GLOBAL_BATCH // size, *a.shape[1:])[:, rank] for a in samples(case.network))
@@ -175,7 +175,7 @@ def main() -> None:
         case = CASES[name]
         optimizer = case.wrap(hvd.DistributedOptimizer(case.optimizer(), **case.options))
         broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-        # Every rank starts from its own weights: the callback must mend it.
+        # Each rank starts from different weights, which the callback must make equal.
         trained = train(
             case,
             optimizer,
@@ -187,7 +187,7 @@ def main() -> None:
             jit_compile=case.jit_compile,
         )
         results |= {f"{name}/{i}": array for i, array in enumerate(trained)}
-        if hvd.rank() == number % hvd.size():  # they take turns
+        if hvd.rank() == number % hvd.size():  # distribute the oracles over the ranks
             plain = (case.oracle or case.optimizer)()
             expected = train(case, plain, seed=0, rank=0, size=1, callbacks=[], run_eagerly=True, jit_compile=False)
             results |= {f"{name}/oracle/{i}": array for i, array in enumerate(expected)}

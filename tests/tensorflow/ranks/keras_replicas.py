@@ -1,4 +1,4 @@
-"""The last line of defence: replicas that part are refused at the start, or found at the end of an epoch."""
+"""Cases in which replicas would diverge, which are refused at the start or detected at the end of an epoch."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class TwoOptimizers(keras.Sequential):
-    """Trains its halves with optimizers of their own, as a GAN does, and uses not what `compile` makes by default."""
+    """Trains each half with a separate optimizer, as a GAN does, and ignores the default optimizer of `compile`."""
 
     def compile(self, first, second, **options):
         super().compile(loss=loss, run_eagerly=True, **options)
@@ -30,7 +30,7 @@ class TwoOptimizers(keras.Sequential):
 
 
 class OwnStep(keras.Sequential):
-    """A training step that averages the gradients itself, or does not."""
+    """Model with a custom training step that averages gradients itself, or does not average them."""
 
     averages = True
 
@@ -96,7 +96,7 @@ def refused_at_the_start():
 
 @case
 def not_refused():
-    """Nothing trains, or the training step averages gradients by itself."""
+    """Fit models without trainable weights, or with a training step that averages gradients itself."""
     frozen = compiled("rmsprop")
     frozen.trainable = False
     frozen.compile("rmsprop", loss, run_eagerly=True)
@@ -137,7 +137,6 @@ def found_after_an_epoch():
     average = hvd.callbacks.MetricAverageCallback
 
     def changed(find, callback, model=None, by=1e-6):
-        # One epoch with four batches; the change comes after the last, or a broken run would go on.
         return error(fit, model or compiled(sgd()), Change(find, by), callback)
 
     def changed_words(by):
@@ -161,7 +160,7 @@ def found_after_an_epoch():
 
 @case
 def found_in_each_fit():
-    """In a later epoch of the first, and in the first epoch of two more."""
+    """Detect differences in the second epoch of the first fit, and in the first epoch of two more."""
 
     class Later(Change):
         def on_epoch_begin(self, epoch, logs=None):
@@ -177,7 +176,7 @@ def found_in_each_fit():
 
 @case
 def each_ranks_own():
-    """Half-filled accumulators, running statistics, dropout, local layers with their slots, other process sets."""
+    """Accumulators, running statistics, dropout, local layers with their slots, and process sets may differ."""
     x, y = samples(seed=hvd.rank())
     keras.utils.set_random_seed(hvd.rank())
     hidden, logits = keras.layers.Dense(5, name="hidden"), keras.layers.Dense(3, name="logits")
@@ -188,7 +187,7 @@ def each_ranks_own():
     )
     model.compile(optimizer, loss, run_eagerly=True)
     callbacks = [broadcast(), hvd.callbacks.MetricAverageCallback()]
-    for _ in range(3):  # three batches each, steps of two: the last is half done
+    for _ in range(3):  # three batches each and two per step, so the last step is incomplete
         model.fit(x[:24], y[:24], 8, 1, 0, callbacks)
     own = {
         "accumulators": values(optimizer._accumulated_gradients),
@@ -207,7 +206,7 @@ def each_ranks_own():
 
 @case
 def a_models_local_optimizers():
-    """Rank 0 alone has trained before: the slots of both optimizers, and on one rank they are not even built."""
+    """Only rank 0 has trained before; on rank 1, the slots of one optimizer are not even built."""
     model = two_optimizers(sgd(), sgd())
     first, second = model.optimizers[0], model.optimizers[1]["second"]
     second.build(model.trainable_variables[2:])

@@ -1,4 +1,4 @@
-"""A model with a distributed optimizer is saved, loaded and trained on; the optimizer keeps its state and its class."""
+"""Cases that save, load and resume a model with a distributed optimizer, which keeps its state and its class."""
 
 import copy
 import pickle
@@ -16,15 +16,15 @@ import allstep.tensorflow.horovod_keras as hvd
 
 @keras.saving.register_keras_serializable("test")
 class Registered(optimizers.SGD):
-    """A user's own optimizer that Keras knows by name."""
+    """User's optimizer that is registered with Keras."""
 
 
 class Unregistered(optimizers.SGD):
-    """A user's own optimizer that load_model is told of."""
+    """User's optimizer that is passed to load_model."""
 
 
 def saved_and_loaded(optimizer, suffix, seed=None, **options) -> dict:
-    """Train, save on rank 0, load on all, train the original and the loaded one on; they must agree."""
+    """Train, save on rank 0, load on all ranks, continue with the original and the loaded model, and compare them."""
     path = DIRECTORY / f"{optimizer.name}{suffix}"
     model = compiled(optimizer)
     fit(model, seed=seed)
@@ -33,7 +33,7 @@ def saved_and_loaded(optimizer, suffix, seed=None, **options) -> dict:
     hvd.allreduce(0.0, name="saved")
     loaded = hvd.load_model(path, **options)
     state = [values(m.weights) + values(m.optimizer.variables) for m in (model, loaded)]
-    if seed is not None:  # the optimizer is a plain one: only now do the ranks train together
+    if seed is not None:  # the optimizer was plain, so distribute it now
         hvd.DistributedOptimizer(model.optimizer)
         model.compile(model.optimizer, model.loss, run_eagerly=True)
     for m in (model, loaded):
@@ -70,7 +70,7 @@ def save_h5_loss_scale():
 
 @case
 def save_plain():
-    """Saved without Horovod, by ranks that have seen the same samples."""
+    """Save without Horovod, on ranks that have trained on the same samples."""
     return saved_and_loaded(optimizers.Adam(0.01, name="plain"), ".keras", seed=0)
 
 
@@ -106,7 +106,7 @@ def save_accumulated_sum():
 
 @case
 def save_h5_accumulated_sum():
-    """An .h5 file does not say whether the sum or the mean was applied."""
+    """An .h5 file does not record whether the sum or the mean was applied."""
     optimizer = optimizers.SGD(0.1, name="h5-accumulated-sum")
     optimizer = hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
     result = saved_and_loaded(optimizer, ".h5", backward_passes_per_step=2)
@@ -115,7 +115,7 @@ def save_h5_accumulated_sum():
 
 @case
 def load_without_horovod():
-    """A model saved with a distributed optimizer is a plain Keras model where Horovod has never been imported."""
+    """Without an import of Horovod, a model saved with a distributed optimizer is loaded as a plain Keras model."""
     model = compiled(hvd.DistributedOptimizer(optimizers.Adam(0.01), backward_passes_per_step=2))
     fit(model)
     path = DIRECTORY / f"without-{hvd.rank()}.keras"
@@ -134,7 +134,7 @@ print(float(sum(abs(v.numpy()).sum() for v in [*model.weights, *model.optimizer.
 
 @case
 def stays_distributed():
-    """However Keras makes an optimizer anew, it sums 1 and 2 in half precision and steps by 0.1 of that."""
+    """However Keras recreates an optimizer, it must sum 1 and 2 in half precision and step by 0.1 of the sum."""
     optimizer = hvd.DistributedOptimizer(
         optimizers.SGD(0.1), op=hvd.Sum, compression=hvd.Compression.fp16, name="mine", sparse_as_dense=True
     )
@@ -161,7 +161,7 @@ def stays_distributed():
     changes = {}
     for way, made in ways.items():
         variable = keras.Variable([0.0])
-        made._trainable_variables, made.built = [], False  # for another variable than the model's
+        made._trainable_variables, made.built = [], False  # to apply it to another variable
         made.apply([tf.constant([float(hvd.rank() + 1)])], [variable])
         changes[way] = values([variable])[0][0]
     plain = copy.deepcopy(optimizers.SGD(0.1))
@@ -170,7 +170,7 @@ def stays_distributed():
 
 @case
 def refuses_what_was_not_saved():
-    """A process set, a list of groups, local variables and a compression of one's own are not in the file."""
+    """A process set, a list of groups, local variables and a custom compression are not in the file."""
     model = network()
     one = hvd.add_process_set([0])
     fp16 = hvd.Compression.fp16
@@ -212,7 +212,7 @@ def from_config():
 
 @case
 def state_survives_wrapping():
-    """What a configuration does not hold: slots, exclusions, a learning rate that is a function."""
+    """Keep state that a configuration does not contain: slots, exclusions, a learning rate that is a function."""
     variables = [keras.Variable([1.0], name="kernel"), keras.Variable([1.0], name="bias")]
     optimizer = optimizers.AdamW(lambda: 0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_names=["bias"])

@@ -1,4 +1,4 @@
-"""`model.fit` with jit_compile=True: gradients and update by XLA, and Horovod between."""
+"""Cases of `model.fit` with jit_compile=True: XLA compiles gradients and update, with Horovod between them."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ NUM_SAMPLES = 20  # in batches of 8: the last one has 4
 
 @keras.saving.register_keras_serializable("test")
 class Looks(keras.layers.Layer):
-    """Notes when a training step is traced whether XLA compiles it."""
+    """Records, when a training step is traced, whether XLA compiles it."""
 
     def call(self, inputs, training=False):
         if training and not tf.executing_eagerly():
@@ -40,7 +40,7 @@ def ready(model: keras.Model, **options) -> keras.Model:
 
 
 def history(model: keras.Model) -> list:
-    """Losses and accuracies of three epochs, with weights of 0 to 2 for the samples."""
+    """Return losses and accuracies of three epochs, with sample weights of 0 to 2."""
     INSIDE.clear()
     x, y = (array[:NUM_SAMPLES] for array in samples(seed=hvd.rank()))
     weights = np.arange(NUM_SAMPLES) % 3
@@ -79,7 +79,7 @@ def xla_of_a_whole_step():
 @case
 def xla_where_keras_chooses():
     class OnGPU(keras.Sequential):
-        """Keras chooses XLA for it."""
+        """Model for which Keras chooses XLA."""
 
         def _resolve_auto_jit_compile(self):
             return True

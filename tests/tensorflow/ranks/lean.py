@@ -1,6 +1,6 @@
-"""Runs another script with its words, without what TensorFlow imports in vain: python lean.py FILE WORD...
+"""Run another script without the libraries that TensorFlow imports needlessly: python lean.py FILE ARGUMENT...
 
-That is half of the processor time in which a rank starts.
+This saves half of the CPU time in which a rank starts.
 """
 
 import runpy

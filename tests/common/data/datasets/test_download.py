@@ -233,7 +233,7 @@ def test_a_file_of_another_size_is_not_read_to_its_end(server, tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     config = DataConfig(dataset="mnist", data_dir=tmp_path / "file")
-    with pytest.raises(UserError, match="received .*: Not a directory; mend that"):
+    with pytest.raises(UserError, match="received .*: Not a directory; fix that"):
         prepare(config)
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)
@@ -244,7 +244,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_a_folder_without_permission(tmp_path, dataset):
     tmp_path.chmod(0)
     for step in (prepare, load):
-        with pytest.raises(UserError, match="received .*: Permission denied; mend that"):
+        with pytest.raises(UserError, match="received .*: Permission denied; fix that"):
             step(DataConfig(dataset=dataset, data_dir=tmp_path / "data"))
     tmp_path.chmod(0o700)
 
@@ -274,7 +274,7 @@ def test_a_write_that_fails_leaves_nothing(server, tmp_path):
     # A limit on file size stands in for a full disk: both make write fail in the middle.
     server.answers[NAME] = BODY
     output, _ = start_fetch(server, tmp_path, limit=50_000).communicate()
-    assert f"received {tmp_path}: File too large; mend that or choose another --dataset or --data-dir\n" in output
+    assert f"received {tmp_path}: File too large; fix that or choose another --dataset or --data-dir\n" in output
     assert names_in(tmp_path) == []
 
 

@@ -218,7 +218,7 @@ def test_a_bad_file_is_one_clear_line(tmp_path, vouch, kind):
     with pytest.raises(UserError, match=reason) as caught:
         prepare(config)
     assert name in str(caught.value) and "\n" not in str(caught.value)
-    assert str(caught.value).endswith("; put the right file there and write SHA256SUMS anew")
+    assert str(caught.value).endswith("; put the right file there and write SHA256SUMS again")
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)
 
@@ -234,7 +234,7 @@ def test_a_full_disk_while_unpacking_leaves_nothing_that_is_used(tmp_path, vouch
         "except UserError as error: print(error)"
     )
     output = subprocess.run([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True).stdout
-    assert f"received {tmp_path}: File too large; mend that or choose another --dataset or --data-dir\n" in output
+    assert f"received {tmp_path}: File too large; fix that or choose another --dataset or --data-dir\n" in output
     assert not list(tmp_path.rglob("*.partial"))
     with pytest.raises(UserError, match="is missing on this host"):
         load(config)

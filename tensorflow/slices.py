@@ -2,12 +2,12 @@
 
 The sum begins after the backward pass. So it does without --slices: the all-reduces of Horovod and of tf.distribute
 take all gradients as one group. A rank that has one slice runs all of that as one TensorFlow function, where an
-all-reduce of Horovod's is what adds up: of the CNN two ranks train 6 % faster so than in three calls.
+all-reduce of Horovod's is what adds up: two ranks train the CNN 6 % faster that way than in three calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import keras
@@ -20,47 +20,46 @@ from allstep.common.data.loader import Batch
 from allstep.common.data.slices import TreeSum
 from allstep.common.exact.audit import audit
 from allstep.common.training.worker import StepResult
+from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.networks.batch_norm import BatchNorm, statistics_set_aside
-from allstep.tensorflow.step_trace import StepTrace
+from allstep.tensorflow.observer import Observer
+from allstep.tensorflow.passes import Gradients, LossAndGradients
 from allstep.tensorflow.strategies.ordered_sum import OrderedSum, add, host_array
-from allstep.tensorflow.strategies.strategy import Samples, Strategy, cached_constant
+from allstep.tensorflow.strategies.strategy import Strategy, cached_constant
 
-Gradients = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, list[tf.Tensor]]]
-"""Inputs, targets and the weight of their losses -> the sum of their losses, and the gradients."""
-Apply = Callable[[list[tf.Tensor], tf.Tensor], tf.Tensor]
-"""Gradients and their loss scale -> a number above 0 where they overflowed and nothing was changed."""
+Apply = Callable[[Gradients, tf.Tensor], dict[str, tf.Tensor]]
+"""`Step.apply`."""
 
 
-class SlicedStep:
+class Slices:
     """What a step does with the slices of this rank.
 
     A slice's vector is made of the sum of its losses, its gradients, and the running statistics that batch norms have
     after it; each slice finds those of before the step. The mean over all slices becomes the next ones.
     """
 
-    trace: StepTrace | None = None
-    """What looks at the slices of each step, where --trace wants it."""
-
     def __init__(
         self,
         model: keras.Model,
         strategy: Strategy,
+        samples: Samples,
+        observers: Sequence[Observer],
         *,
-        gradients: Gradients,
+        one_pass: LossAndGradients,
         apply: Apply,
         set_learning_rate: Callable[[tf.Tensor], None],
-        samples: Samples,
     ) -> None:
-        """See `Worker`, whose methods the functions are.
+        """See `Step`, whose methods the last two functions are.
 
         Raises:
             UserError: the network keeps something else that a step changes, of which each slice would need its own.
         """
-        self._variables, self._devices = model.trainable_variables, strategy.slice_devices
+        self._variables, self._devices, self._observers = model.trainable_variables, strategy.slice_devices, observers
         self._collectives = strategy.collectives
         norms = [layer for layer in model.layers if isinstance(layer, BatchNorm)]
         self._statistics = [v for norm in norms for v in (norm.running_mean, norm.running_variance)]
-        known = [variable.path for variable in self._statistics]
+        frozen = [weight for layer in model.layers if not layer.trainable for weight in layer.weights]
+        known = {variable.path for variable in (*self._statistics, *frozen)}
         if others := [variable.path for variable in model.non_trainable_variables if variable.path not in known]:
             raise UserError(
                 f"expected a network without dropout and Keras' own batch norm for --slices, received one with "
@@ -69,8 +68,10 @@ class SlicedStep:
         self._sum: OrderedSum = strategy.ordered_sum()
         self._sizes = [1, *(variable.value.shape.num_elements() for variable in (*self._variables, *self._statistics))]
         self._padding = self._sum.padding(sum(self._sizes))
-        self._gradients, self._apply_gradients, self._set_learning_rate = gradients, apply, set_learning_rate
+        self._one_pass, self._apply_gradients, self._set_learning_rate = one_pass, apply, set_learning_rate
+        self._have_gradients: list[bool] = []
         number = tf.TensorSpec((), tf.float32)
+        self._samples = samples
         self._vector_of = strategy.compiled(self._vector)
         self._vectors = tf.function(
             partial(self._devices.on_slices, self._vector_of),
@@ -84,7 +85,7 @@ class SlicedStep:
             self._step_of_one_slice, input_signature=(*samples, number, number, number, number), autograph=False
         )
 
-    def __call__(self, batch: Batch, learning_rate: float, loss_scale: float) -> StepResult:
+    def start(self, batch: Batch, learning_rate: float, loss_scale: float) -> StepResult:
         """Start the step.
 
         Raises:
@@ -93,17 +94,21 @@ class SlicedStep:
         num_with_samples = min(self._sum.num_slices, batch.num_global)
         if self._is_one_function(batch):
             numbers = batch.loss_weight * loss_scale, learning_rate, loss_scale, num_with_samples
-            loss_sum, overflow = self._whole_step(batch.inputs, batch.targets, *map(cached_constant, numbers))
+            loss_sum, numbers = self._whole_step(batch.inputs, batch.targets, *map(cached_constant, numbers))
         else:
             total = self._total(batch, loss_scale)
-            loss_sum, overflow = self._apply(total, *map(np.float32, (learning_rate, loss_scale, num_with_samples)))
+            loss_sum, numbers = self._apply(total, *map(np.float32, (learning_rate, loss_scale, num_with_samples)))
         # The sum of all losses is the same on all ranks, and to be counted once.
-        return StepResult(loss_sum if self._collectives.rank == 0 else 0.0, overflow)
+        return StepResult(loss_sum if self._collectives.rank == 0 else 0.0, **numbers)
 
     def _is_one_function(self, batch: Batch) -> bool:
-        """Whether this step can be one TensorFlow function; it need not be one on the other ranks."""
+        """Return whether this step can be one TensorFlow function; it need not be one on the other ranks."""
         one_slice = len(batch.slices) == 1 and batch.num_samples > 0
-        return self._all_reduce is not None and one_slice and not self.trace and not batch.read_slice_of
+        return self._all_reduce is not None and one_slice and not self._observe_slices and not batch.read_slice_of
+
+    @property
+    def _observe_slices(self) -> bool:
+        return any(observer.sees_slices for observer in self._observers)
 
     def _step_of_one_slice(
         self,
@@ -113,19 +118,19 @@ class SlicedStep:
         learning_rate: tf.Tensor,
         loss_scale: tf.Tensor,
         num_with_samples: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         assert self._all_reduce is not None
         total = self._all_reduce(self._vector_of(inputs, targets, loss_weight))
         return self._apply_sum(total, learning_rate, loss_scale, num_with_samples)
 
     def _total(self, batch: Batch, loss_scale: float) -> tf.Tensor:
-        """The sum of all slices' vectors."""
+        """Return the sum of all slices' vectors."""
         sums: TreeSum[tf.Tensor] = TreeSum(self._sum.num_slices, add=add)
         digests: dict[int, int] = {}
         with_samples = {one.number for one in batch.slices if one.end > one.begin}
         for number, vector in self._slices(batch, loss_scale):
-            if self.trace:
-                self.trace.see_slice(number, vector, has_samples=number in with_samples)
+            for observer in self._observers:
+                observer.see_slice(number, vector, has_samples=number in with_samples)
             if batch.read_slice_of:
                 digests[number] = digest(host_array(vector))
             sums.add((number, number + 1), vector)
@@ -136,12 +141,12 @@ class SlicedStep:
 
             audit(batch, digests, compute, self._collectives, self._sum.num_slices)
         total = self._sum(sums.partial)
-        if self.trace:
-            self.trace.see_sum(total)
+        for observer in self._observers:
+            observer.see_sum(total)
         return total
 
     def _slices(self, batch: Batch, loss_scale: float) -> Iterator[tuple[int, tf.Tensor]]:
-        """Number and vector of each slice, of as many at a time as this process has devices."""
+        """Yield number and vector of each slice, of as many at a time as this process has devices."""
         inputs, targets = tf.constant(batch.inputs), tf.constant(batch.targets)
         loss_weight = tf.constant(batch.loss_weight * loss_scale, tf.float32)
         num_devices = self._devices.number
@@ -158,18 +163,25 @@ class SlicedStep:
 
     def _vector(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor) -> tf.Tensor:
         with statistics_set_aside() as values:
-            loss_sum, gradients = self._gradients(inputs, targets, loss_weight)
+            loss_sum, gradients = self._one_pass(inputs, targets, loss_weight)
+        self._have_gradients = [gradient is not None for gradient in gradients]
+        own = zip(gradients, self._variables, strict=True)
+        gradients = [tf.zeros(variable.shape) if gradient is None else gradient for gradient, variable in own]
         tensors = (*gradients, *(values[variable.path] for variable in self._statistics), tf.zeros(self._padding))
         return tf.concat([loss_sum[None], *(tf.reshape(tensor, [-1]) for tensor in tensors)], 0)
 
     def _apply_sum(
         self, total: tf.Tensor, learning_rate: tf.Tensor, loss_scale: tf.Tensor, num_with_samples: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        if not self._have_gradients:  # this rank has had no slice with samples so far
+            number = tf.TensorSpec((), tf.float32)
+            tf.function(self._vector, autograph=False).get_concrete_function(*self._samples, number)
         self._set_learning_rate(learning_rate)
         loss_sum, *tensors = tf.split(total[: sum(self._sizes)], self._sizes)
         for variable, values in zip(self._statistics, tensors[len(self._variables) :], strict=True):
             variable.assign(values / num_with_samples)
         gradients = [
-            tf.reshape(tensor, variable.value.shape) for variable, tensor in zip(self._variables, tensors, strict=False)
+            tf.reshape(tensor, variable.value.shape) if is_there else None
+            for variable, tensor, is_there in zip(self._variables, tensors, self._have_gradients, strict=False)
         ]
         return loss_sum[0], self._devices.on_every(lambda: self._apply_gradients(gradients, loss_scale))

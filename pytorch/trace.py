@@ -1,9 +1,10 @@
-"""What --trace looks at in a step: see `common/exact/trace.py`; `tensorflow/step_trace.py` has the same."""
+"""What --trace looks at in a step: see `common/exact/trace.py`. `tensorflow/trace.py` has the same."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from allstep.common.base.digest import digest
 from allstep.common.data.loader import Batch
 from allstep.common.exact.trace import OpenRecorder
+from allstep.pytorch.observer import Observer
 
 _LANES = 512
 """Words of a row of a tensor on a GPU, whose sums are taken first."""
@@ -19,8 +21,8 @@ _OFFSET = 0x5EED
 """The digest of zeros on a GPU; 0 stands for what was not recorded."""
 
 
-class StepTrace:
-    """Digests of the steps of a rank.
+class StepTrace(Observer):
+    """Records digests of the steps of a rank.
 
     Looked at are the gradient of each weight as a pass hands it out, before Horovod or DDP sends it, or that of a
     slice; the averaged ones, before they are changed; the weights after the step; and, at the output of each module
@@ -31,11 +33,8 @@ class StepTrace:
     much as possible is done after the passes.
     """
 
-    part = 0
-    """Number of the slice that is computed; 0 without slices."""
-
     def __init__(self, network: torch.nn.Module, open_recorder: OpenRecorder, *, sliced: bool) -> None:
-        """`network` gets hooks for good; with `sliced`, `see_slice` is called for each slice."""
+        """`network` keeps the hooks that it gets; with `sliced`, `see_slice` is called for each slice."""
         # In the order of backward, in which a fault goes from one to the next.
         weights = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
         weights = dict(reversed(weights.items()))
@@ -52,29 +51,32 @@ class StepTrace:
         self._places: dict[torch.Tensor, int] = {one: placement for placement, one in enumerate(self._parameters)}
         self._unwritten: deque[_Found] = deque()
         self._knows_weights = False
+        self._part = 0
         for index, parameter in enumerate(self._parameters if not sliced else ()):
             parameter.register_hook(partial(self._see_local, index))
         for index, module in enumerate(modules.values()):
             module.register_forward_hook(partial(self._watch, index))
 
-    def begin_step(self, batch: Batch, learning_rate: float) -> None:
-        """A step begins on this rank's part of a global batch."""
+    def begin(self, batch: Batch, learning_rate: float, num_steps: int) -> None:
         self._row, self._found, self._samples = self._recorder.begin(batch, learning_rate), [], []
         self._step = int(self._row["step"])
         if not self._knows_weights:  # later on they are those after the step before
             self._see_all(self._columns["weights_before"], self._parameters)
             self._knows_weights = True
 
+    @contextlib.contextmanager
+    def in_pass(self, number: int, factor: float) -> Iterator[None]:
+        self._part = number
+        yield
+
     def see_slice(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
-        """Look at the gradients of some of the weights of the slice that is computed."""
-        columns = self._columns["local_gradients"][self.part]
+        columns = self._columns["local_gradients"][self._part]
         self._see_all(columns[[self._places[weight] for weight in weights]], gradients)
 
-    def see_average(self) -> None:
-        """Look at the averaged gradients, before they are changed."""
+    def see_averages(self) -> None:
         self._see_all(self._columns["reduced_gradients"], [parameter.grad for parameter in self._parameters])
 
-    def end_step(self) -> None:
+    def end(self) -> None:
         """Look at the weights after the step, and write those of a step before: a GPU may still compute this one."""
         self._see_all(self._columns["weights_after"], self._parameters)
         self._found += [(column, tensor_digest(_in_order_of_memory(sample))) for column, sample in self._samples]
@@ -84,7 +86,7 @@ class StepTrace:
         self._write(num_left=1 if self._parameters[0].is_cuda else 0)
 
     def close(self) -> None:
-        """Write what is there."""
+        """Write what has not been written."""
         self._write(num_left=0)
 
     def _write(self, num_left: int) -> None:
@@ -98,7 +100,7 @@ class StepTrace:
 
     def _see_local(self, index: int, gradient: torch.Tensor) -> None:
         if self._row is not None:
-            column = self._columns["local_gradients"][self.part, index]
+            column = self._columns["local_gradients"][self._part, index]
             self._found.append((column, tensor_digest(gradient)))
 
     def _watch(self, index: int, module: torch.nn.Module, inputs: object, output: object) -> None:
@@ -108,7 +110,7 @@ class StepTrace:
     def _see_activation(self, index: int, gradient: torch.Tensor) -> None:
         if self._row is not None and gradient.ndim and len(gradient):
             sample = gradient[self._step % len(gradient)].clone()
-            self._samples.append((self._columns["activations"][self.part, index], sample))
+            self._samples.append((self._columns["activations"][self._part, index], sample))
 
 
 class _Found:

@@ -1,4 +1,4 @@
-"""What --trace looks at in a step: see `common/exact/trace.py`; `pytorch/step_trace.py` has the same."""
+"""What --trace looks at in a step: see `common/exact/trace.py`. `pytorch/trace.py` has the same."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ import tensorflow as tf
 from allstep.common.base.digest import digest
 from allstep.common.data.loader import Batch
 from allstep.common.exact.trace import OpenRecorder
+from allstep.common.training.worker import StepResult
 from allstep.tensorflow.models import CanonicalWeight
-from allstep.tensorflow.optimizers.base import Optimizer
+from allstep.tensorflow.observer import Observer
+from allstep.tensorflow.passes import Gradients, OnePass
 from allstep.tensorflow.strategies.ordered_sum import host_array
 from allstep.tensorflow.strategies.strategy import Strategy
 
 
-class StepTrace:
-    """Digests of the steps of a rank.
+class StepTrace(Observer):
+    """Records digests of the steps of a rank.
 
     Looked at are the gradient of each weight on its rank, or of each slice, before they are added up, their sums, and
     the weights after the step; and the gradient at the output of each layer that has weights of its own, of one sample
-    of the pass, another one in each step. What exists within the compiled step alone is assigned there to variables,
+    of the pass, another one in each step. What exists only within the compiled step is assigned there to variables,
     which takes no copy.
     """
+
+    sees_slices = True
 
     def __init__(
         self,
@@ -37,92 +41,83 @@ class StepTrace:
         strategy: Strategy,
         open_recorder: OpenRecorder,
         *,
-        looks_into_passes: bool,
-        sliced: bool,
+        one_pass: OnePass | None,
     ) -> None:
         """To be made before the step is compiled.
 
         Args:
             weights: have gradients, in the order in which a slice's vector has them, behind its loss.
-            looks_into_passes: whether passes run on one device, and keep what they compute.
+            one_pass: whose layers are looked at, where passes run on one device, and keep what they compute.
         """
         self._optimizer = optimizer
         self._weights = [strategy.copies(weight.variable)[0] for weight in weights[::-1]]  # in backward's order
         shapes = [weight.variable.value.shape for weight in weights]
         self._bounds = list(pairwise(accumulate((shape.num_elements() for shape in shapes), initial=1)))[::-1]
-        outputs = list(_outputs(model))[::-1] if looks_into_passes and getattr(model, "inputs", None) else []
-        self.with_outputs = keras.Model(model.inputs, [*(o for _, o in outputs), *model.outputs]) if outputs else None
-        """The network, with what its layers give before what it gives itself."""
+        outputs = list(_outputs(model))[::-1] if one_pass and getattr(model, "inputs", None) else []
+        if one_pass and outputs:
+            with_outputs = keras.Model(model.inputs, [*(o for _, o in outputs), *model.outputs])
+
+            def forward(inputs: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+                *layers, outputs = with_outputs(inputs, training=True)
+                return layers, outputs
+
+            one_pass.forward, one_pass.see_layers = forward, self._keep_layers
         self._recorder = open_recorder([name for name, _ in outputs], [weight.name for weight in weights[::-1]])
         sizes = [math.prod(output.shape[1:]) for _, output in outputs]
         self._layer_bounds = list(pairwise(accumulate(sizes, initial=0)))
         self._layers = tf.Variable(tf.zeros(sum(sizes)), trainable=False)
         self._local: list[tf.Variable] = []
         self._reduced: list[tf.Variable] = []
-        if not sliced:
-            assert isinstance(optimizer, Optimizer)
+        if not strategy.reduction.is_ordered:
             zeros = [tf.zeros(shape) for shape in shapes]
             self._local, self._reduced = ([tf.Variable(zero, trainable=False) for zero in zeros] for _ in range(2))
-            self._changes, optimizer.changes = optimizer.changes, self._keep_average
         self._row: np.ndarray | None = None
         self._knows_weights = False
 
     # Within the compiled step.
 
-    def keep_layers(self, gradients: Sequence[tf.Tensor]) -> None:
+    def _keep_layers(self, gradients: Sequence[tf.Tensor]) -> None:
         """Keep those at the outputs of layers."""
         step = tf.cast(cast("keras.Variable", self._optimizer.iterations).value, tf.int32) + 1
         samples = [gradient[tf.math.floormod(step, tf.shape(gradient)[0])] for gradient in gradients]
         self._layers.assign(tf.concat([tf.cast(tf.reshape(one, [-1]), tf.float32) for one in samples], 0))
 
-    def keep_local(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Keep those of the weights on this rank."""
-        for variable, gradient in zip(self._local, gradients, strict=True):
-            variable.assign(gradient)
+    def see_local(self, gradients: Gradients) -> None:
+        _keep(self._local, gradients)
 
-    def _keep_average(self, gradients: Sequence[tf.Tensor], step: tf.Tensor) -> Sequence[tf.Tensor]:
-        for variable, gradient in zip(self._reduced, gradients, strict=True):
-            variable.assign(gradient)
-        return self._changes(gradients, step) if self._changes else gradients
+    def see_averages(self, gradients: Gradients) -> None:
+        _keep(self._reduced, gradients)
 
     # Around it.
 
-    def begin_step(self, batch: Batch, learning_rate: float) -> None:
-        """A step begins on this rank's part of a global batch."""
+    def begin(self, batch: Batch, learning_rate: float) -> None:
         self._row = self._recorder.begin(batch, learning_rate)
         if not self._knows_weights:  # later on they are those after the step before
             self._row["weights_before"] = [digest(_values(weight)) for weight in self._weights]
             self._knows_weights = True
 
     def see_slice(self, number: int, vector: tf.Tensor, *, has_samples: bool) -> None:
-        """Look at the vector of a slice, and at the layers of its pass."""
         assert self._row is not None
         self._row["local_gradients"][number] = self._digests_of(vector)
         if has_samples:
             self._see_layers(number)
 
     def see_sum(self, vector: tf.Tensor) -> None:
-        """Look at the sum over all slices."""
         assert self._row is not None
         self._row["reduced_gradients"] = self._digests_of(vector)
 
-    def end_step(self, *, overflowed: bool) -> None:
-        """Look at what was kept and at the weights after the step, and write all of it.
-
-        Args:
-            overflowed: whether the optimizer was not called.
-        """
+    def end(self, result: StepResult) -> None:
         assert self._row is not None
         if self._local:
             self._see_layers(0)
             self._row["local_gradients"][0] = [digest(_values(kept)) for kept in self._local[::-1]]
-            if not overflowed:
+            if not int(result.overflow):
                 self._row["reduced_gradients"] = [digest(_values(kept)) for kept in self._reduced[::-1]]
         self._row["weights_after"] = [digest(_values(weight)) for weight in self._weights]
         self._recorder.write(self._row)
 
     def close(self) -> None:
-        """Everything is written."""
+        """Everything is written already."""
 
     def _see_layers(self, number: int) -> None:
         assert self._row is not None
@@ -132,6 +127,12 @@ class StepTrace:
     def _digests_of(self, vector: tf.Tensor) -> list[int]:
         array = host_array(vector)
         return [digest(array[begin:end]) for begin, end in self._bounds]
+
+
+def _keep(variables: Sequence[tf.Variable], gradients: Gradients) -> None:
+    if variables:  # there are none with --slices
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign(tf.zeros_like(variable) if gradient is None else gradient)
 
 
 def _values(variable: tf.Variable) -> np.ndarray:

@@ -1,0 +1,47 @@
+"""How samples get from a batch to the device, decoded and normalised. `tensorflow/inputs.py` has the same."""
+
+from __future__ import annotations
+
+import torch
+
+from allstep.common.data.datasets import Dataset
+from allstep.common.data.loader import Batch
+from allstep.pytorch.jpeg_decoding import JpegDecoder
+
+
+class Inputs:
+    """Copies samples to this rank's device and normalises them by the data set's mean and deviation."""
+
+    def __init__(self, dataset: Dataset, device: torch.device, *, reports: bool) -> None:
+        """`reports` is whether this rank prints how pictures are decoded."""
+        self.device, self._copy_stream = device, torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._decode = JpegDecoder(dataset.input_shape[0], device, tells=reports) if dataset.encoded else None
+        self._are_tokens, self._are_images = dataset.input_type == "int64", len(dataset.input_shape) == 3
+        mean, std = (
+            torch.tensor(values, dtype=torch.float32, device=device).view(-1, *((1, 1) if self._are_images else ()))
+            for values in (dataset.mean, dataset.std)
+        )
+        self._scale, self._shift = 1 / ((255 if dataset.input_type == "uint8" else 1) * std), -mean / std
+
+    def __call__(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs, normalised unless they are tokens, and targets of the samples [begin, end) of `batch`."""
+        inputs, targets = batch.inputs[begin:end], self._copy(torch.as_tensor(batch.targets[begin:end]))
+        inputs = self._decode(inputs) if self._decode else self._copy(torch.as_tensor(inputs))
+        if self._are_tokens:
+            return inputs, targets
+        inputs = inputs.to(torch.float32, copy=True)  # on a CPU they are the data set's own
+        if self._are_images:
+            # Channels stay last in memory, as they are read: convolutions follow that, and are faster for it.
+            inputs = inputs.permute(0, 3, 1, 2)
+        return inputs.mul_(self._scale).add_(self._shift), targets
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to this rank's device, on a GPU while that still computes the step before."""
+        if self._copy_stream is None or tensor.is_cuda:  # a benchmark's samples may be there already
+            return tensor.to(self.device)
+        with torch.cuda.stream(self._copy_stream):
+            copy = tensor.pin_memory().to(self.device, non_blocking=True)
+        computing = torch.cuda.current_stream(self.device)
+        computing.wait_stream(self._copy_stream)
+        copy.record_stream(computing)
+        return copy

@@ -1,0 +1,205 @@
+"""What optimizers remember of each weight, as a checkpoint has it. `tensorflow/optimizers/state.py` has the same.
+
+The suite's optimizers, and those of torch that are the same, have canonical names for it, which both frameworks read.
+Any other optimizer of a user's keeps the names of its own `state`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from allstep.common.base.errors import UserError
+from allstep.common.checkpoint.state import ArrayShape
+from allstep.common.config.train_config import LAYER_SLOTS
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+Shard = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
+"""Takes an array and a tensor, and returns what this rank holds of the array, as it holds the tensor."""
+# PyTorch's names of optimizer slots, where they are not the canonical ones.
+_SLOT_NAMES = {"momentum": "momentum_buffer", "sum_of_squares": "sum"}
+
+
+class OptimizerState(Protocol):
+    """The part of a checkpoint whose names begin with `optimizer/`."""
+
+    def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
+        """Yield name and shape of all that `export` yields after the first step, for all weights of a network."""
+        ...
+
+    def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what this rank remembers of its weights after `num_steps` steps."""
+        ...
+
+    def load(self, named: Named, arrays: Mapping[str, np.ndarray], num_steps: int, shard: Shard) -> None:
+        """Restore what `arrays` has of it."""
+        ...
+
+
+class CanonicalSlots:
+    """The state of the suite's optimizers: one array a weight and slot, and for each weight the steps it counted."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, slots: Sequence[str], device: torch.device) -> None:
+        """`slots` are the canonical names, as `OptimizerConfig` has them."""
+        self._optimizer, self._slots, self._device = optimizer, slots, device
+        self._counts_steps = not isinstance(optimizer, torch.optim.SGD)  # nor do LARS and NovoGrad, which derive of it
+
+    def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
+        for name, parameter in named:
+            for slot in self._slots:
+                yield f"optimizer/{name}/{slot}", ArrayShape(() if slot in LAYER_SLOTS else parameter.shape)
+            if self._counts_steps:
+                yield f"optimizer/{name}/step", ArrayShape((), optional=True)
+
+    def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in named:
+            state = self._optimizer.state.get(parameter, {})
+            for slot in self._slots:
+                # PyTorch makes them in a weight's first step, which fp16 or a missing gradient may put off.
+                zeros = torch.zeros(()) if slot in LAYER_SLOTS else torch.zeros_like(parameter.detach())
+                found = state.get(_SLOT_NAMES.get(slot, slot))
+                yield f"optimizer/{name}/{slot}", zeros if found is None else found
+            # Only of weights that lacked gradients: the others have counted as many steps as the run.
+            count = float(state.get("step", 0))
+            if self._counts_steps and count != num_steps:
+                yield f"optimizer/{name}/step", torch.tensor(count)
+
+    def load(self, named: Named, arrays: Mapping[str, np.ndarray], num_steps: int, shard: Shard) -> None:
+        # PyTorch's other optimizers read it on the host, and would wait for the GPU in each step.
+        group = self._optimizer.param_groups[0]
+        step_device = self._device if group.get("fused") or group.get("capturable") else None
+        for name, parameter in named:
+            # A slot of one number is whole on every rank that has a part of its weight.
+            scalar = torch.empty((), device=parameter.device)
+            slots = {
+                _SLOT_NAMES.get(slot, slot): shard(
+                    arrays[f"optimizer/{name}/{slot}"], scalar if slot in LAYER_SLOTS else parameter.detach()
+                )
+                for slot in self._slots
+                if f"optimizer/{name}/{slot}" in arrays
+            }
+            count = float(arrays.get(f"optimizer/{name}/step", num_steps))
+            self._optimizer.state.pop(parameter, None)
+            if slots and self._counts_steps:
+                slots["step"] = torch.tensor(count, device=step_device)
+            if slots and count:
+                self._optimizer.state[parameter] = slots
+
+
+class OwnState:
+    """The state of any torch optimizer, by its own names: tensors and numbers of each weight, numbers of each group.
+
+    Which these are shows in a step without gradients, which is taken back.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take that step.
+
+        Raises:
+            UserError: names what the optimizer remembers and cannot be kept.
+        """
+        self._optimizer, self._kind = optimizer, type(optimizer).__name__
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        weights, options = [parameter.detach().clone() for parameter in parameters], _options(optimizer)
+        attributes = {name: value for name, value in vars(optimizer).items() if isinstance(value, Number)}
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        try:
+            optimizer.step()
+        except Exception as error:
+            raise self._refused(f"cannot take a step without a closure and without gradients: {error}") from error
+        self._like = {parameter: dict(optimizer.state.get(parameter, {})) for parameter in parameters}
+        self._group_like = [
+            {name: value for name, value in after.items() if value != before.get(name)}
+            for before, after in zip(options, _options(optimizer), strict=True)
+        ]
+        if others := [key for key in optimizer.state if not isinstance(key, torch.Tensor)]:
+            raise self._refused(f"remembers {others[0]} for no weight")
+        if changed := [name for name, value in attributes.items() if vars(optimizer).get(name) != value]:
+            raise self._refused(f"remembers {changed[0]} outside of its state")
+        for state in self._like.values():
+            for slot, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dtype in _NUMPY_TYPES:
+                    continue
+                if value is not None and not isinstance(value, (bool, int, float)):
+                    raise self._refused(f"remembers {slot} as {getattr(value, 'dtype', type(value).__name__)}")
+        optimizer.state.clear()
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group.update(before)
+        with torch.no_grad():
+            for parameter, before in zip(parameters, weights, strict=True):
+                parameter.copy_(before)
+                parameter.grad = None
+
+    def _refused(self, why: str) -> UserError:
+        return UserError(
+            f"expected an optimizer whose state can be kept in checkpoints, received {self._kind}, which {why}; "
+            "take another one"
+        )
+
+    def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
+        for name, parameter in named:
+            for slot, like in self._like.get(parameter, {}).items():
+                if like is not None:
+                    # A weight without a gradient so far has no state.
+                    shape = ArrayShape(getattr(like, "shape", ()), dtype=_numpy_type(like), optional=True)
+                    yield f"optimizer/{name}/{slot}", shape
+        for number, options in enumerate(self._group_like):
+            for option, value in options.items():
+                yield f"optimizer/{_GROUP}{number}/{option}", ArrayShape((), dtype=_numpy_type(value))
+
+    def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in named:
+            for slot, value in self._optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    yield f"optimizer/{name}/{slot}", _as_tensor(value)
+        for number, options in enumerate(self._group_like):
+            for option in options:
+                value = self._optimizer.param_groups[number][option]
+                yield f"optimizer/{_GROUP}{number}/{option}", _as_tensor(value)
+
+    def load(self, named: Named, arrays: Mapping[str, np.ndarray], num_steps: int, shard: Shard) -> None:
+        self._optimizer.state.clear()
+        for name, parameter in named:
+            likes = self._like.get(parameter, {})
+            state = {
+                slot: _restored(arrays[f"optimizer/{name}/{slot}"], like, shard)
+                for slot, like in likes.items()
+                if f"optimizer/{name}/{slot}" in arrays
+            }
+            if state:
+                self._optimizer.state[parameter] = {slot: state.get(slot) for slot in likes}
+        for number, options in enumerate(self._group_like):
+            for option, like in options.items():
+                if (array := arrays.get(f"optimizer/{_GROUP}{number}/{option}")) is not None:
+                    self._optimizer.param_groups[number][option] = type(like)(array.item())
+
+
+_GROUP = "param_groups."
+_NUMPY_TYPES = {
+    getattr(torch, name): np.dtype(name)
+    for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64")
+}
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the numbers among the options of each group."""
+    numbers = (bool, int, float)
+    return [copy.copy({k: v for k, v in group.items() if isinstance(v, numbers)}) for group in optimizer.param_groups]
+
+
+def _numpy_type(value: Any) -> np.dtype:
+    return _NUMPY_TYPES[value.dtype] if isinstance(value, torch.Tensor) else np.array(value).dtype
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+
+
+def _restored(array: np.ndarray, like: Any, shard: Shard) -> Any:
+    return shard(array, like) if isinstance(like, torch.Tensor) else type(like)(array.item())

@@ -1,0 +1,96 @@
+"""What a checkpoint holds of a network, its optimizer and the observers of its steps, on any number of ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from allstep.common.checkpoint.state import ArrayShape
+from allstep.pytorch.models import named_weights
+from allstep.pytorch.optimizers.state import OptimizerState
+from allstep.pytorch.step import Step
+from allstep.pytorch.strategies.strategy import Strategy
+
+
+class State:
+    """Reads and writes the state of a run; `common.training.worker.Worker` says what most methods do."""
+
+    def __init__(
+        self, network: torch.nn.Module, optimizer_state: OptimizerState, step: Step, strategy: Strategy
+    ) -> None:
+        """`network` has the weights by their canonical names; those that another rank keeps are on the device meta."""
+        self._network, self._optimizer_state, self._step, self._strategy = network, optimizer_state, step, strategy
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this rank's weights and running statistics by name."""
+        return ((name, tensor) for name, tensor in named_weights(self._network) if not tensor.is_meta)
+
+    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        return (
+            (name, array) for name, one in local_parameters(self._network) for array in self._strategy.replicas(one)
+        )
+
+    def export_weights(self) -> dict[str, np.ndarray]:
+        return self._strategy.gather(dict(self.weights()))
+
+    def shapes(self) -> dict[str, ArrayShape]:
+        shapes = {f"model/{name}": ArrayShape(tensor.shape) for name, tensor in named_weights(self._network)}
+        shapes |= self._optimizer_state.shapes(list(self._network.named_parameters()))
+        for observer in self._step.observers:
+            shapes |= {name: ArrayShape(like.shape) for name, like in observer.kept()}
+        return shapes
+
+    def export(self) -> dict[str, np.ndarray]:
+        state = {f"model/{name}": tensor for name, tensor in self.weights()}
+        state |= self._optimizer_state.export(list(local_parameters(self._network)), self._step.num_steps)
+        for observer in self._step.observers:
+            state |= observer.state
+        return self._strategy.gather(state)
+
+    def load(self, arrays: Mapping[str, np.ndarray], num_steps: int) -> None:
+        self._step.num_steps, shard = num_steps, self._strategy.shard
+        with torch.no_grad():
+            for name, tensor in self.weights():
+                tensor.copy_(shard(arrays[f"model/{name}"], tensor))
+        self._optimizer_state.load(list(local_parameters(self._network)), arrays, num_steps, shard)
+        for observer in self._step.observers:
+            observer.state = {
+                name: shard(arrays[name], like.detach())
+                for name, like in observer.kept()
+                if name in arrays and not like.is_meta
+            }
+
+    def average_statistics(self) -> None:
+        statistics = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
+        collectives = self._strategy.collectives
+        if not statistics or collectives.world_size == 1:
+            return
+        own = torch.cat([buffer.flatten() for buffer in statistics]).double().cpu().numpy()
+        mean = torch.from_numpy(collectives.all_reduce_sum(own) / collectives.world_size)
+        for buffer, values in zip(statistics, mean.split([buffer.numel() for buffer in statistics]), strict=True):
+            buffer.copy_(values.view_as(buffer))
+
+    def snapshot(self) -> Any:
+        """Return a copy of this rank's state, for `restore`."""
+        weights = [(tensor, tensor.clone()) for _, tensor in self.weights()]
+        slots = {parameter: copy.deepcopy(own) for parameter, own in self._step.optimizer.state.items()}
+        return weights, slots, self._step.num_steps, [copy.deepcopy(one.state) for one in self._step.observers]
+
+    def restore(self, snapshot: Any) -> None:
+        """Put back what `snapshot` returned."""
+        weights, slots, self._step.num_steps, states = snapshot
+        for tensor, before in weights:
+            tensor.copy_(before)
+        self._step.optimizer.state.clear()
+        self._step.optimizer.state.update(slots)
+        for observer, state in zip(self._step.observers, states, strict=True):
+            observer.state = state
+
+
+def local_parameters(network: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield name and parameter of what this rank has of a network."""
+    return ((name, tensor) for name, tensor in network.named_parameters() if not tensor.is_meta)

@@ -1,0 +1,112 @@
+"""One training step, from a batch to changed weights. `tensorflow/step.py` reads the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, SupportsFloat
+
+import torch
+
+from allstep.common.data.loader import Batch
+from allstep.common.training.worker import StepResult
+from allstep.pytorch.observer import Observer
+from allstep.pytorch.precision import Precision
+from allstep.pytorch.strategies.reduction import Reduction
+
+Change = Callable[[int], None]
+"""Changes the averaged gradients in place; takes the number of steps taken before this one."""
+
+
+class Backward(Protocol):
+    """Computes the gradients of a batch: `Passes` or `Slices`."""
+
+    def __call__(self, batch: Batch, loss_scale: float, num_steps: int) -> torch.Tensor:
+        """Add up this rank's gradients in the parameters, or on their way to other ranks.
+
+        Returns: the sum of the losses of this rank's samples.
+        """
+        ...
+
+
+class Step:
+    """A training step. Each of its parts is chosen once, by `worker.build_step`; optional parts have neutral bases."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[torch.nn.Parameter],
+        *,
+        backward: Backward,
+        reduction: Reduction,
+        precision: Precision,
+        changes: Sequence[Change],
+        observers: list[Observer],
+    ) -> None:
+        """`parameters` are all of the network, whether the optimizer has them or not."""
+        self.optimizer, self._parameters, self._factors = optimizer, list(parameters), rate_factors(optimizer)
+        self.backward, self.reduction, self.precision = backward, reduction, precision
+        self.changes, self.observers = changes, observers
+        self.num_steps = 0
+        """Steps that the optimizer has taken."""
+
+    def __call__(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
+        """See `common.training.worker.Worker.train_step`."""
+        for observer in self.observers:
+            observer.begin(batch, learning_rate, self.num_steps)
+        self._prepare(learning_rate)
+        loss_sum = self.backward(batch, loss_scale, self.num_steps)
+        loss_sum = self.reduction.wait(loss_sum)
+        overflowed = self.precision.unless_overflowed(self.optimizer, loss_scale, self._update)
+        for observer in self.observers:
+            observer.end()
+        return StepResult(read_later(loss_sum), overflowed, **self._numbers())
+
+    def _update(self) -> None:
+        for observer in self.observers:
+            observer.see_averages()
+        for change in self.changes:
+            change(self.num_steps)
+        self.optimizer.step()
+        self.num_steps += 1
+        for observer in self.observers:
+            observer.see_updates()
+
+    def _prepare(self, learning_rate: float) -> None:
+        for group, factor in zip(self.optimizer.param_groups, self._factors, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(learning_rate * factor)
+            else:
+                group["lr"] = learning_rate * factor
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _numbers(self) -> dict[str, SupportsFloat]:
+        return {name: read_later(number) for observer in self.observers for name, number in observer.numbers().items()}
+
+
+def rate_factors(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return each group's learning rate divided by the first that is not 0, which the schedule stands for.
+
+    So groups keep their learning rates relative to each other, as under torch's `LambdaLR`.
+    """
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    reference = next((rate for rate in rates if rate), 0.0)
+    return [rate / reference if reference else 1.0 for rate in rates]
+
+
+def read_later(number: torch.Tensor | float) -> SupportsFloat:
+    """Return `number` as something that is read once a GPU has computed it."""
+    return _PendingNumber(number) if isinstance(number, torch.Tensor) and number.is_cuda else number
+
+
+class _PendingNumber:
+    """A number that a GPU is computing; `float()` waits for it, but for no step that was started since."""
+
+    def __init__(self, number: torch.Tensor) -> None:
+        self._number = number.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+    def __float__(self) -> float:
+        self._copied.synchronize()
+        return float(self._number)

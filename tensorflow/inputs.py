@@ -1,0 +1,28 @@
+"""How samples get into a step, normalised. `pytorch/inputs.py` has the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from allstep.common.data.datasets import Dataset
+
+Samples = tuple[tf.TensorSpec, tf.TensorSpec]
+"""Shape and type of inputs and of targets, for any number of samples."""
+
+
+class Inputs:
+    """Normalises samples by the data set's mean and deviation."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        mean, std = np.array(dataset.mean, np.float32), np.array(dataset.std, np.float32)
+        self._scale, self._shift = 1 / ((255 if dataset.input_type == "uint8" else 1) * std), -mean / std
+        inputs = tf.TensorSpec((None, *dataset.input_shape), dataset.input_type)
+        targets = tf.TensorSpec((None, *dataset.target_shape), dataset.target_type)
+        shares = tf.TensorSpec((None, dataset.num_classes), "float32")
+        self.in_training: Samples = (inputs, shares if dataset.mixes_targets else targets)
+        self.in_validation: Samples = (inputs, targets)
+
+    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Return inputs normalised, and tokens as they are; called in a step."""
+        return inputs if inputs.dtype == tf.int64 else tf.cast(inputs, tf.float32) * self._scale + self._shift

@@ -1,0 +1,82 @@
+"""What optimizers remember of each weight, as a checkpoint has it. `pytorch/optimizers/state.py` has the same.
+
+The suite's optimizers, and those of Keras that remember the same, have canonical names for it, which both frameworks
+read. Any other optimizer of a user's keeps the names of the attributes that hold its variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from allstep.common.base.errors import UserError
+from allstep.common.config.train_config import LAYER_SLOTS, OWN_OPTIMIZER, OptimizerConfig
+from allstep.tensorflow.compat import parts, trained_variables
+from allstep.tensorflow.models import CanonicalWeight
+from allstep.tensorflow.optimizers.base import Optimizer
+
+KINDS: Mapping[type, tuple[str, Mapping[str, str]]] = {
+    keras.optimizers.SGD: ("sgd", {"momentum": "momentums"}),
+    keras.optimizers.Adam: ("adam", {"exp_avg": "_momentums", "exp_avg_sq": "_velocities"}),
+    keras.optimizers.AdamW: ("adamw", {"exp_avg": "_momentums", "exp_avg_sq": "_velocities"}),
+    keras.optimizers.Adagrad: ("adagrad", {"sum_of_squares": "_accumulators"}),
+    keras.optimizers.RMSprop: ("rmsprop", {"square_avg": "_velocities"}),
+}
+"""Of Keras' optimizers the names of `--optimizer`, and the attributes that hold what the canonical slots name."""
+State = Iterator[tuple[str, CanonicalWeight, keras.Variable]]
+"""Name in a checkpoint, layout, and variable."""
+
+
+def optimizer_state(optimizer: keras.Optimizer, flags: OptimizerConfig, weights: Sequence[CanonicalWeight]) -> State:
+    """Yield the part of a checkpoint whose names begin with `optimizer/`.
+
+    Args:
+        weights: have gradients, in the model's order.
+
+    Raises:
+        UserError: names what the optimizer remembers and cannot be kept.
+    """
+    if flags.optimizer == OWN_OPTIMIZER:
+        yield from _local_state(optimizer, {weight.variable.path: weight for weight in weights})
+        return
+    for index, weight in enumerate(weights):
+        for slot in flags.slots:
+            variable = _slots(optimizer, slot)[index]
+            layout = CanonicalWeight(weight.name, variable, (), ()) if slot in LAYER_SLOTS else weight
+            yield f"optimizer/{weight.name}/{slot}", layout, variable
+
+
+def _slots(optimizer: keras.Optimizer, slot: str) -> Sequence[keras.Variable]:
+    if isinstance(optimizer, Optimizer):
+        return optimizer.slots[slot]
+    [(_, attributes)] = [KINDS[kind] for kind in type(optimizer).__mro__ if kind in KINDS][:1]
+    return getattr(optimizer, attributes[slot])
+
+
+def _local_state(optimizer: keras.Optimizer, weights: Mapping[str, CanonicalWeight]) -> State:
+    for number, part in enumerate(parts(optimizer)):
+        own = [weights[variable.path] for variable in trained_variables(part)] if part.built else []
+        unnamed = {id(one): one for one in part.variables if one is not part._iterations}
+        unnamed.pop(id(part._learning_rate), None)
+        for attribute, value in vars(part).items():
+            name = attribute.lstrip("_")
+            if isinstance(value, keras.Variable) and unnamed.pop(id(value), None) is not None:
+                yield f"optimizer/{number}/{name}", _as_it_is(name, value), value
+            elif isinstance(value, (list, tuple)) and len(value) == len(own):
+                for weight, variable in zip(own, value, strict=True):
+                    if isinstance(variable, keras.Variable) and unnamed.pop(id(variable), None) is not None:
+                        same = tuple(variable.shape) == tuple(weight.variable.shape)
+                        layout = weight if same else _as_it_is(name, variable)
+                        yield f"optimizer/{weight.name}/{name}", layout, variable
+        if unnamed:
+            path = next(iter(unnamed.values())).path
+            raise UserError(
+                f"expected an optimizer that keeps its variables in attributes, one a weight, received "
+                f"{type(part).__name__}, which keeps {path} elsewhere; take another one"
+            )
+
+
+def _as_it_is(name: str, variable: Any) -> CanonicalWeight:
+    return CanonicalWeight(name, variable, tuple(variable.shape), tuple(range(len(variable.shape))))

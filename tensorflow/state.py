@@ -1,0 +1,88 @@
+"""What a checkpoint holds of a model, its optimizer and the observers of its steps, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from allstep.common.checkpoint.state import ArrayShape
+from allstep.common.config.train_config import OptimizerConfig
+from allstep.tensorflow.compat import parts
+from allstep.tensorflow.models import CanonicalWeight, canonical_weights
+from allstep.tensorflow.optimizers.state import optimizer_state
+from allstep.tensorflow.step import Step
+from allstep.tensorflow.strategies.strategy import Strategy
+
+
+class State:
+    """Reads and writes the state of a run; `common.training.worker.Worker` says what most methods do."""
+
+    def __init__(self, model: keras.Model, flags: OptimizerConfig, step: Step, strategy: Strategy) -> None:
+        self._model, self._flags, self._step, self._strategy = model, flags, step, strategy
+
+    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        return (
+            (weight.name, array)
+            for weight in canonical_weights(self._model)
+            if weight.variable.trainable
+            for array in self._strategy.replicas(weight.variable)
+        )
+
+    def shapes(self) -> dict[str, ArrayShape]:
+        return {
+            name: ArrayShape(layout.canonical_shape, dtype=np.dtype(variable.dtype))
+            for name, layout, variable in self._all()
+        }
+
+    def export(self) -> dict[str, np.ndarray]:
+        arrays = self._strategy.gather({name: variable for name, _, variable in self._all()})
+        return {name: layout.to_canonical(arrays[name]) for name, layout, _ in self._all()}
+
+    def load(self, arrays: Mapping[str, np.ndarray], num_steps: int) -> None:
+        for name, layout, variable in self._all():
+            if name in arrays:
+                variable.assign(self._strategy.shard(layout.from_canonical(arrays[name]), variable))
+        for part in (self._step.optimizer, *parts(self._step.optimizer)):
+            part.iterations.assign(num_steps)
+
+    def average_statistics(self) -> None:
+        collectives = self._strategy.collectives
+        statistics = [weight.variable for weight in canonical_weights(self._model) if not weight.variable.trainable]
+        replicas = [self._strategy.replicas(variable) for variable in statistics]
+        if not statistics or len(replicas[0]) * collectives.world_size == 1:
+            return
+        own = np.concatenate([np.mean(arrays, axis=0, dtype=np.float64).ravel() for arrays in replicas])
+        mean = collectives.all_reduce_sum(own) / collectives.world_size
+        ends = np.cumsum([variable.value.shape.num_elements() for variable in statistics])
+        for variable, values in zip(statistics, np.split(mean, ends[:-1]), strict=True):
+            variable.assign(values.astype(np.float32).reshape(variable.shape))
+
+    def snapshot(self) -> Any:
+        """Return a copy of this rank's state, for `restore`."""
+        kept = [variable for observer in self._step.observers for _, _, variable in observer.state]
+        variables = (*self._model.variables, *self._step.optimizer.variables, *kept)
+        copies = [copy for variable in variables for copy in self._strategy.copies(variable)]
+        return [(copy, tf.identity(copy)) for copy in copies]
+
+    def restore(self, snapshot: Any) -> None:
+        """Put back what `snapshot` returned."""
+        for variable, value in snapshot:
+            variable.assign(value)
+
+    def _all(self) -> Iterator[tuple[str, CanonicalWeight, keras.Variable]]:
+        """Yield canonical name, layout and variable of all that is kept."""
+        for weight in canonical_weights(self._model):
+            yield f"model/{weight.name}", weight, weight.variable
+        yield from optimizer_state(self._step.optimizer, self._flags, trained_weights(self._model))
+        for observer in self._step.observers:
+            yield from observer.state
+
+
+def trained_weights(model: keras.Model) -> Sequence[CanonicalWeight]:
+    """Return the weights that have gradients, in the model's order."""
+    by_path = {weight.variable.path: weight for weight in canonical_weights(model)}
+    return [by_path[variable.path] for variable in model.trainable_variables]

@@ -1,0 +1,93 @@
+"""One training step, from a batch to changed weights. `pytorch/step.py` reads the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import keras
+import tensorflow as tf
+
+from allstep.common.data.loader import Batch
+from allstep.common.training.worker import StepResult
+from allstep.tensorflow.compat import parts
+from allstep.tensorflow.observer import Observer
+from allstep.tensorflow.passes import Gradients, Passes
+from allstep.tensorflow.precision import Precision
+from allstep.tensorflow.strategies.reduction import Reduction
+
+Change = Callable[[Gradients, tf.Tensor], Gradients]
+"""Takes the averaged gradients and the number of steps taken before this one, and returns what replaces them."""
+Numbers = dict[str, tf.Tensor]
+"""Fields of a `StepResult`, added up over the devices of this process."""
+
+
+class Step:
+    """A training step. Each of its parts is chosen once, by `building.build_step`; optional parts have neutral bases.
+
+    `compute` is what TensorFlow traces, on each device of this process; with --slices, `apply` alone.
+    """
+
+    start: Callable[[Batch, float, float], StepResult]
+    """Starts what was traced, with batch, learning rate and loss scale."""
+
+    def __init__(
+        self,
+        optimizer: keras.Optimizer,
+        *,
+        backward: Passes,
+        reduction: Reduction,
+        precision: Precision,
+        changes: Sequence[Change],
+        observers: list[Observer],
+    ) -> None:
+        self.optimizer, self._rates = optimizer, rate_factors(optimizer)
+        self.backward, self.reduction, self.precision = backward, reduction, precision
+        self.changes, self.observers = changes, observers
+
+    def __call__(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
+        """See `common.training.worker.Worker.train_step`."""
+        for observer in self.observers:
+            observer.begin(batch, learning_rate)
+        result = self.start(batch, learning_rate, loss_scale)
+        for observer in self.observers:
+            observer.end(result)
+        return result
+
+    def compute(self, inputs: tf.Tensor, targets: tf.Tensor, loss_weight: tf.Tensor, loss_scale: tf.Tensor) -> Numbers:
+        """Take a step on a device's samples."""
+        loss_sum, gradients, numbers = self.backward(inputs, targets, loss_weight * loss_scale)
+        return {"loss_sum": loss_sum, **numbers, **self.apply(gradients, loss_scale)}
+
+    def apply(self, gradients: Gradients, loss_scale: tf.Tensor) -> Numbers:
+        """Take the second half of a step, given the gradients of a device."""
+        gradients = self.reduction(gradients)
+        overflow = self.precision.unless_overflowed(gradients, loss_scale, self.reduction.updates(self._update))
+        numbers = {name: number for observer in self.observers for name, number in observer.numbers().items()}
+        return {"overflow": overflow, **numbers}
+
+    def _update(self, gradients: Gradients) -> None:
+        num_steps = tf.identity(cast("keras.Variable", self.optimizer.iterations).value)
+        for observer in self.observers:
+            observer.see_averages(gradients)
+        for change in self.changes:
+            gradients = change(gradients, num_steps)
+        self.reduction.apply(gradients)
+        for observer in self.observers:
+            observer.see_updates(num_steps)
+
+    def set_learning_rate(self, learning_rate: tf.Tensor) -> None:
+        """Set the learning rate of the next step; called in what is traced, once for all devices."""
+        for rate, factor in self._rates:
+            rate.assign(learning_rate if factor == 1 else learning_rate * factor)
+
+
+def rate_factors(optimizer: keras.Optimizer) -> list[tuple[Any, float]]:
+    """Return the learning rate of each optimizer in `optimizer`, and it divided by the first that is not 0.
+
+    The schedule stands for that one. So optimizers keep their learning rates relative to each other.
+    """
+    rates = [part.learning_rate for part in parts(optimizer)]
+    values = [float(rate.value.numpy()) for rate in rates]
+    reference = next((value for value in values if value), 0.0)
+    return [(rate, value / reference if reference else 1.0) for rate, value in zip(rates, values, strict=True)]

@@ -1,0 +1,77 @@
+"""How the gradients of all ranks are combined: by a strategy's library, or with --slices in one fixed order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from allstep.common.cli.strategy_flags import SUM_OF_SLICES
+from allstep.tensorflow.passes import Gradients, on_present
+
+Update = Callable[[Gradients], None]
+
+
+class Reduction:
+    """The gradients of one device, which need no reduction; strategies derive their own from it."""
+
+    is_ordered = False
+    """Whether slices are added up in one order, before the gradients come here."""
+
+    def __init__(
+        self,
+        optimizer: keras.Optimizer,
+        variables: Sequence[keras.Variable],
+        compiled: Callable[[Update], Update] = lambda update: update,
+    ) -> None:
+        """`variables` have gradients; `compiled` has XLA compile a function, where --compile wants it."""
+        self.optimizer, self._variables, self._compiled = optimizer, variables, compiled
+
+    def __call__(self, gradients: Gradients) -> Gradients:
+        """Combine the gradients of a device with those of all others; called in a step."""
+        return gradients
+
+    def updates(self, update: Update) -> Update:
+        """Return `update`, which changes weights by combined gradients, as a step calls it."""
+        return self._compiled(update)
+
+    def apply(self, gradients: Gradients) -> None:
+        """Have the optimizer take combined gradients. A weight without a gradient is left alone."""
+        self._apply(self.optimizer.apply, gradients)
+
+    def pending_tensors(self) -> Sequence[str]:
+        """See `common.training.worker.Worker`."""
+        return ()
+
+    def _apply(self, apply: Callable, gradients: Gradients) -> None:
+        if isinstance(self.optimizer, keras.optimizers.MultiOptimizer):  # which takes all or none
+            apply(gradients, self._variables)
+            return
+        present = [pair for pair in zip(gradients, self._variables, strict=True) if pair[0] is not None]
+        if present:
+            apply(*map(list, zip(*present, strict=True)))
+
+
+class Ordered(Reduction):
+    """--slices: what comes here is the sum over all slices, by `OrderedSum`. Updates are alike under every strategy."""
+
+    is_ordered = True
+
+    def pending_tensors(self) -> Sequence[str]:
+        return (SUM_OF_SLICES,)
+
+
+class ReplicaSums(Reduction):
+    """tf.distribute: gradients are added up over all devices of all ranks."""
+
+    names: Sequence[str] = ()
+    """What ranks wait for."""
+
+    def __call__(self, gradients: Gradients) -> Gradients:
+        replicas = tf.distribute.get_replica_context()
+        assert replicas is not None  # a step runs in one
+        return on_present(lambda present: replicas.all_reduce(tf.distribute.ReduceOp.SUM, present), gradients)
+
+    def pending_tensors(self) -> Sequence[str]:
+        return self.names
