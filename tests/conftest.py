@@ -28,7 +28,7 @@ for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
 
 # mpirun looks for ssh although it starts ranks of this host without.
 if shutil.which("ssh") is None:
-    os.environ["OMPI_MCA_plm_rsh_agent"] = "false"
+    os.environ["OMPI_MCA_plm_rsh_agent"] = "false"  # noqa: SIM112
 
 # Use the same examples in every run, and assert no time: machines are noisy.
 settings.register_profile("allstep", derandomize=True, deadline=None)
