@@ -105,11 +105,11 @@ def test_a_job_goes_on_with_other_ranks(sizes, commit_every, moments, go_on_afte
     assert of("end", found, "weights_checksum") == of("end", expected, "weights_checksum")
 
 
-def test_the_newest_commit_is_saved_while_the_ranks_are_formed(tmp_path, capsys):
+def test_the_newest_commit_is_saved_while_the_job_is_formed(tmp_path, capsys):
     """Steps 3 and 4 are committed; step 7 was, too, when the rank was lost."""
     ElasticJob(tmp_path, [2, 2], commit_every=7, moments={7: "lost"}).train()
     said = capsys.readouterr().err
-    assert said.count("step 4 is saved while the ranks are formed anew") == 1, said
+    assert said.count("step 4 is saved while the job is formed again") == 1, said
     assert load(tmp_path / "checkpoints" / "step-00000004", tmp_path, warn=pytest.fail).progress.step == 4
 
 
