@@ -1,5 +1,5 @@
 # Commands for users and developers. To choose the environment's Python: make setup PYTHON=python3.12; for GPUs: GPU=1.
-.PHONY: setup train test lint bench soak horovod-wheel
+.PHONY: setup train test test-quick lint bench soak horovod-wheel
 
 # Runs a command with the programs of the environment, whether it is activated or not.
 IN_VENV = PATH="$(CURDIR)/.venv/bin:$$PATH"
@@ -13,6 +13,9 @@ train: setup
 
 test: setup
 	$(IN_VENV) python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-quick: setup
+	$(IN_VENV) python -m pytest -n 2 --dist worksteal -m "not launch and not full"
 
 lint: setup
 	$(IN_VENV) ruff check .

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 
 import gpus
@@ -12,6 +13,9 @@ gpus.hide()
 gc.disable()
 
 # Both frameworks in one process: TensorFlow after Triton, since the other order crashes it.
+import launches  # noqa: E402
+import pytest  # noqa: E402
+import schedule  # noqa: E402
 import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
 from hypothesis import settings  # noqa: E402
 
@@ -22,11 +26,46 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
     os.environ.pop(name, None)
 
+# mpirun looks for ssh although it starts ranks of this host without.
+if shutil.which("ssh") is None:
+    os.environ["OMPI_MCA_plm_rsh_agent"] = "false"  # noqa: SIM112
+
 # Use the same examples in every run, and assert no time: machines are noisy.
 settings.register_profile("allstep", derandomize=True, deadline=None)
 settings.load_profile("allstep")
 
 
+launches.guard()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-seconds", action="store_true", help="write the seconds of each file to seconds.json")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    launches.mark(items)
+    schedule.sort(items)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    launches.watch(item)
+    try:
+        return (yield)
+    finally:
+        launches.watch(None)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    schedule.note(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--write-seconds") and not hasattr(session.config, "workerinput"):
+        schedule.write()

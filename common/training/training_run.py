@@ -80,6 +80,8 @@ class TrainingRun:
     """Commits of an elastic job, which outlive this session."""
     check_replicas: Callable[[Iterable[tuple[str, np.ndarray]], Collectives, str], None] = check_replicas_equal
     """Function that compares weights across ranks after the broadcast, after step 1 and after each epoch."""
+    watching: Callable[..., contextlib.AbstractContextManager[Callable[[str], None]]] = watching
+    """Function that has the ranks watch each other; see `common.watch.watching`."""
 
     @property
     def placement(self) -> Placement:
@@ -112,7 +114,7 @@ class TrainingRun:
             elastic=self.commits is not None,
             launcher=MPIRUN_NOTICES_SECONDS if placement.launcher == "mpirun" else 0.0,
         )
-        with watching(
+        with self.watching(
             collectives, placement, progress_state, limits, self.worker.pending_tensors, sever=CONNECTIONS.end
         ) as ask_to_stop:
             with HOSTS.passing_on(ask_to_stop), lasting_output():

@@ -47,13 +47,6 @@ run_rank(main)
 
 
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
-def test_more_ranks_than_samples(framework):
-    result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--dataset", "synthetic", "--synthetic-samples", "1")
-    assert result.returncode == 2
-    assert result.output.count("allstep: error: ") == 1 and "1 samples" in result.output
-
-
-@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_nan_names_step_and_learning_rate(framework):
     result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--base-lr", "1e6")
     assert result.returncode == 2

@@ -11,12 +11,14 @@ import signal
 import time
 
 import pytest
-from ranks import events, full, run
+from ranks import full, run
 
 from allstep.commands.parity.command import STEPS_PER_EPOCH
 from allstep.commands.soak.faults import END_SECONDS, KINDS, REPORTED, InjectedFault, check_ended, faulty
 from allstep.commands.soak.resume_check import training
 from allstep.common.checkpoint import load
+
+pytestmark = pytest.mark.launch
 
 STEP = 6
 FAULT_TIMEOUT = 9
@@ -159,20 +161,6 @@ def test_a_frozen_rank_of_a_parameter_server_is_named(rank, reported_by, tmp_pat
     role = "chief" if rank == 0 else f"worker {rank - 1}"
     words = rf"rank {reported_by} of 3 on \S+ stopped: rank {rank} \({role} at \S+\) does not answer; it is frozen"
     assert re.search(words, output), output
-
-
-def test_stops_alone_and_goes_on(tmp_path):
-    """A run without a launcher also stops and resumes."""
-    flags = ("--checkpoint-every", 1000, "--epochs", 40)
-    fault = InjectedFault("SIGTERM to all ranks", 0, STEP)
-    with training("pytorch", 1, tmp_path, *flags) as job:
-        assert fault.strike(job)
-        check_ended(job, KINDS[fault.kind])
-    stopped_at = load("latest", tmp_path / "checkpoints", warn=pytest.fail).progress.step
-    with training("pytorch", 1, tmp_path, *flags, "--resume", "latest") as job:
-        assert job.process.wait(60) == 0, job.printed()
-    steps = [event["step"] for event in events(tmp_path) if event["event"] == "step"]
-    assert stopped_at < 1000 and steps == list(range(1, 1001))
 
 
 @pytest.mark.parametrize("faults", [1, full(4)])

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from ranks import events, full, last, launch, train
+from ranks import events, full, last, train
 
-from allstep.common.checkpoint import load
+from allstep.common.base.errors import UserError
+from allstep.common.cli.command_line import parse
+from allstep.common.launch import placement as placements
+from allstep.pytorch import strategies as pytorch_strategies
+from allstep.tensorflow import strategies as tensorflow_strategies
 
 FLAGS = ("--model", "mlp", "--global-batch-size", 40, "--base-lr", 0.02, "--epochs", 4, "--batch-ramp", "auto",
          "--checkpoint-every", 20, "--keep-checkpoints", 100)  # fmt: skip
@@ -42,27 +45,6 @@ def alone(tmp_path_factory):
     return output_dir
 
 
-def test_the_batch_doubles_after_each_epoch_in_which_the_scale_exceeds_it(alone):
-    factor, ramp = 1, []
-    for epoch, scale in enumerate(scales(events(alone)), start=1):
-        if scale > 40 * factor:
-            factor *= 2
-            ramp.append([epoch, factor])
-    state = load("latest", alone / "checkpoints", warn=print)
-    assert state.schedule["batch_ramp"] == ramp and ramp
-    factors = [dict(map(tuple, ramp[:number])) for number in range(len(ramp) + 1)]
-    sizes = [40 * max([1, *(f for e, f in factors[-1].items() if e <= epoch)]) for epoch in range(4)]
-    assert state.progress.step == sum(-(-1437 // size) for size in sizes)
-
-
-def test_resumed_in_mid_epoch_it_is_the_same(alone, tmp_path):
-    train_at(ALONE, tmp_path, "--resume", alone / "checkpoints" / "step-00000060")
-    assert scales(events(tmp_path))[-2:] == scales(events(alone))[-2:]
-    one, other = (load("latest", path / "checkpoints", warn=print) for path in (alone, tmp_path))
-    assert one.progress.running["noise_square"] == other.progress.running["noise_square"] != 0
-    assert all(np.array_equal(array, other.arrays[name]) for name, array in one.arrays.items())
-
-
 @pytest.mark.parametrize(
     "placement",
     ["Horovod in PyTorch", "Horovod in TensorFlow", *map(full, ("DDP", "mirrored", "multi-worker mirrored"))],
@@ -76,17 +58,16 @@ def test_ranks_and_devices_measure_the_same(placement, alone, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("framework", "flags", "told"),
+    ("strategies", "flags", "told"),
     [
-        ("pytorch", ("--batch-ramp", "auto"), "expected two ranks, devices or passes at least with --batch-ramp auto"),
-        ("pytorch", ("--batch-ramp", "auto", "5:2"), "expected --batch-ramp to be auto or EPOCH:FACTOR, received auto"),
-        ("pytorch", ("--batch-ramp", "auto", "--strategy", "fsdp"), "received --strategy fsdp"),
-        ("tensorflow", ("--batch-ramp", "auto", "--precision", "fp16"), "received --precision fp16"),
+        (pytorch_strategies, ("auto", "5:2"), "expected --batch-ramp to be auto or EPOCH:FACTOR, received auto"),
+        (pytorch_strategies, ("auto", "--strategy", "fsdp"), "received --strategy fsdp"),
+        (tensorflow_strategies, ("auto", "--precision", "fp16"), "received --precision fp16"),
     ],
-    ids=str,
+    ids=["mixed", "fsdp", "fp16"],
 )
-def test_refuses_to_follow_what_is_not_measured(framework, flags, told):
-    result = launch("alone", 1, f"{framework}/train.py", *flags)
-    assert result.returncode == 2, result.output
-    [line] = result.stderr.splitlines()
-    assert told in line
+def test_refuses_to_follow_what_is_not_measured(strategies, flags, told):
+    one = placements.ALONE
+    with pytest.raises(UserError, match=told) as error:
+        strategies.check(parse(strategies.STRATEGIES, one, ["--batch-ramp", *flags]), one)
+    assert "\n" not in str(error.value)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import events, full, last, launch, train
+from ranks import events, full, last, train
 
 from allstep.commands.parity import curves
 from allstep.common.checkpoint import load
@@ -158,15 +158,3 @@ def test_a_resumed_run_ends_exactly_as_if_it_had_not_stopped(optimizer, alone, t
     one, other = (load("latest", path / "checkpoints", warn=print).arrays for path in (source, tmp_path))
     assert one.keys() == other.keys()
     assert all(np.array_equal(array, other[name]) for name, array in one.items())
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["with", "without"])
-def test_averages_are_kept_from_the_start_or_not_at_all(given, alone, tmp_path):
-    source = alone() if given else alone("--ema", 0.9)
-    flags = ("--ema", 0.9) if given else ()
-    result = launch(
-        "alone", 1, "pytorch/train.py", *map(str, (*FLAGS, "--output-dir", tmp_path, "--resume", source, *flags))
-    )
-    assert result.returncode == 2, result.output
-    [line] = result.stderr.splitlines()
-    assert line.startswith("allstep: error: expected --ema as in the run that wrote the checkpoint")

@@ -5,8 +5,6 @@ PyTorch on the same number of ranks gives equal bits; otherwise weights are with
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 import signal
 import subprocess
@@ -101,92 +99,7 @@ def test_goes_on_in_mid_epoch_on_any_number_of_ranks(framework, before, after, u
     assert_ended_alike(tmp_path, source, exactly=framework == "pytorch" and before == after)
 
 
-def test_a_finished_run_goes_on_for_more_epochs(undisturbed, tmp_path):
-    train("pytorch", 1, tmp_path, "--epochs", 1, "--tensorboard")
-    train("pytorch", 1, tmp_path, "--resume", "latest", "--tensorboard")
-    assert_ended_alike(tmp_path, undisturbed("pytorch", 1), exactly=True)
-    assert list((tmp_path / "tensorboard" / "steps").iterdir())
-
-
-def test_a_finished_run_has_nothing_left_to_do(undisturbed, tmp_path):
-    source = undisturbed("pytorch", 1)
-    train("pytorch", 1, stopped(source, tmp_path, at=NUM_STEPS), "--resume", "latest")
-    assert_ended_alike(tmp_path, source, exactly=True)
-
-
-def test_resumes_the_best(undisturbed, tmp_path):
-    """Only ends of epochs are validated, so the end of the first is the best before the end of the second."""
-    source = undisturbed("pytorch", 1)
-    stopped(source, tmp_path, at=40)
-    train("pytorch", 1, tmp_path, "--resume", "best", "--keep-checkpoints", 100)
-    assert_ended_alike(tmp_path, source, exactly=True)
-    assert sequence(tmp_path, 30) > sequence(source, 40)  # step 30 was trained and saved again
-    assert sequence(tmp_path, 25) == sequence(source, 25)
-
-
-def sequence(output_dir: Path, step: int) -> int:
-    """Return the position of a checkpoint in the order in which its directory was written."""
-    return json.loads((checkpoint(output_dir, step) / "manifest.json").read_text())["sequence"]
-
-
-def test_falls_back_from_a_damaged_checkpoint_with_a_warning(undisturbed, tmp_path):
-    source = undisturbed("pytorch", 1)
-    damaged = checkpoint(stopped(source, tmp_path, at=40), 40) / "model.safetensors"
-    change_a_byte(damaged)
-    result = train("pytorch", 1, tmp_path, "--resume", "latest")
-    [warning] = result.stderr.splitlines()
-    assert warning.startswith("allstep: warning: ") and str(damaged) in warning and "falling back" in warning
-    assert_ended_alike(tmp_path, source, exactly=True)
-
-
-def test_starting_anew_keeps_what_was_there(undisturbed, tmp_path):
-    source = undisturbed("pytorch", 1)
-    stopped(source, tmp_path, at=30)
-    result = train("pytorch", 1, tmp_path)
-    assert "previous-1" in result.stderr and checkpoint(tmp_path / "previous-1", 30).exists()
-    assert_ended_alike(tmp_path, source, exactly=True)
-
-
-def change_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def raise_format(manifest: Path) -> None:
-    manifest.write_text(re.sub(r'"format_version": \d+', '"format_version": 99', manifest.read_text()))
-
-
-MISTAKES = {
-    "another seed": (["--resume", "latest", "--seed", "7"], "expected --seed 0"),
-    "another data set": (["--resume", "latest", "--dataset", "synthetic"], "expected --dataset digits"),
-    "another model": (["--resume", "latest", "--model", "mlp"], "expected --model cnn"),
-    "another optimizer": (["--resume", "latest", "--optimizer", "nesterov"], "expected --optimizer sgd"),
-    "no such checkpoint": (["--resume", "{}/nowhere"], "nowhere"),
-    "a changed byte": (["--resume", "{}/checkpoints/step-00000030"], "step-00000030/model.safetensors is damaged"),
-    "a newer format": (["--resume", "latest"], "has format 99"),
-    "nothing there": (["--resume", "latest"], "start without --resume"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_cannot_be_gone_on_from(mistake, undisturbed, tmp_path):
-    stopped(undisturbed("pytorch", 1), tmp_path, at=30)
-    if mistake == "a changed byte":
-        change_a_byte(checkpoint(tmp_path, 30) / "model.safetensors")
-    if mistake == "a newer format":
-        raise_format(checkpoint(tmp_path, 30) / "manifest.json")
-    if mistake == "nothing there":
-        shutil.rmtree(tmp_path / "checkpoints")
-    flags, expected = MISTAKES[mistake]
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    flags = [*map(str, FLAGS), *(flag.format(tmp_path) for flag in flags)]
-    result = launch("alone", 1, "pytorch/train.py", "--output-dir", tmp_path, *flags)
-    assert_refused(result, expected)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_one_of_two_ranks_tells_that_there_is_nothing_to_resume(framework, tmp_path):
     result = launch("horovodrun-mpi", 2, f"{framework}/train.py", "--output-dir", tmp_path, "--resume", "latest")
     assert result.returncode == 2 and result.output.count("allstep: error: ") == 1, result.output
@@ -246,17 +159,3 @@ def test_killed_at_random_moments(kills):
     result = run("allstep", "soak", "--kills", str(kills), "--faults", "0", "--ranks", "1,2", timeout=600)
     assert result.returncode == 0, result.output
     assert result.stdout.count("\nkill ") == kills and "0 violations" in result.stdout
-
-
-@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
-def test_ranks_stop_early_together(framework, tmp_path):
-    """The learning rate is 0 in float32, so epochs 2 and 3 bring no gain, which exhausts a patience of 2."""
-    flags = ("--model", "mlp", "--base-lr", "1e-60", "--early-stop-patience", "2", "--output-dir", tmp_path)
-    result = launch("horovodrun-mpi", 2, f"{framework}/train.py", *flags)
-    assert result.returncode == 0, result.output
-    assert epochs(events(tmp_path), "epoch") == [1, 2, 3]
-    assert last(events(tmp_path), "end")
-    if framework == "pytorch":
-        again = launch("horovodrun-mpi", 2, "pytorch/train.py", *flags, "--resume", "latest")
-        assert again.returncode == 0 and again.stdout == "", again.output
-        assert epochs(events(tmp_path), "epoch") == [1, 2, 3]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,58 +70,6 @@ def test_equal_runs_have_equal_bits(on_digits, tmp_path):
     assert len(steps[0]) == 46 and steps[0] == steps[1][:46]
 
 
-@pytest.mark.parametrize(("framework", "launcher"), [("pytorch", "alone"), full("tensorflow", "horovodrun-mpi")])
-def test_batches_grow_tails_are_left_out_and_the_learning_rate_steps(framework, launcher, tmp_path):
-    """1437 samples give 3 full batches of 400, then one of 800; the learning rate halves between the epochs."""
-    batches = ("--global-batch-size", 400, "--batch-ramp", "1:2", "--drop-last")
-    rates = ("--base-lr", 0.02, "--lr-decay", "step", "--lr-milestones", 1, "--lr-step-factor", 0.5)
-    found = train(framework, launcher, 2, tmp_path, "--epochs", 2, "--log-every", 1, *batches, *rates)
-    steps = [event for event in found if event["event"] == "step"]
-    assert [event["learning_rate"] for event in steps] == pytest.approx([0.02, 0.02, 0.02, 0.01])
-    assert [event["epoch"] for event in steps] == pytest.approx([400 / 1437, 800 / 1437, 1200 / 1437, 1 + 800 / 1437])
-    losses = [event["loss"] for event in steps]
-    epochs = [event for event in found if event["event"] == "epoch"]
-    assert [one["train_loss"] for one in epochs] == pytest.approx([sum(losses[:3]) / 3, losses[3]], rel=1e-5)
-    assert [one["validation_samples"] for one in epochs] == [360, 360]
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (("--batch-ramp", "soon"), "expected --batch-ramp to be EPOCH:FACTOR"),
-        (("--batch-ramp", "3:2", "1:2"), "epochs that ascend"),
-        (("--global-batch-size", "2000"), "at most all 1437"),
-        (("--drop-last", "--global-batch-size", "400", "--batch-ramp", "5:4"), "at most all 1437"),
-        (("--epochs", "1", "--global-batch-size", "1437", "--base-lr", "1e30"), "expected a finite validation loss"),
-    ],
-    ids=str,
-)
-def test_mistakes_in_the_schedule(flags, expected, tmp_path):
-    result = run(sys.executable, "pytorch/train.py", *flags, "--output-dir", tmp_path)
-    assert result.returncode == 2, result.output
-    assert len(result.stderr.strip().splitlines()) == 1 and expected in result.stderr
-
-
-def test_a_run_resumed_elsewhere_sets_aside_what_lies_there(tmp_path):
-    first, other = tmp_path / "first", tmp_path / "other"
-    train("pytorch", "alone", 1, first, "--epochs", 1, "--model", "mlp")
-    shutil.copytree(first, other)
-    found = train("pytorch", "alone", 1, other, "--epochs", 2, "--model", "mlp", "--resume", first)
-    assert [event["epoch"] for event in found if event["event"] == "epoch"] == [2]
-    assert len(events(other / "previous-1")) == 3
-
-
-@pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
-def test_validation_is_the_same_on_any_number_of_ranks(framework, tmp_path):
-    """Validate constant weights: each of the 360 samples counts once, even if ranks have unequal slices."""
-    still = ("--base-lr", "1e-60", "--epochs", 1, "--global-batch-size", 50, "--model", "mlp")
-    runs = [train(framework, "mpirun", ranks, tmp_path / str(ranks), *still) for ranks in (1, 3)]
-    one, three = (last(run, "epoch") for run in runs)
-    assert one["validation_samples"] == three["validation_samples"] == 360
-    assert three["validation_accuracy"] == one["validation_accuracy"]
-    assert three["validation_loss"] == pytest.approx(one["validation_loss"], rel=1e-6)
-
-
 @pytest.mark.parametrize("framework", ["pytorch", full("tensorflow")])
 def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
     """Train with unequal slices on 3 ranks."""
@@ -134,19 +80,6 @@ def test_same_curve_on_any_number_of_ranks(framework, tmp_path):
     assert len(losses[0]) == 50
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert last(three, "epoch")["validation_loss"] == pytest.approx(last(alone, "epoch")["validation_loss"], rel=1e-4)
-
-
-@pytest.mark.full  # jobs of both test_strategies.py also have such ranks
-def test_ranks_without_samples_take_part(tmp_path):
-    flags = ("--epochs", 1, "--dataset", "synthetic", "--synthetic-samples", 65, "--global-batch-size", 32,
-             "--synthetic-shape", 8, 8, 1)  # fmt: skip
-    runs = [
-        train(framework, launcher, 2, tmp_path / framework / launcher, *flags)
-        for framework in FRAMEWORKS
-        for launcher in ("alone", "horovodrun-mpi")
-    ]
-    losses = [last(run, "epoch")["train_loss"] for run in runs]
-    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -188,21 +121,6 @@ def test_bf16_learns_as_well(framework, on_digits, tmp_path):
     assert found == pytest.approx(expected, rel=0.01)
     assert found != pytest.approx(expected, rel=1e-5)
     assert last(bf16, "epoch")["validation_accuracy"] >= 0.97
-
-
-def test_skipped_images_are_counted_over_all_ranks(tmp_path):
-    """Oracle: 3 of the 32 images are unreadable, independent of the shards of an epoch."""
-    from PIL import Image
-
-    for number in range(32):
-        folder = tmp_path / "images" / ("val" if number >= 24 else "train") / "ab"[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (12, 12), (number, 0, 0)).save(folder / f"{number}.png")
-    for bad in ("train/a/2.png", "train/b/7.png", "val/a/30.png"):
-        (tmp_path / "images" / bad).write_bytes(b"bad")
-    flags = ("--dataset", "image-folder", "--data-dir", tmp_path / "images", "--image-size", 12, "--epochs", 3)
-    found = train("pytorch", "mpirun", 2, tmp_path / "run", *flags, "--batch-size", 4, "--skip-unreadable")
-    assert [event["unreadable_images"] for event in found if event["event"] == "epoch"] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -9,6 +9,8 @@ from ranks import full
 from allstep.commands.prove.checks import findings
 from allstep.commands.prove.runs import Runs
 
+pytestmark = pytest.mark.launch
+
 RIGHT = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 COMBINED = dict.fromkeys(fault.script for fault in FAULTS if fault.is_combined)
 

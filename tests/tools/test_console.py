@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from console import CommandFailed, SetupError, diagnosis, run_logged
 
+pytestmark = pytest.mark.launch
+
 
 def pip(*arguments: str) -> str:
     command = [sys.executable, "-m", "pip", "--isolated", "download", "--retries", "1", "--no-deps", *arguments]

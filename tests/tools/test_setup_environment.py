@@ -20,6 +20,8 @@ import tensorflow_gpu
 from gpu_choice import Driver
 from setup_environment import Step, fingerprints, set_up
 
+pytestmark = pytest.mark.launch
+
 
 class Recipe:
     """Three steps, each with a text that it depends on; `ran` lists those that set_up() ran."""

@@ -26,6 +26,8 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data import datasets
 
+pytestmark = pytest.mark.launch
+
 SCRIPT = Path(__file__).resolve().parents[4] / "tools" / "gpu_check.sh"
 
 

@@ -102,6 +102,7 @@ def test_a_wrong_result_is_noticed(tmp_path):
     assert [(row.collective, row.right) for row in rows] == [("all-reduce", False), ("broadcast", True)]
 
 
+@pytest.mark.launch
 def test_a_library_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
     """The launcher of the library is not installed."""
     monkeypatch.setitem(LAUNCHERS, "broken", ("no-such-launcher",))

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from compared import SETTINGS, cell
 
 from allstep.commands.compare.availability import unavailable
@@ -82,12 +83,14 @@ def test_each_of_several_independent_processes_has_a_gpu_of_its_own(monkeypatch)
             assert horovod[0] == "horovodrun" and horovod[horovod.index("--device") + 1] == settings.device
 
 
+@pytest.mark.launch
 def test_ranks_beyond_the_gpus_are_told():
     cells = [cell(strategy="independent", ranks=ranks) for ranks in (1, 2)]
     [(name, reason)] = unavailable(cells, oversubscribe=True, num_gpus=1)
     assert name == cells[1].id and "each of the 1 GPUs, received 2 ranks" in reason and "--device cpu" in reason
 
 
+@pytest.mark.launch
 def test_a_missing_launcher_is_told(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)

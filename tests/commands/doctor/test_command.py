@@ -6,11 +6,13 @@ import json
 import sys
 
 from ranks import run
+from requirements import need
 
 DOCTOR = (sys.executable, "-m", "allstep.commands.cli", "doctor", "--skip", "frameworks,all-reduce")
 
 
 def test_writes_nothing_and_prints_no_secret(tmp_path):
+    need("ssh")
     (tmp_path / "tmp").mkdir()
     environ = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path / "tmp"), "API_TOKEN": "hunter2"}
     result = run(*DOCTOR, "--json", **environ)
@@ -27,6 +29,7 @@ def test_writes_nothing_and_prints_no_secret(tmp_path):
 
 def test_a_fault_comes_with_its_fix_and_status_1():
     """Folders in /proc cannot be written, and no disk space is counted there."""
+    need("ssh")
     result = run(*DOCTOR, "--data-dir", "/proc/nowhere")
     assert result.returncode == 1, result.output
     [line] = [line for line in result.stdout.splitlines() if line.startswith("  fault")]

@@ -11,6 +11,8 @@ import pytest
 from allstep.commands.doctor.agent import MARK, Address, Connected, Hello, Question, Unreached
 from allstep.commands.doctor.conversation import Agent, NoAnswer, is_this_host
 
+pytestmark = pytest.mark.launch
+
 HELLO = MARK + json.dumps({"unix_time": 1.5, "port": 4711})
 
 

@@ -22,6 +22,8 @@ from allstep.commands.shared.measure import (
 )
 from allstep.commands.shared.records.figures import Figure
 
+pytestmark = pytest.mark.launch
+
 
 def test_interleaved_takes_turns():
     order = []

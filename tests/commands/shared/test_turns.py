@@ -17,6 +17,8 @@ from ranks import environment
 from allstep.commands.shared import turns
 from allstep.commands.shared.turns import Launch, run_in_turn
 
+pytestmark = pytest.mark.launch
+
 BLOCK_SECONDS = 0.3
 NUM_BLOCKS = 3
 RANK = f"""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import train
 from torch.optim import lr_scheduler
 
 from allstep.common.base.errors import UserError
@@ -198,14 +197,6 @@ def test_scaling_follows_the_ramp():
     large = schedule(scaling="linear", decay="cosine", warmup_epochs=4, reference_batch_size=16, global_batch_size=128)
     for epoch in (3, 3.5, 4, 6.25):
         assert learning_rate(ramp, int(epoch * 1280)) == learning_rate(large, int(epoch * 1280))
-
-
-def test_an_epoch_tells_the_rate_of_its_last_step(tmp_path):
-    """The last step of an epoch is shorter than the others. Oracle: the learning rates of the step events."""
-    flags = ("--model", "mlp", "--epochs", 2, "--lr-decay", "cosine", "--global-batch-size", 500, "--log-every", 1)
-    events = train("pytorch", "alone", 1, tmp_path, *flags)
-    rates = {name: [event["learning_rate"] for event in events if event["event"] == name] for name in ("step", "epoch")}
-    assert len(rates["step"]) == 6 and rates["epoch"] == rates["step"][2::3]
 
 
 FLAGS = {
