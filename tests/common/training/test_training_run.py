@@ -447,30 +447,3 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(UserError, match="finite weights and slots to save, received nan or inf in model/fc.bias"):
         train(2, tmp_path, *flags, prepare=prepare, hooks=lambda job, rank: [Breaks()])
     assert 7 not in saved(tmp_path) and 6 in saved(tmp_path)
-
-
-def test_a_full_disk_is_a_mistake_that_leaves_the_checkpoints(tmp_path):
-    """Rank 0 cannot write its reports any more from step 6 on."""
-
-    class Full(Hook):
-        def on_step(self, session):
-            if session.placement.rank == 0 and session.progress.step == 6:
-                [jsonl] = [one for one in reporters if hasattr(one, "_file")]
-                os.dup2(os.open("/dev/full", os.O_WRONLY), jsonl._file.fileno())
-
-    reporters: list = []
-
-    def prepare(run):
-        open_reporter = run.open_reporter
-
-        def opened(*arguments):
-            reporter = open_reporter(*arguments)
-            reporters.extend(reporter._reporters)
-            return reporter
-
-        run.open_reporter = opened
-        return run
-
-    with pytest.raises(UserError, match="metrics.jsonl.*the checkpoints are unharmed"):
-        train(2, tmp_path, *SAVING, prepare=prepare, hooks=lambda job, rank: [Full()])
-    assert saved(tmp_path) == [3, 4]
