@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow import nn
 from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
 from keras.src.saving import serialization_lib
 from tensorflow.python.eager.context import anonymous_name
@@ -126,3 +127,8 @@ def fill_legacy_optimizers() -> None:
     for module in (keras.optimizers.legacy, tf.keras.optimizers.legacy):
         for name in ("Adagrad", "Adam", "Ftrl", "Optimizer", "RMSprop", "SGD"):
             setattr(module, name, getattr(keras.optimizers, name))
+
+
+def wrap_synchronised_moments(wrap: Wrap) -> None:
+    """Replace the function by which `BatchNormalization(synchronized=True)` computes mean and variance."""
+    nn._compute_moments_sync = wrap(nn._compute_moments_sync)

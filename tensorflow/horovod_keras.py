@@ -70,33 +70,46 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
     remove_process_set,
 )
 
-from allstep.common.cli.strategy_flags import check_launcher_of_horovod, use_gloo_alone
+from allstep.common.cli.strategy_flags import check_horovod, check_launcher_of_horovod, use_gloo_alone
 from allstep.common.launch.placement import find_placement
-from allstep.tensorflow.compat import h5_optimizer_weights
+from allstep.common.launch.unclaimed_ranks import check_alone
 from allstep.tensorflow.drop_in import callbacks as callbacks  # noqa: F401
 from allstep.tensorflow.drop_in import elastic as elastic  # noqa: F401
+from allstep.tensorflow.drop_in.batch_norm import SyncBatchNormalization  # noqa: F401
 from allstep.tensorflow.drop_in.collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter  # noqa: F401
 from allstep.tensorflow.drop_in.hooks import compiled_models, has_keras_step, track_model
 from allstep.tensorflow.drop_in.optimizer import (
     DistributedOptimizer,
     distribute_again,
     lasting_state,
-    parts,
     saved_entry,
 )
+from allstep.tensorflow.drop_in.reduction import is_elastic
+from allstep.tensorflow.drop_in.saved_files import policy_of_saved_optimizer, restore_h5_optimizer
 from allstep.tensorflow.drop_in.saving import make_plain
+from allstep.tensorflow.drop_in.stalls import STALL_SECONDS, limit_stalls
 
 
-def init(*args: Any, **options: Any) -> None:
+def init(*args: Any, stall_timeout: int = STALL_SECONDS, **options: Any) -> None:
     """Call `horovod.tensorflow.init`. A process without a launcher trains as a single rank and needs no MPI.
 
+    stall_timeout: seconds after which a rank that waits for another ends the job, 0 for never; the variable
+        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS takes precedence.
+
     Raises:
-        UserError: torchrun, or RANK and WORLD_SIZE, have set up several ranks, which Horovod does not support.
+        UserError: torchrun, or RANK and WORLD_SIZE, have set up several ranks, which Horovod does not support, or the
+            environment shows signs of ranks that no launcher has described.
+        Fault: the launcher has started another number of ranks than Horovod sees, each of which would train alone.
     """
     placement = find_placement()
     check_launcher_of_horovod(placement, user="horovod_keras")
+    check_alone(placement, chosen=False, to_train_alone="unset SLURM_NTASKS")
     use_gloo_alone(placement)
+    limit_stalls(placement, stall_timeout)
     horovod.tensorflow.init(*args, **options)
+    forms_all_ranks = not (args or options.get("comm"))  # `comm` names some of them
+    if forms_all_ranks and not is_elastic():
+        check_horovod(placement, "average", size=size(), mpi_enabled=mpi_enabled())
 
 
 def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
@@ -186,11 +199,12 @@ def load_model(
     if compression is not None:
         options["compression"] = compression
     optimizers = {cls.__name__: cls for cls in custom_optimizers or []}
-    loaded = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
+    with policy_of_saved_optimizer(filepath):
+        loaded = keras.models.load_model(filepath, custom_objects={**optimizers, **(custom_objects or {})})
     model = cast("keras.Model", loaded)  # Keras' annotations do not tell
     if model.optimizer is not None:
         if h5py.is_hdf5(filepath):
-            _restore_h5_optimizer(model, filepath, options)
+            restore_h5_optimizer(model, filepath, options)
         saved = saved_entry(model.optimizer)
         if saved is None:
             DistributedOptimizer(model.optimizer, **options)
@@ -201,23 +215,3 @@ def load_model(
             model.jit_compile = False
         track_model(model)
     return model
-
-
-def _restore_h5_optimizer(model: keras.Model, filepath: str | os.PathLike, options: dict[str, Any]) -> None:
-    """Replace the model's optimizer by one with the file's slots.
-
-    Keras 3 builds the optimizer of an .h5 file for no variables, so it loses the slots and refuses to train.
-    """
-    steps = max(part.gradient_accumulation_steps or 0 for part in parts(model.optimizer))
-    if steps and "backward_passes_per_step" not in options and not options.get("average_aggregated_gradients"):
-        raise ValueError(
-            f"expected backward_passes_per_step={steps} (the sum of the gradients) or average_aggregated_gradients="
-            f"True (their mean), since {filepath} does not say; received neither. A .keras file keeps it."
-        )
-    optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
-    optimizer.build(model.trainable_variables)
-    with h5py.File(filepath) as file:
-        weights = h5_optimizer_weights(file)
-        for variable, weight in zip(optimizer.variables, weights, strict=True):
-            variable.assign(weight[()])
-    model.optimizer = optimizer

@@ -166,7 +166,8 @@ def _layers_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
         if isinstance(layer, layers.Flatten) and hasattr(layer, "input"):  # missing in a subclassed model
             flattened = _shape(layer.input)[1:]
         elif isinstance(layer, layers.Conv2D):
-            yield CanonicalWeight(f"{name}.weight", layer.kernel, _shape(layer.kernel), (3, 2, 0, 1))
+            kernel = _variable(layer, "kernel")
+            yield CanonicalWeight(f"{name}.weight", kernel, _shape(kernel), (3, 2, 0, 1))
             if layer.use_bias:
                 yield _unchanged(f"{name}.bias", layer.bias)
         elif isinstance(layer, BatchNorm):
@@ -178,21 +179,27 @@ def _layers_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
             yield _unchanged(f"{name}.weight", layer.gamma)
             yield _unchanged(f"{name}.bias", layer.beta)
         elif isinstance(layer, layers.Embedding):
-            yield _unchanged(f"{name}.weight", layer.embeddings)
+            yield _unchanged(f"{name}.weight", _variable(layer, "embeddings"))
         elif isinstance(layer, Positions):
             yield _unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, Tokens):
             yield _unchanged("cls_token", layer.cls_token)
             yield _unchanged("pos_embed", layer.pos_embed)
         elif isinstance(layer, layers.Dense):
-            num_inputs, units = _shape(layer.kernel)
+            kernel = _variable(layer, "kernel")
+            num_inputs, units = _shape(kernel)
             if len(flattened) == 3 and math.prod(flattened) == num_inputs:
-                yield CanonicalWeight(f"{name}.weight", layer.kernel, (*flattened, units), (3, 2, 0, 1))
+                yield CanonicalWeight(f"{name}.weight", kernel, (*flattened, units), (3, 2, 0, 1))
             else:
-                yield CanonicalWeight(f"{name}.weight", layer.kernel, _shape(layer.kernel), (1, 0))
+                yield CanonicalWeight(f"{name}.weight", kernel, _shape(kernel), (1, 0))
             if layer.use_bias:
                 yield _unchanged(f"{name}.bias", layer.bias)
             flattened = ()
+
+
+def _variable(layer: keras.layers.Layer, name: str) -> keras.Variable:
+    """Return the layer's variable of that name; after `enable_lora` the attribute is its sum with the adapter."""
+    return next(variable for variable in layer.weights if variable.name == name)
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

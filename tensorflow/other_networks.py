@@ -49,7 +49,9 @@ def build_other(
             raise UserError(
                 f"expected a keras.Model from --model {model}, received {type(network).__name__}; return one"
             )
-        outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}")
+        _check_batch_size(network, model)
+        expected = f"a network for samples of shape {dataset.input_shape}"
+        outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}", expected=expected)
     else:
         try:
             network = _keras(model.partition(":")[2], dataset, options or {})
@@ -103,6 +105,16 @@ def _outputs(network: keras.Model, dataset: Dataset) -> object:
     """Return the network's outputs for two samples of zeros."""
     inputs = np.zeros((2, *dataset.input_shape), np.int64 if dataset.input_type == "int64" else np.float32)
     return network(inputs, training=False)
+
+
+def _check_batch_size(network: keras.Model, model: str) -> None:
+    """Refuse a network for batches of one size: the ranks' parts of a batch, and the last ones, have others."""
+    inputs = keras.tree.flatten(getattr(network, "inputs", None) or [])
+    if sizes := [tensor.shape[0] for tensor in inputs if tensor.shape[0] is not None]:
+        raise UserError(
+            f"expected a network for batches of any size from --model {model}, received one for batches of {sizes[0]} "
+            "alone; leave the size out: Input(shape=...) without batch_size or batch_shape"
+        )
 
 
 def _check_weights(network: keras.Model, model: str) -> None:

@@ -1,5 +1,7 @@
 """Errors that end a run early: mistakes of the user (exit status 2) and faults (exit status 1)."""
 
+import re
+
 _LONGEST_SHOWN = 200
 
 
@@ -23,10 +25,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+# Keras puts the cause in bold, and the arguments of the layer's call after it; TensorFlow ends with the graph's node.
+_BOLD = re.compile(r"\x1b\[[0-9;]*m")
+_AFTER_THE_CAUSE = re.compile(r"^(Arguments received by |\s*\[\[\{\{node )", re.MULTILINE)
+
+
 def summary(error: BaseException) -> str:
-    """Return an exception in one line: its type and the last line of its message, where TensorFlow puts the cause."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__
+    """Return an exception in one line: its type and the last line about its cause."""
+    text = _BOLD.sub("", str(error)).strip()
+    causes = _AFTER_THE_CAUSE.split(text)[0].strip() or text
+    return f"{type(error).__name__}: {causes.splitlines()[-1].strip()}" if causes else type(error).__name__
 
 
 def quote(given: object) -> str:

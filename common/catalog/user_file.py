@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,7 +90,7 @@ def find(path: Path, name: str, flag: str) -> Any:
     return found
 
 
-def call(function: Callable[..., Any], *arguments: object, flag: str, **options: object) -> Any:
+def call(function: Callable[..., Any], *arguments: object, flag: str, expected: str = "", **options: object) -> Any:
     """Call the user's function once, with the folder of its file first, and return its result.
 
     Raises:
@@ -98,11 +98,16 @@ def call(function: Callable[..., Any], *arguments: object, flag: str, **options:
     """
     _, path = _files.get(id(function), (None, None))
     with running(path) if path else contextlib.nullcontext():
-        return call_often(function, *arguments, flag=flag, **options)
+        return call_often(function, *arguments, flag=flag, expected=expected, **options)
 
 
-def call_often(function: Callable[..., Any], *arguments: object, flag: str, **options: object) -> Any:
+def call_often(
+    function: Callable[..., Any], *arguments: object, flag: str, expected: str = "", **options: object
+) -> Any:
     """Call the user's function and return its result.
+
+    Args:
+        expected: what the call should do, for the message; by default that the function returns.
 
     Raises:
         UserError: the function raises an exception; the message names the line.
@@ -112,7 +117,7 @@ def call_often(function: Callable[..., Any], *arguments: object, flag: str, **op
     except UserError:
         raise
     except Exception as error:
-        raise _failed(error, f"{name_of(function)}() to return", flag) from error
+        raise _failed(error, expected or f"{name_of(function)}() to return", flag) from error
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -141,15 +146,20 @@ _OTHERS = re.compile(rf"site-packages|^<frozen|^{re.escape(str(Path(__file__).pa
 
 
 def _failed(error: Exception, what: str, flag: str) -> UserError:
-    frames = traceback.extract_tb(error.__traceback__)
-    # In user code, not in a library or in the machinery of imports.
-    theirs = [frame for frame in frames if not _OTHERS.search(frame.filename)]
-    frame = (theirs or frames)[-1]
+
     if isinstance(error, SyntaxError):
-        where = f"line {error.lineno} of {error.filename}"
+        where = f" in line {error.lineno} of {error.filename}"
     else:
-        where = f"line {frame.lineno} of {frame.filename}"
-    return UserError(f"expected {what} for {flag}, received {quote(summary(error))} in {where}; fix it")
+        *_, where = ["", *_lines_of_user(error)]
+    return UserError(f"expected {what} for {flag}, received {quote(summary(error))}{where}; fix it")
+
+
+def _lines_of_user(error: Exception) -> Iterator[str]:
+    """Yield the lines of user code in the error's stack: neither a library's nor ours."""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+        if not _OTHERS.search(file) and not module.startswith("allstep."):
+            yield f" in line {number} of {file}"
 
 
 def check(word: str, flag: str) -> None:

@@ -16,7 +16,7 @@ from allstep.common.base.digest import digest
 from allstep.common.base.errors import Fault
 
 DROP_IN_CHECK = "check_replicas"
-"""Name of the collective by which the drop-in for Keras compares weights; it does not reduce training results."""
+"""Start of the names of the collectives by which the drop-in for Keras compares ranks; none reduces results."""
 
 
 def check_replicas_equal(parameters: Iterable[tuple[str, np.ndarray]], collectives: Collectives, moment: str) -> None:

@@ -23,12 +23,19 @@ _LONE_RANKS = ("PMI_RANK", "PMI_SIZE", "PMI_ID", "PMIX_RANK", "PALS_RANKID", "AL
 _TORCHRUN = ("PET_NNODES", "PET_NPROC_PER_NODE")
 
 
-def check_alone(placement: Placement, *, chosen: bool, environ: Mapping[str, str] = os.environ) -> None:
+def check_alone(
+    placement: Placement,
+    *,
+    chosen: bool,
+    environ: Mapping[str, str] = os.environ,
+    to_train_alone: str = "give --strategy single",
+) -> None:
     """Refuse a process that would train independently although the environment shows signs of other ranks.
 
     Args:
         chosen: whether the user has chosen a strategy with one process, or one that starts its ranks itself. In the
             shell of a Slurm allocation that is not a mistake, since no other process has been started yet.
+        to_train_alone: how a user asks for one process in a Slurm allocation for several, for the message.
 
     Raises:
         UserError: there are other ranks; the message names the sign.
@@ -40,7 +47,7 @@ def check_alone(placement: Placement, *, chosen: bool, environ: Mapping[str, str
             f"one of {num_processes} processes for a job of {placement.world_size}; unset it, or give one of these"
         )
     if placement.launcher is None:
-        for expected, received, remedy in _signs(environ, chosen=chosen):
+        for expected, received, remedy in _signs(environ, chosen=chosen, to_train_alone=to_train_alone):
             raise UserError(f"expected {expected}, received {received}; {remedy}")
 
 
@@ -49,7 +56,7 @@ def default_strategy(placement: Placement, environ: Mapping[str, str] = os.envir
     return "horovod" if placement.launcher or _allocated_tasks(environ) > 1 else "single"
 
 
-def _signs(environ: Mapping[str, str], *, chosen: bool) -> Iterator[tuple[str, str, str]]:
+def _signs(environ: Mapping[str, str], *, chosen: bool, to_train_alone: str) -> Iterator[tuple[str, str, str]]:
     """Yield what was expected, what was received, and what to do, for each sign."""
     lone = [name for name in _LONE_RANKS if name in environ]
     if lone and (environ.get("PMI_RANK"), environ.get("PMI_SIZE")) != ("0", "1"):
@@ -70,7 +77,7 @@ def _signs(environ: Mapping[str, str], *, chosen: bool) -> Iterator[tuple[str, s
         yield (
             f"a process for each of the {num_tasks} tasks that Slurm has allocated",
             "one that srun has not started",
-            "start them by srun or horovodrun, or give --strategy single to train alone",
+            f"start them by srun or horovodrun, or {to_train_alone} to train alone",
         )
 
 

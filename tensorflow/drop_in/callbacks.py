@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from allstep.tensorflow.compat import rmsprop_momentums
 from allstep.tensorflow.drop_in.collectives import allreduce, broadcast_variables, native
+from allstep.tensorflow.drop_in.derived_state import derive_again
+from allstep.tensorflow.drop_in.gathering import gather, per_rank
 from allstep.tensorflow.drop_in.optimizer import is_distributed, lasting_state
 from allstep.tensorflow.drop_in.replicas import (
     build_alike,
@@ -22,10 +24,11 @@ from allstep.tensorflow.drop_in.replicas import (
 )
 
 
-class _InStep(keras.callbacks.Callback):
+class InStep(keras.callbacks.Callback):
     """Refuses to train replicas that would diverge, and compares them at the end of each epoch.
 
-    Several callbacks of one `fit` compare only once: they share their state in the `params` that Keras passes to all.
+    `fit_guard` compares them at the start and the end of `fit` as well. Several callbacks of one `fit` compare only
+    once: they share their state in the `params` that Keras passes to all.
 
     Raises:
         ValueError: at the start, if the model's optimizer is not distributed.
@@ -61,7 +64,7 @@ def _refuse_undistributed(model: keras.Model) -> None:
         raise ValueError(reason)
 
 
-class BroadcastGlobalVariablesCallback(_InStep):
+class BroadcastGlobalVariablesCallback(InStep):
     """Start every `fit` from the root rank's weights and the state of the model's optimizers.
 
     That state is slots, iterations, learning rates, averages and loss scales, of the optimizer that `compile` was given
@@ -94,6 +97,7 @@ class BroadcastGlobalVariablesCallback(_InStep):
         super().on_train_begin(logs)
         self._shared()["local_variables"] |= self._local_variables
         self._is_pending = not moment
+        self._broadcast_first_epoch()
         # Otherwise only the end of the epoch would show whether a user's training step averages gradients.
         self._is_doubtful = not any(map(is_distributed, optimizers_of(self.model)))
         if moment:
@@ -114,16 +118,29 @@ class BroadcastGlobalVariablesCallback(_InStep):
         variables = [*self.model.weights, *state]
         with tf.device(self.device):
             broadcast_variables([v for v in variables if native(v).ref() not in own], self.root_rank)
+        derive_again(self.model)
+
+    def _broadcast_first_epoch(self) -> None:
+        """Start from the root rank's epoch, which BackupAndRestore may have set there."""
+        first = hvd.broadcast(tf.constant(self.model._initial_epoch or 0), self.root_rank, name="initial_epoch")
+        self.model._initial_epoch = int(first)
 
 
-class MetricAverageCallback(_InStep):
+class MetricAverageCallback(InStep):
     """Replace an epoch's metrics by their mean over the ranks.
 
     Put it before the callbacks that read metrics (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard).
-    Every rank must log the same metrics. Ranks count equally, however many samples each has seen.
+    Every rank must log the same metrics. Ranks count equally, however many samples each has seen. Metrics of several
+    values (F1Score) are averaged value by value; what is no number stays as it is.
 
     device: where to put the all-reduce; by default TensorFlow decides.
+
+    Raises:
+        ValueError: ranks have logged different metrics; every rank raises it.
     """
+
+    averages_metrics = True
+    """Whether all ranks must log the same metrics, those of validation included."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -131,15 +148,32 @@ class MetricAverageCallback(_InStep):
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if not logs:
+        logs = {} if logs is None else logs
+        values = {name: np.asarray(logs[name]) for name in sorted(logs)}
+        values = {name: value.astype(np.float64) for name, value in values.items() if value.dtype.kind in "fiub"}
+        self._check_alike({name: list(value.shape) for name, value in values.items()})
+        if not values:
             return
-        names = sorted(logs)
+        flat = np.concatenate([value.ravel() for value in values.values()])
         with tf.device(self.device):
-            means = allreduce(np.array([logs[name] for name in names], np.float64), name="average_metrics")
-        logs.update(zip(names, means.numpy().tolist(), strict=True))
+            means = allreduce(flat, name="average_metrics").numpy()
+        parts = np.split(means, np.cumsum([value.size for value in values.values()])[:-1])
+        for (name, value), mean in zip(values.items(), parts, strict=True):
+            logs[name] = mean.reshape(value.shape) if value.ndim else float(mean[0])
+
+    def _check_alike(self, shapes: dict[str, list[int]]) -> None:
+        everyone = gather(shapes, "average_metrics_names")
+        if any(other != everyone[0] for other in everyone):
+            told = [", ".join(names) or "none" for names in everyone]
+            if len(set(told)) == 1:
+                told = [", ".join(f"{name} {shape}" for name, shape in names.items()) for names in everyone]
+            raise ValueError(
+                f"expected the same metrics on all ranks for MetricAverageCallback; received {per_rank(told)}; give "
+                "all ranks the same metrics, callbacks and validation data."
+            )
 
 
-class LearningRateScheduleCallback(_InStep):
+class LearningRateScheduleCallback(InStep):
     """Set the learning rate to `initial_lr * multiplier(epoch)` in epochs [start_epoch, end_epoch).
 
     initial_lr: the factor of the multiplier.

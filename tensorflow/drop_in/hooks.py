@@ -18,10 +18,13 @@ import keras
 from allstep.tensorflow.compat import (
     fill_legacy_optimizers,
     is_in_xla,
+    layers_of,
     wrap_configurations,
     wrap_loss_scaling,
     wrap_model_method,
 )
+from allstep.tensorflow.drop_in.batch_norm import synchronises
+from allstep.tensorflow.drop_in.fit_guard import guarded
 from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, restore, saved_entry
 from allstep.tensorflow.drop_in.replicas import refusal
 from allstep.tensorflow.drop_in.saving import KEY, Undistributed, make_plain, specialise
@@ -47,8 +50,8 @@ def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
     """Wrap `Model.compile` for distributed optimizers.
 
     `jit_compile="auto"`, which means XLA on a GPU, means False with a user's `train_step`, because only Keras' step can
-    be split around Horovod. `experimental_run_tf_function`, which Horovod's examples pass and Keras 3 has dropped, is
-    accepted.
+    be split around Horovod, and with a batch norm over all ranks. `experimental_run_tf_function`, which Horovod's
+    examples pass and Keras 3 has dropped, is accepted.
     """
     signature = inspect.signature(compile_)
 
@@ -58,12 +61,26 @@ def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
             return compile_(self, optimizer, *args, **kwargs)
         kwargs.pop("experimental_run_tf_function", None)
         call = signature.bind(self, optimizer, *args, **kwargs)
-        if call.arguments.get("jit_compile", "auto") == "auto" and not has_keras_step(self):
+        is_split = has_keras_step(self) and not any(map(synchronises, layers_of(self)))
+        if call.arguments.get("jit_compile", "auto") == "auto" and not is_split:
             call.arguments["jit_compile"] = False
         track_model(self)
         return compile_(*call.args, **call.kwargs)
 
     return compile
+
+
+def _fit(fit_: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `Model.fit` to compare over the ranks what each is about to do and what it ends with."""
+    signature = inspect.signature(fit_)
+
+    @functools.wraps(fit_)
+    def fit(self, *args, **kwargs):
+        call = signature.bind(self, *args, **kwargs)
+        with guarded(self, call.arguments):
+            return fit_(*call.args, **call.kwargs)
+
+    return fit
 
 
 def has_keras_step(model: keras.Model) -> bool:
@@ -150,6 +167,7 @@ def _read_configuration(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 wrap_model_method("compile", _compile)
+wrap_model_method("fit", _fit)
 wrap_model_method("make_train_function", _make_train_function)
 wrap_model_method("train_step", _train_step)
 wrap_configurations(_write_configuration, _read_configuration)

@@ -51,7 +51,7 @@ class GradientReduction:
         sparse = {i: grad for i, grad in shared.items() if isinstance(grad, tf.IndexedSlices)}
         dense = {i: grad for i, grad in shared.items() if not isinstance(grad, tf.IndexedSlices)}
         self.sparse_variables.update(native(variables[i]).ref() for i in sparse)
-        if not self.process_set.included() or (self._num_ranks() == 1 and not _is_elastic()):
+        if not self.process_set.included() or (self._num_ranks() == 1 and not is_elastic()):
             return [shared.get(i, grad) for i, grad in enumerate(grads)]
         if self.scale_local_gradients:
             for i in local:
@@ -70,7 +70,7 @@ class GradientReduction:
 
     def _share(self) -> float | tf.Tensor:
         """Return the weight of one rank in a mean; in an elastic job, it is computed in each step."""
-        if _is_elastic():
+        if is_elastic():
             process_set = self.process_set.process_set_id
             assert process_set is not None  # Horovod is initialised
             return 1.0 / tf.cast(hvd.size_op(process_set), tf.float32)
@@ -163,6 +163,6 @@ def _scaled(grad: AnyGradient, factor: float | tf.Tensor) -> AnyGradient:
     return cast("AnyGradient", tf.math.scalar_mul(tf.cast(factor, grad.dtype), grad))
 
 
-def _is_elastic() -> bool:
+def is_elastic() -> bool:
     """Return whether the number of ranks may change under a traced graph, by the variable that Horovod also reads."""
     return bool(int(os.environ.get("HOROVOD_ELASTIC", 0)))

@@ -20,6 +20,7 @@ from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 from allstep.common.exact.replica_check import DROP_IN_CHECK, digest
 from allstep.tensorflow.compat import layers_of, trained_variables
 from allstep.tensorflow.drop_in.collectives import native
+from allstep.tensorflow.drop_in.gathering import gather, per_rank
 from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, lasting_state, parts
 from allstep.tensorflow.drop_in.saving import num_ranks
 
@@ -111,6 +112,7 @@ def check_replicas(model: keras.Model, local_variables: set, moment: str) -> Non
         variables = [v for v in variables if native(v).ref() not in own]
         is_sparse = np.array([native(v).ref() in sparse for v in variables], bool)
         codes = [(_projection if s else digest)(native(v).numpy()) for v, s in zip(variables, is_sparse, strict=True)]
+        _check_counts(len(variables), process_set, moment)
         codes = tf.constant([codes], tf.int64)
         gathered = hvd.allgather(codes, name=DROP_IN_CHECK, process_set=process_set).numpy()
         differs = _differs(gathered, is_sparse)
@@ -122,8 +124,20 @@ def check_replicas(model: keras.Model, local_variables: set, moment: str) -> Non
                 f"expected the same weights and optimizer state on all ranks {moment}; received others on rank {ranks} "
                 f"than on rank {process_set.ranks[0]}, first in {getattr(first, 'path', first.name)}. Start with "
                 "callbacks.BroadcastGlobalVariablesCallback(0), train with a DistributedOptimizer, give every rank the "
-                "same learning rate, and register what is meant to differ (register_local_var)."
+                "same learning rate and averaged metrics (MetricAverageCallback before EarlyStopping and "
+                "ReduceLROnPlateau), and register what is meant to differ (register_local_var)."
             )
+
+
+def _check_counts(count: int, process_set: ProcessSet, moment: str) -> None:
+    """Raise a RuntimeError on all ranks if they have different numbers of variables to compare."""
+    counts = gather(count, "counts", process_set)
+    if any(other != count for other in counts):
+        raise RuntimeError(
+            f"expected as many weights and optimizer slots on all ranks {moment}; received "
+            f"{per_rank(counts, process_set.ranks)}. Build the same model on all ranks, and start with "
+            "callbacks.BroadcastGlobalVariablesCallback(0), which sends what only one rank has loaded."
+        )
 
 
 def _shared_state(

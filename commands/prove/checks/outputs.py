@@ -81,7 +81,7 @@ def _is_reduced(rank: Rank) -> bool | None:
     for record in rank.records:
         if isinstance(record, Forward) and not record.is_training and record.step > 1:
             has_evaluated = True
-        elif isinstance(record, Collective) and (record.kind == "barrier" or record.name == DROP_IN_CHECK):
+        elif isinstance(record, Collective) and (record.kind == "barrier" or record.name.startswith(DROP_IN_CHECK)):
             continue
         elif has_evaluated and isinstance(record, Collective):
             return True

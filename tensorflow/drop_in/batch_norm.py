@@ -1,0 +1,77 @@
+"""Batch norm over the samples of all ranks: `BatchNormalization(synchronized=True)` under Horovod.
+
+Keras knows the replicas of tf.distribute alone, so each rank would keep statistics of its own samples. Importing this
+module makes the option mean Horovod's ranks where Horovod has several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from allstep.tensorflow.compat import is_in_xla, wrap_synchronised_moments
+
+_COUNTER = "_allstep_synchronised_moments"
+
+
+def SyncBatchNormalization(*args: Any, **options: Any) -> keras.layers.BatchNormalization:  # noqa: N802 (Horovod's name)
+    """Return a `keras.layers.BatchNormalization` over the samples of all ranks; it is saved as Keras' own layer."""
+    return keras.layers.BatchNormalization(*args, **{**options, "synchronized": True})
+
+
+def synchronises(layer: keras.layers.Layer) -> bool:
+    """Return whether the layer communicates in each step."""
+    return isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+
+
+def _over_ranks(moments: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Keras' moments over replicas: `moments(x, axes, keepdims)` returns mean and variance."""
+
+    def over_ranks(x: tf.Tensor, axes: Sequence[int], keepdims: bool) -> tuple[tf.Tensor, tf.Tensor]:
+        if not hvd.is_initialized() or hvd.size() == 1:
+            return moments(x, axes, keepdims)
+        if is_in_xla():
+            raise NotImplementedError(
+                "BatchNormalization(synchronized=True) asks the other ranks in each step, which XLA cannot compile: "
+                "compile the model with jit_compile=False."
+            )
+        name = _next_name()
+        count = tf.reduce_sum(tf.ones_like(x), axes, keepdims=True)
+        sums = _sum(tf.stack([tf.reduce_sum(x, axes, keepdims=True), count]), f"{name}.mean")
+        mean = tf.math.divide_no_nan(sums[0], sums[1])
+        # Around the mean: the sum of squares alone would lose digits.
+        squares = _sum(tf.reduce_sum(tf.square(x - mean), axes, keepdims=True), f"{name}.variance")
+        variance = tf.math.divide_no_nan(squares, sums[1])
+        return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+
+    return over_ranks
+
+
+def _next_name() -> str:
+    """Return a name by the order in the step, which is the same on all ranks; Keras' names of layers may differ."""
+    if tf.executing_eagerly():  # one after the other
+        return "synchronised_moments"
+    graph = cast("Any", tf.compat.v1.get_default_graph())
+    number = getattr(graph, _COUNTER, 0)
+    setattr(graph, _COUNTER, number + 1)
+    return f"synchronised_moments.{number}"
+
+
+def _sum(values: tf.Tensor, name: str) -> tf.Tensor:
+    @tf.custom_gradient
+    def summed(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        # Each sum is on all ranks, so the gradient of a summand is the sum of the gradients of the sums.
+        return _all_reduce(values, name), lambda gradient: _all_reduce(gradient, f"{name}.gradient")
+
+    return cast("tf.Tensor", summed(values))
+
+
+def _all_reduce(values: tf.Tensor, name: str) -> tf.Tensor:
+    return cast("tf.Tensor", hvd.allreduce(values, op=hvd.Sum, name=name, ignore_name_scope=True))
+
+
+wrap_synchronised_moments(_over_ranks)

@@ -1,0 +1,86 @@
+"""State of layers that is no Keras variable: constants, tables and vocabularies, as `adapt` computes them.
+
+A broadcast of variables does not reach it, so two ranks may have equal weights and compute different outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow.mpi_ops import ProcessSet
+
+from allstep.tensorflow.compat import layers_of
+from allstep.tensorflow.drop_in.gathering import gather
+
+
+def derive_again(model: keras.Model) -> None:
+    """Compute what layers derive from their variables (Normalization's mean and variance) from the present values."""
+    for layer in layers_of(model):
+        if layer.variables and callable(getattr(layer, "finalize_state", None)):
+            layer.finalize_state()
+
+
+def check_derived_state(model: keras.Model, moment: str, process_set: ProcessSet) -> None:
+    """Compare over the ranks the numbers, arrays, and vocabularies that layers hold beside their variables.
+
+    Raises:
+        ValueError: ranks differ, or have different layers; all ranks raise it, and it names layer and attribute.
+    """
+    # Names count the layers of a process, so they may differ; positions do not.
+    mine = [
+        (type(layer).__name__, attribute, hashlib.sha256(repr(value).encode()).hexdigest()[:16], layer.name)
+        for layer in layers_of(model)
+        for attribute, value in _state(layer)
+    ]
+    everyone = gather([entry[:3] for entry in mine], "derived_state", process_set)
+    for position in range(max(map(len, everyone))):
+        entries = [entries[position] if position < len(entries) else None for entries in everyone]
+        if any(entry != entries[0] for entry in entries):
+            kind, attribute, _ = next(entry for entry in entries if entry)
+            name = f" {mine[position][3]!r}" if position < len(mine) else ""
+            raise ValueError(
+                f"expected the same layers on all ranks {moment}; received another `{attribute}` of {kind}{name} on "
+                "another rank, which is no variable, so no broadcast sends it; compute it from the same data on all "
+                "ranks, or on rank 0 and send it by hvd.broadcast_object."
+            )
+
+
+def _state(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a layer's state beside its variables, those of a vocabulary included."""
+    if isinstance(layer, keras.Model):  # its attributes are a user's, such as the samples of this rank
+        return
+    if _has_vocabulary(layer):
+        yield "vocabulary", layer.get_vocabulary()
+    variables = {id(variable) for variable in layer.variables}
+    for name, value in sorted(vars(layer).items()):
+        if name.startswith("_") or name in ("seed", "summary") or id(value) in variables:
+            continue
+        found = _numbers(value)
+        if found is not None:
+            yield name, found
+
+
+def _has_vocabulary(layer: keras.layers.Layer) -> bool:
+    kinds = (keras.layers.StringLookup, keras.layers.IntegerLookup, keras.layers.TextVectorization)
+    return isinstance(layer, kinds)
+
+
+def _numbers(value: Any) -> Any:
+    """Return fractions, arrays, tensors and lists of them as bytes and lists; None for all else.
+
+    Whole numbers are left out: they may count what a rank has seen.
+    """
+    if isinstance(value, (float, np.floating)):
+        return float(value)
+    if isinstance(value, (np.ndarray, tf.Variable)) or (tf.is_tensor(value) and hasattr(value, "numpy")):
+        array = value if isinstance(value, np.ndarray) else value.numpy()
+        return (array.dtype.str, array.shape, array.tobytes()) if array.dtype != object else array.tolist()
+    if isinstance(value, (list, tuple)):
+        found = [_numbers(one) for one in value]
+        return found if found and all(one is not None for one in found) else None
+    return None

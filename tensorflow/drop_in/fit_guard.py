@@ -1,0 +1,237 @@
+"""Guard of `fit`: ranks compare what they are about to do, stop at the same batch, and end with the same weights.
+
+`hooks` puts it around the callbacks of each `fit` with a distributed optimizer, or with a callback of the drop-in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
+
+from allstep.common.base.terminal import print_line
+from allstep.common.exact.replica_check import DROP_IN_CHECK
+from allstep.tensorflow.drop_in.callbacks import InStep, LearningRateScheduleCallback
+from allstep.tensorflow.drop_in.derived_state import check_derived_state
+from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
+from allstep.tensorflow.drop_in.gathering import gather, per_rank
+from allstep.tensorflow.drop_in.optimizer import Distributed, parts
+from allstep.tensorflow.drop_in.reduction import is_elastic
+from allstep.tensorflow.drop_in.replicas import check_replicas, optimizers_of
+
+
+@contextlib.contextmanager
+def guarded(model: keras.Model, arguments: dict[str, Any]) -> Iterator[None]:
+    """Guard the `fit` of `model` that runs in the block, by changing its `arguments`."""
+    given = arguments.get("callbacks")
+    listed = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else _flat(given)
+    process_set = _ranks_of_fit(model, listed)
+    with _one_step_an_execution(model, listed):
+        if process_set is None:
+            yield
+            return
+        guard = _Guard(model, arguments, listed, process_set)
+        around = [_First(guard), *listed, _Last(guard)]
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.callbacks = around
+            given.set_model(model)
+            given.set_params(given.params)
+        else:
+            arguments["callbacks"] = around
+        try:
+            with guard.explained():
+                yield
+        finally:
+            if isinstance(given, keras.callbacks.CallbackList):
+                given.callbacks = listed
+
+
+def _flat(callbacks: Any) -> list[Any]:
+    return [callback for callback in keras.tree.flatten(callbacks) if callback is not None]
+
+
+def _ranks_of_fit(model: keras.Model, callbacks: list[Any]) -> ProcessSet | None:
+    """Return the ranks that take part in this `fit`, or None if there is only this one."""
+    if not hvd.is_initialized() or hvd.size() == 1:
+        return None
+    if any(isinstance(callback, InStep) for callback in callbacks):
+        return global_process_set
+    sets = [
+        part._reduction.process_set
+        for optimizer in optimizers_of(model)
+        for part in parts(optimizer)
+        if isinstance(part, Distributed)
+    ]
+    return next((one for one in sets if one.included() and one.size() != 1), None)
+
+
+@contextlib.contextmanager
+def _one_step_an_execution(model: keras.Model, callbacks: list[Any]) -> Iterator[None]:
+    """Let callbacks that set the learning rate of each batch see each batch, whatever `steps_per_execution` is.
+
+    Keras calls callbacks once per execution, so the learning rate would stay behind by up to all its steps.
+    """
+    rates = [c for c in callbacks if isinstance(c, LearningRateScheduleCallback) and not c.staircase]
+    steps = model.steps_per_execution
+    if not rates or steps == 1:
+        yield
+        return
+    if not hvd.is_initialized() or hvd.rank() == 0:
+        print_line(
+            f"allstep: this fit runs one step per execution in place of {steps}, since {type(rates[0]).__name__} sets "
+            "the learning rate of each batch; train the epochs after it in another fit to run more at once",
+            sys.stderr,
+        )
+    model.steps_per_execution, model.train_function = 1, None
+    try:
+        yield
+    finally:
+        model.steps_per_execution, model.train_function = steps, None
+
+
+class _Guard:
+    """State that the first and the last callback of a `fit` share."""
+
+    def __init__(
+        self, model: keras.Model, arguments: Mapping[str, Any], callbacks: list[Any], process_set: ProcessSet
+    ) -> None:
+        self.model, self.arguments, self.callbacks, self.process_set = model, arguments, callbacks, process_set
+        self._may_run_out = self._may_stop_in_epoch = self._is_compared = False
+        self._params: dict[str, Any] = {}
+        self._num_batches = self._epoch = 0
+
+    @property
+    def _ranks(self) -> list[int]:
+        assert self.process_set.ranks is not None  # Horovod knows them on ranks in the set
+        return list(self.process_set.ranks)
+
+    def compare_plans(self, params: dict[str, Any]) -> None:
+        """Raise a ValueError on all ranks if they are about to run `fit` in different ways."""
+        self._params = params
+        plan = plan_of_fit(self.model, self.arguments, self.callbacks, params.get("steps"))
+        plans = gather(plan, "plans", self.process_set)
+        if line := difference(plans, self._ranks):
+            raise ValueError(line)
+        joins = self.process_set.process_set_id == 0 and not is_elastic()
+        self._may_run_out = joins and any(plan["may_run_out"] for plan in plans)
+        self._may_stop_in_epoch = any(plan["may_stop_in_epoch"] for plan in plans)
+
+    def compare_start(self) -> None:
+        """Compare what the callbacks have restored or sent: the first epoch, and the model if it is built."""
+        epochs = gather([self.model._initial_epoch, bool(self.model.built)], "start", self.process_set)
+        if any(epoch != epochs[0][0] for epoch, _ in epochs):
+            told = per_rank([epoch or 0 for epoch, _ in epochs], self._ranks)
+            raise ValueError(
+                f"expected all ranks to go on with the same epoch; received {told}; give BackupAndRestore to rank 0 "
+                "alone, before BroadcastGlobalVariablesCallback."
+            )
+        if all(built for _, built in epochs):
+            self._compare_model("at the start of fit")
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._num_batches = epoch, 0
+
+    def end_batch(self, batch: int) -> None:
+        """Compare once more after the first batch, and stop where any rank stops."""
+        self._num_batches = batch + 1
+        if not self._is_compared:
+            self._compare_model(f"after batch {batch + 1}")
+        if self._may_stop_in_epoch:
+            self._stop_together(f"batch {batch + 1} of epoch {self._epoch + 1}", "")
+
+    def end_batches(self) -> None:
+        """Raise a ValueError on all ranks if they have seen different numbers of batches in this epoch.
+
+        A rank that has run out joins the steps of the others with zeros until all have.
+        """
+        if not self._may_run_out:
+            return
+        hvd.join()
+        counts = gather(self._num_batches, "batches", self.process_set)
+        if any(count != counts[0] for count in counts):
+            raise ValueError(
+                f"expected the same number of batches on all ranks in epoch {self._epoch + 1}; received "
+                f"{per_rank(counts, self._ranks)}; give all ranks as many samples and the same batch size, or repeat "
+                "the data and pass steps_per_epoch."
+            )
+
+    def end_epoch(self) -> None:
+        self._stop_together(
+            f"epoch {self._epoch + 1}", "; put MetricAverageCallback before EarlyStopping, so that all decide alike"
+        )
+
+    def end(self) -> None:
+        """Compare the weights that this `fit` leaves."""
+        self._compare_model("at the end of fit")
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Tell the numbers of batches where a step fails because another rank has run out of them."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            if self._may_run_out and "with join" in str(error).lower():
+                self.end_batches()
+            raise
+
+    def _compare_model(self, moment: str) -> None:
+        self._is_compared = True
+        shared = self._params.get("horovod", {})
+        check_derived_state(self.model, moment, self.process_set)
+        check_replicas(self.model, shared.get("local_variables", set()), moment)
+
+    def _stop_together(self, moment: str, remedy: str) -> None:
+        stops = hvd.allgather(
+            tf.constant([int(self.model.stop_training)], tf.uint8),
+            name=f"{DROP_IN_CHECK}.stops",
+            process_set=self.process_set,
+        ).numpy()
+        if stops.any() and not stops.all() and hvd.rank() == self._ranks[0]:
+            asked = [rank for rank, stop in zip(self._ranks, stops, strict=True) if stop]
+            names = f"rank {asked[0]}" if len(asked) == 1 else f"ranks {', '.join(map(str, asked))}"
+            print_line(f"allstep: all ranks stop after {moment}, as callbacks of {names} ask{remedy}", sys.stderr)
+        self.model.stop_training = bool(np.any(stops))
+
+
+class _First(keras.callbacks.Callback):
+    """Guard before the callbacks of a `fit`."""
+
+    def __init__(self, guard: _Guard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        self._guard.compare_plans(self.params or {})
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self._guard.begin_epoch(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self._guard.end_batches()
+
+
+class _Last(keras.callbacks.Callback):
+    """Guard after the callbacks of a `fit`."""
+
+    def __init__(self, guard: _Guard) -> None:
+        super().__init__()
+        self._guard = guard
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        self._guard.compare_start()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        self._guard.end_batch(batch)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self._guard.end_epoch()
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        self._guard.end()

@@ -1,0 +1,122 @@
+"""What a rank is about to do in `fit`, compared over the ranks before the first step.
+
+Every step and every comparison of replicas is a collective, so ranks that do not run `fit` alike would wait for each
+other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from allstep.tensorflow.drop_in.gathering import per_rank
+
+# Each is an argument of `fit` or `compile` that all ranks must give alike, with its name in the message.
+_ALIKE = {
+    "steps": "batches an epoch",
+    "epochs": "epochs",
+    "initial_epoch": "initial_epoch",
+    "steps_per_execution": "steps_per_execution",
+    "steering": "callbacks that all ranks need",
+}
+_REMEDIES = {
+    "steps": "give all ranks as many samples and the same batch size, or repeat the data and pass steps_per_epoch",
+    "epochs": "pass the same number on all ranks",
+    "initial_epoch": "pass the same number on all ranks, as by hvd.broadcast_object(initial_epoch, 0)",
+    "steps_per_execution": "compile with the same number on all ranks",
+    "steering": "give all ranks the same ones in the same order; ModelCheckpoint, BackupAndRestore, loggers and "
+    "TensorBoard may be on rank 0 alone",
+    "validation": "pass it on all ranks or on none, since the callbacks {readers} read its metrics",
+}
+
+# Callbacks that only watch or write. BackupAndRestore may be on rank 0 alone, since the broadcast includes its epoch.
+_LOCAL = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.History,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+
+
+def plan_of_fit(model: keras.Model, arguments: Mapping[str, Any], callbacks: Sequence[Any], steps: Any) -> dict:
+    """Return what this rank is about to do, serialisable as JSON.
+
+    arguments: those of `fit`.
+    steps: the batches of an epoch, or None if Keras does not know.
+    """
+    validates = arguments.get("validation_data") is not None or bool(arguments.get("validation_split"))
+    return {
+        "steps": steps,
+        "epochs": arguments.get("epochs", 1),
+        "initial_epoch": arguments.get("initial_epoch", 0),
+        "steps_per_execution": model.steps_per_execution,
+        "steering": [type(callback).__name__ for callback in callbacks if _steers(callback)],
+        "validation": f"every {arguments.get('validation_freq', 1)} epochs" if validates else "none",
+        "readers": sorted({type(callback).__name__ for callback in callbacks if _reads_validation(callback)}),
+        "may_run_out": steps is None or (arguments.get("steps_per_epoch") is not None and not _is_endless(arguments)),
+        "may_stop_in_epoch": any(map(_may_stop_in_epoch, callbacks)),
+    }
+
+
+def difference(plans: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str | None:
+    """Return the line that tells how the plans of the ranks differ, or None if they agree."""
+    names = [*_ALIKE]
+    readers = sorted({reader for plan in plans for reader in plan["readers"]})
+    if readers:
+        names.append("validation")
+    for name in names:
+        values = [plan[name] for plan in plans]
+        if name == "steps" and None in values:  # found out when the first rank has run out of batches
+            continue
+        if any(value != values[0] for value in values):
+            told = [", ".join(value) or "none" if isinstance(value, list) else value for value in values]
+            remedy = _REMEDIES[name].format(readers=", ".join(readers))
+            what = _ALIKE.get(name, "validation data in fit")
+            return f"expected the same {what} on all ranks; received {per_rank(told, ranks)}; {remedy}."
+    return None
+
+
+def _steers(callback: Any) -> bool:
+    """Return whether a callback of Keras or of the drop-in acts on training; others can only be known to their user."""
+    return not isinstance(callback, _LOCAL) and _is_known(callback)
+
+
+def _is_known(callback: Any) -> bool:
+    names = [kind.__module__ for kind in type(callback).__mro__]
+    ours_or_keras = [name for name in names if name.startswith(("keras.", "allstep."))]
+    # Keras' base class and LambdaCallback say nothing about what a callback does.
+    return any(not name.endswith((".callback", ".lambda_callback")) for name in ours_or_keras)
+
+
+def _reads_validation(callback: Any) -> bool:
+    monitored = getattr(callback, "monitor", None)
+    steers_by_it = isinstance(callback, (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau))
+    return getattr(callback, "averages_metrics", False) or (steers_by_it and str(monitored).startswith("val_"))
+
+
+def _may_stop_in_epoch(callback: Any) -> bool:
+    """Return whether a callback may set `stop_training` at the end of a batch: TerminateOnNaN, and a user's."""
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        return True
+    methods = (
+        callback.on_train_batch_end,
+        callback.on_batch_end,
+        callback.on_train_batch_begin,
+        callback.on_epoch_begin,
+    )
+    return not _is_known(callback) and not all(map(_is_default, methods))
+
+
+def _is_default(method: Any) -> bool:
+    return getattr(method, "_is_default", False)
+
+
+def _is_endless(arguments: Mapping[str, Any]) -> bool:
+    data = arguments.get("x")
+    return isinstance(data, tf.data.Dataset) and int(data.cardinality()) == tf.data.INFINITE_CARDINALITY

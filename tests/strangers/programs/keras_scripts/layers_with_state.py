@@ -1,0 +1,133 @@
+"""Layers with losses, statistics and constants beside their weights."""
+
+import keras
+import numpy as np
+from keras import layers
+from stranger import CLASSES, FEATURES, compiled, fails, fit, samples, shard, trains
+
+
+class Activity(layers.Layer):
+    def call(self, inputs):
+        self.add_loss(0.01 * keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+@trains
+def regularizers_and_add_loss(hvd, rank, size):
+    keras.utils.set_random_seed(rank)
+    hidden = layers.Dense(5, kernel_regularizer=keras.regularizers.L2(0.1), name="hidden")
+    model = keras.Sequential([keras.Input((FEATURES,)), hidden, Activity(), layers.Dense(CLASSES)])
+    fit(hvd, compiled(hvd, model), rank, size)
+    return model
+
+
+@trains
+def batch_norm_over_all_ranks(hvd, rank, size):
+    keras.utils.set_random_seed(rank)
+    inputs = keras.Input((FEATURES,))
+    make = hvd.SyncBatchNormalization if hvd else layers.BatchNormalization
+    branches = [make(momentum=0.5)(layers.Dense(5)(inputs)) for _ in range(2)]
+    hidden = layers.BatchNormalization(synchronized=bool(hvd))(layers.Add()(branches))
+    model = keras.Model(inputs, layers.Dense(CLASSES)(hidden))
+    fit(hvd, compiled(hvd, model, keras.optimizers.SGD(0.1), run_eagerly=False), rank, size)
+    return model
+
+
+@trains
+def batch_norm_eagerly(hvd, rank, size):
+    keras.utils.set_random_seed(rank)
+    norm = layers.BatchNormalization(synchronized=bool(hvd))
+    model = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(5), norm, layers.Dense(CLASSES)])
+    fit(hvd, compiled(hvd, model, keras.optimizers.SGD(0.1)), rank, size)
+    return model
+
+
+def first_part():
+    """Return the samples of rank 0 of two."""
+    return shard(samples()[0], 0, 2)
+
+
+@trains
+def normalization_adapted_by_each_rank(hvd, rank, size):
+    """Oracle: the statistics of rank 0, with which all ranks start."""
+    keras.utils.set_random_seed(rank)
+    norm = layers.Normalization()
+    norm.adapt(first_part() if rank == 0 else 100 * samples(seed=5)[0])
+    model = keras.Sequential([keras.Input((FEATURES,)), norm, layers.Dense(CLASSES)])
+    fit(hvd, compiled(hvd, model, run_eagerly=False), rank, size)
+    return {"weights": model.weights, "outputs": model.predict(first_part(), verbose=0)}
+
+
+class Inside(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.logits = layers.Normalization(), layers.Dense(CLASSES)
+
+    def call(self, inputs):
+        return self.logits(self.norm(inputs))
+
+
+@trains
+def normalization_in_a_model_in_a_model(hvd, rank, size):
+    keras.utils.set_random_seed(rank)
+    inside = Inside()
+    inside.norm.adapt(first_part() if rank == 0 else 100 * samples(seed=5)[0])
+    model = keras.Sequential([keras.Input((FEATURES,)), inside])
+    fit(hvd, compiled(hvd, model), rank, size)
+    return {"weights": model.weights, "outputs": model.predict(first_part(), verbose=0)}
+
+
+def train_with(hvd, rank, size, *more):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((FEATURES,)), *more, layers.Dense(CLASSES)])
+    fit(hvd, compiled(hvd, model), rank, size)
+    return model
+
+
+@fails
+def bins_of_each_rank(hvd, rank, size):
+    bins = layers.Discretization(num_bins=3)
+    bins.adapt(samples(seed=rank)[0])
+    return train_with(hvd, rank, size, bins)
+
+
+@fails
+def scale_of_each_rank(hvd, rank, size):
+    return train_with(hvd, rank, size, layers.Rescaling(1.0 / float(samples(seed=rank)[0].std())))
+
+
+@fails
+def words_of_each_rank(hvd, rank, size):
+    lookup = layers.StringLookup(vocabulary=["a", "b"] if rank else ["b", "a"], output_mode="one_hot")
+    keras.utils.set_random_seed(0)
+    words = keras.Input((1,), dtype="string")
+    model = keras.Model(words, layers.Dense(CLASSES)(lookup(words)))
+    compiled(hvd, model)
+    texts, labels = np.array([["a"], ["b"]] * 8, object), np.array([0, 1] * 8)
+    import tensorflow as tf
+
+    model.fit(
+        tf.data.Dataset.from_tensor_slices((tf.constant(texts), labels)).batch(8),
+        verbose=0,
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
+    )
+    return model
+
+
+class Standardise(layers.Layer):
+    def __init__(self, x):
+        super().__init__()
+        self.mean = x.mean(0)
+
+    def call(self, inputs):
+        return inputs - self.mean
+
+
+@fails
+def own_layer_with_constants_of_each_rank(hvd, rank, size):
+    return train_with(hvd, rank, size, Standardise(samples(seed=rank)[0]))
+
+
+@trains
+def own_layer_with_the_same_constants(hvd, rank, size):
+    return train_with(hvd, rank, size, Standardise(samples()[0]), layers.Rescaling(0.5), layers.Dropout(0.0))
