@@ -178,6 +178,7 @@ class _Guard:
             yield
         except tf.errors.OpError as error:
             if self._may_run_out and "with join" in str(error).lower():
+                self._num_batches += 1  # the one that has failed
                 self.end_batches()
             raise
 

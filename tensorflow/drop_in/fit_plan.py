@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from allstep.tensorflow.drop_in.gathering import per_rank
 
-# Each is an argument of `fit` or `compile` that all ranks must give alike, with its name in the message.
+# Each must be the same on all ranks; the text names it in the message.
 _ALIKE = {
-    "steps": "batches an epoch",
-    "epochs": "epochs",
+    "steps": "number of batches an epoch",
+    "epochs": "number of epochs",
     "initial_epoch": "initial_epoch",
     "steps_per_execution": "steps_per_execution",
-    "steering": "callbacks that all ranks need",
+    "steering": "callbacks that act on training",
 }
 _REMEDIES = {
     "steps": "give all ranks as many samples and the same batch size, or repeat the data and pass steps_per_epoch",

@@ -1,7 +1,7 @@
 """Run the scripts of keras_scripts/ on each rank, and plain Keras in one process beside them.
 
-Usage: horovodrun -np 2 python run_keras_scripts.py DIRECTORY. Each rank writes DIRECTORY/rank{r}.json, with what each
-script returns or the line of its error, and under "NAME/oracle" what plain Keras returns.
+Usage: horovodrun -np 2 python run_keras_scripts.py DIRECTORY [NAME...]. Each rank writes DIRECTORY/rank{r}.json, with
+what each script returns or the line of its error, and under "NAME/oracle" what plain Keras returns.
 """
 
 import importlib
@@ -29,6 +29,8 @@ def main() -> None:
     results = {}
     for number, script in enumerate(SCRIPTS):
         name = script.function.__name__
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
         print(name, file=sys.stderr, flush=True)
         results[name] = run(script.function, hvd, hvd.rank(), hvd.size())
         # Plain Keras has no ranks; the oracles are shared out over them.

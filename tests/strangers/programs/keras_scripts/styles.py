@@ -145,7 +145,7 @@ class OwnStep(keras.Sequential):
 
 @trains
 def own_train_step(hvd, rank, size):
-    model = compiled(hvd, OwnStep(network(rank).layers))
+    model = compiled(hvd, OwnStep([keras.Input((FEATURES,)), *network(rank).layers]))
     fit(hvd, model, rank, size)
     return model
 

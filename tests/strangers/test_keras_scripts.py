@@ -1,0 +1,122 @@
+"""Keras scripts in the styles that users write, with the drop-in on two real ranks.
+
+Oracle: plain Keras in one process with the whole batch, run by the same script; the line that refuses a script.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from ranks import REPOSITORY, launch  # noqa: E402
+
+LEAN = REPOSITORY / "tests" / "tensorflow" / "ranks" / "lean.py"
+PROGRAMS = Path(__file__).parent / "programs"
+
+TRAINS = [
+    *("sequential_on_arrays", "functional_with_two_inputs_and_outputs", "subclassed_and_built_by_fit"),
+    *("tf_data_in_shards_with_repeat", "generator_with_steps_per_epoch", "data_of_unknown_length", "py_dataset"),
+    *("gradient_tape_loop", "own_train_step", "batch_by_batch", "class_weights", "frozen_backbone", "lora"),
+    *("regularizers_and_add_loss", "batch_norm_over_all_ranks", "batch_norm_eagerly"),
+    *("normalization_adapted_by_each_rank", "normalization_in_a_model_in_a_model", "own_layer_with_the_same_constants"),
+    *("early_stopping_on_averages", "lower_rate_on_a_plateau", "rate_of_each_epoch"),
+    *("warmup_with_many_steps_an_execution", "backup_on_the_first_rank", "files_on_the_first_rank"),
+    *("metrics_of_one_value_a_class_and_words", "nan_on_one_rank", "own_callback_that_stops_one_rank"),
+    "early_stopping_on_one_ranks_value",
+]
+TOLERANCES = {"early_stopping_on_averages": 1e-3}  # its learning rate is so high that training gets worse
+
+FAILS = {
+    "ten_and_eleven_batches": "number of batches an epoch on all ranks; received 10 on rank 0, 11 on rank 1; give all",
+    "no_callbacks_at_all": "received 10 on rank 0, 11 on rank 1",
+    "shards_of_unequal_length": "received 4 on rank 0, 3 on rank 1",
+    "lengths_that_nobody_knows": "batches on all ranks in epoch 1; received 6 on rank 0, 5 on rank 1; give all ranks",
+    "unknown_lengths_of_an_embedding": "batches on all ranks in epoch 1; received 5 on rank 0, 6 on rank 1; give all",
+    "data_that_runs_out_before_steps_per_epoch": "in epoch 1; received 5 on rank 0, 4 on rank 1",
+    "other_steps_per_epoch": "received 3 on rank 0, 4 on rank 1",
+    "other_epochs": "same number of epochs on all ranks; received 2 on rank 0, 3 on rank 1; pass the same",
+    "other_initial_epoch": "same initial_epoch on all ranks; received 0 on rank 0, 1 on rank 1",
+    "other_steps_per_execution": "same steps_per_execution on all ranks; received 1 on rank 0, 2 on rank 1",
+    "validation_on_one_rank": "validation data in fit on all ranks; received every 1 epochs on rank 0, none on rank 1",
+    "early_stopping_on_one_rank": "MetricAverageCallback, EarlyStopping on rank 0, BroadcastGlobalVariablesCallback, "
+    "MetricAverageCallback on rank 1; give all ranks the same ones",
+    "averages_on_one_rank": "MetricAverageCallback on rank 0, BroadcastGlobalVariablesCallback on rank 1",
+    "metrics_of_one_rank": "received extra, loss on rank 0, loss on rank 1; give all ranks the same metrics",
+    "backup_without_a_broadcast": "go on with the same epoch; received 1 on rank 0, 0 on rank 1; give BackupAndRestore",
+    "weights_without_a_broadcast": "all ranks at the start of fit; received others on rank 1 than on rank 0, first in",
+    "best_weights_of_each_rank": "all ranks at the end of fit; received others on rank 1 than on rank 0, first in",
+    "bins_of_each_rank": "at the start of fit; received another `bin_boundaries` of Discretization",
+    "scale_of_each_rank": "received another `scale` of Rescaling",
+    "words_of_each_rank": "received another `vocabulary` of StringLookup",
+    "own_layer_with_constants_of_each_rank": "received another `mean` of Standardise",
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory) -> tuple[list[dict], str]:
+    """Run all scripts in one job, and return the results of the ranks and what they printed."""
+    directory = tmp_path_factory.mktemp("scripts")
+    result = launch("horovodrun-gloo", 2, LEAN, PROGRAMS / "run_keras_scripts.py", directory, TF_CPP_MIN_LOG_LEVEL="2")
+    assert result.returncode == 0, result.output
+    return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(2)], result.output
+
+
+def test_every_script_is_tested(job):
+    [results, _], _ = job
+    assert sorted({name.partition("/")[0] for name in results} - {"goes_on_after_all_that"}) == sorted(
+        [*TRAINS, *FAILS]
+    )
+
+
+@pytest.mark.parametrize("name", TRAINS)
+def test_trains_as_plain_keras_with_the_whole_batch(job, name):
+    results, _ = job
+    [oracle] = [rank[f"{name}/oracle"] for rank in results if f"{name}/oracle" in rank]
+    for rank in results:
+        assert rank[name].keys() == oracle.keys(), rank[name]
+        for what, expected in oracle.items():
+            same(rank[name][what], expected, TOLERANCES.get(name, 2e-6))
+
+
+def same(received, expected, tolerance: float) -> None:
+    if isinstance(expected, list) and expected and isinstance(expected[0], (list, str)):
+        assert len(received) == len(expected)
+        for one, other in zip(received, expected, strict=True):
+            same(one, other, tolerance)
+    elif isinstance(expected, str):
+        assert received == expected
+    else:
+        np.testing.assert_allclose(received, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_all_ranks_end_with_the_line(job, name):
+    for rank in job[0]:
+        message = rank[name]["error"]
+        assert FAILS[name] in message
+        assert "\n" not in message
+
+
+def test_ranks_are_in_step_after_all_that(job):
+    for rank in job[0]:
+        assert rank["goes_on_after_all_that"] == {"weights": [0.0]}
+
+
+def test_stops_are_told(job):
+    results, output = job
+    assert "allstep: all ranks stop after batch 2 of epoch 1, as callbacks of rank 0 ask" in output
+    assert "put MetricAverageCallback before EarlyStopping, so that all decide alike" in output
+    assert 1 < results[0]["early_stopping_on_averages"]["epochs"] < 8
+
+
+def test_one_step_an_execution_is_told(job):
+    assert "runs one step per execution in place of 4, since LearningRateWarmupCallback sets" in job[1]
+
+
+def test_the_stall_limit_is_told(job):
+    assert job[1].count("allstep: a rank that waits for another for 600 s ends the job; change it by hvd.init(") == 1
