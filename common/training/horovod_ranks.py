@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,8 @@ class HorovodRanks:
 
     hvd: ClassVar[Any]
     """`horovod.torch`, or the drop-in for Keras."""
+    init_options: ClassVar[Mapping[str, Any]] = {}
+    """Keyword arguments of its `init`."""
     notifications: ClassVar[Any]
     """Horovod's manager of notifications."""
     version: ClassVar[str]
@@ -47,7 +50,7 @@ class HorovodRanks:
         if self.flags.elastic:
             self.placement = form_anew(self.hvd, self.notifications, self.placement)
         else:
-            self.hvd.init()
+            self.hvd.init(**self.init_options)
         rank, size = self.hvd.rank(), self.hvd.size()
         check_horovod(self.placement, self.flags.op, size=size, mpi_enabled=self.hvd.mpi_enabled())
         self.collectives = self.collectives_of(rank, size)

@@ -125,14 +125,15 @@ class _Guard:
 
     def compare_start(self) -> None:
         """Compare what the callbacks have restored or sent: the first epoch, and the model if it is built."""
-        epochs = gather([self.model._initial_epoch, bool(self.model.built)], "start", self.process_set)
-        if any(epoch != epochs[0][0] for epoch, _ in epochs):
-            told = per_rank([epoch or 0 for epoch, _ in epochs], self._ranks)
+        built = [bool(one.built) for one in (self.model, *optimizers_of(self.model))]
+        starts = gather([self.model._initial_epoch or 0, built], "start", self.process_set)
+        if any(epoch != starts[0][0] for epoch, _ in starts):
+            told = per_rank([epoch for epoch, _ in starts], self._ranks)
             raise ValueError(
                 f"expected all ranks to go on with the same epoch; received {told}; give BackupAndRestore to rank 0 "
                 "alone, before BroadcastGlobalVariablesCallback."
             )
-        if all(built for _, built in epochs):
+        if all(start[1] == built for start in starts) and self.model.built:  # otherwise after the first batch
             self._compare_model("at the start of fit")
 
     def begin_epoch(self, epoch: int) -> None:

@@ -146,7 +146,8 @@ def _shared_state(
     """Yield variables that must be equal, and on which ranks: on all if no distributed optimizer trains them."""
     rest = {native(v).ref(): v for v in model.trainable_variables}
     for part in _distributed_parts(optimizers):
-        trained = list(trained_variables(part))
+        will_train_all = part is model.optimizer and not part.built
+        trained = list(model.trainable_variables if will_train_all else trained_variables(part))
         for variable in trained:
             rest.pop(native(variable).ref(), None)
         yield part._reduction.process_set, [*trained, *lasting_state(part)]

@@ -6,6 +6,7 @@ Oracle: plain Keras in one process with the whole batch, run by the same script;
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -120,3 +121,18 @@ def test_one_step_an_execution_is_told(job):
 
 def test_the_stall_limit_is_told(job):
     assert job[1].count("allstep: a rank that waits for another for 600 s ends the job; change it by hvd.init(") == 1
+
+
+def test_what_no_check_foresees_ends_with_both_stacks():
+    """Rank 0 ends by Horovod's limit where it waits; rank 1, which the launcher then ends, prints where it stands."""
+    result = launch(
+        "horovodrun-gloo",
+        2,
+        *(LEAN, PROGRAMS / "keras_stall.py"),
+        TF_CPP_MIN_LOG_LEVEL="2",
+        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="4",
+    )
+    assert result.returncode != 0
+    assert "allstep: a rank that waits for another for 4 s ends the job" in result.output
+    assert "Horovod has been shut down" in result.output
+    assert re.search(r'\[1\].*keras_stall.py", line 16 in on_train_batch_begin', result.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from keras import layers
 
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.networks import is_in_both
@@ -37,11 +38,21 @@ class Own(keras.Model):
         return self.dense(self.flatten(images))
 
 def own(input_shape, num_classes): return Own(num_classes)
-def user_pytorch(input_shape, num_classes): pass
-def user_tensorflow(input_shape, num_classes): return Own(num_classes)
+def own_pytorch(input_shape, num_classes): pass
+def own_tensorflow(input_shape, num_classes): return Own(num_classes)
 def too_many(input_shape, num_classes): return Own(num_classes + 1)
 def raises(input_shape, num_classes): raise ValueError("no")
 def nothing(input_shape, num_classes): pass
+def wrong_width(input_shape, num_classes):
+    model = Own(num_classes)
+    model.call = lambda images: keras.ops.matmul(model.flatten(images), keras.ops.ones((5, num_classes)))
+    return model
+class Raises(Own):
+    def call(self, images):
+        raise ValueError("the line that says what is wrong")
+def raises_in_call(input_shape, num_classes): return Raises(num_classes)
+def fixed(input_shape, num_classes):
+    return keras.Sequential([layers.Input(batch_shape=(32, *input_shape)), layers.Flatten(), layers.Dense(num_classes)])
 def no_weights(input_shape, num_classes): return keras.Sequential([layers.Flatten(), layers.Lambda(lambda x: x[:, :7])])
 def half(input_shape, num_classes): return keras.Sequential([layers.Flatten(), layers.Dense(7, dtype="float16")])
 def twins(input_shape, num_classes):
@@ -52,7 +63,11 @@ def twins(input_shape, num_classes):
 """
 MISTAKES = {
     "too_many": r"expected outputs \(n, 7\) of --model .*, received \(n, 8\)",
-    "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 28 of .*mine.py",
+    "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 24 of .*mine.py",
+    "raises_in_call": r"expected a network for samples of shape \(4, 3, 2\) for --model .*raises_in_call, received "
+    r"ValueError: the line that says what is wrong in line 32 of .*mine.py; fix it$",
+    "wrong_width": "received InvalidArgumentError: .*(24|5).* in line 28 of .*mine.py; fix it$",
+    "fixed": "expected a network for batches of any size from --model .*fixed, received one for batches of 32 alone",
     "nothing": "expected a keras.Model from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
     "half": "expected weights in float32 of --model .* as .*dense",
@@ -111,6 +126,23 @@ def test_a_model_of_the_users_own_class(file):
 def test_networks_that_do_not_fit(name, file):
     with pytest.raises(UserError, match=MISTAKES[name]):
         build_other(f"{file}:{name}", IMAGES, 0)
+
+
+def test_weights_of_layers_with_an_adapter():
+    """After `enable_lora`, `layer.kernel` is a sum; the weights are the variables."""
+    inputs = keras.Input((4, 3, 2))
+    names = [layers.Conv2D(3, 2, name="conv"), layers.Flatten(), layers.Dense(5, name="fc")]
+    model = keras.Sequential([inputs, *names])
+    kernels = [model.get_layer(name).kernel.numpy() for name in ("conv", "fc")]
+    for name in ("conv", "fc"):
+        model.get_layer(name).enable_lora(2)
+    weights = export_weights(model)
+    np.testing.assert_array_equal(weights["conv.weight"], kernels[0].transpose(3, 2, 0, 1))
+    assert len(weights) == len(model.weights) == 8
+    changed = {name: array + 1 for name, array in weights.items()}
+    import_weights(model, changed)
+    for name, array in export_weights(model).items():
+        np.testing.assert_array_equal(array, changed[name])
 
 
 def test_a_network_of_keras():
