@@ -1,4 +1,4 @@
-"""What a rank is about to do in `fit`, compared over the ranks before the first step.
+"""Comparison over the ranks of what each is about to do in `fit`, before the first step.
 
 Every step and every comparison of replicas is a collective, so ranks that do not run `fit` alike would wait for each
 other for ever.

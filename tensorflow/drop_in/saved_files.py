@@ -1,4 +1,4 @@
-"""What Keras' own `load_model` loses of an optimizer in a file: loss scaling, and the slots of .h5 files."""
+"""Restore the optimizer state in a file that Keras' own `load_model` loses: loss scaling, and the slots of .h5 files."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import horovod
 import keras
@@ -72,6 +72,7 @@ class Horovod(HorovodRanks, Strategy):
 
     hvd, notifications, version = hvd, notification_manager, horovod.__version__
     collectives_of, exchange_of = HorovodCollectives, HorovodExchange
+    init_options: ClassVar[Mapping[str, Any]] = {"stall_timeout": 0}  # the trainers' watch has a limit of its own
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none

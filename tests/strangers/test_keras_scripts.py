@@ -36,7 +36,7 @@ FAILS = {
     "ten_and_eleven_batches": "number of batches an epoch on all ranks; received 10 on rank 0, 11 on rank 1; give all",
     "no_callbacks_at_all": "received 10 on rank 0, 11 on rank 1",
     "shards_of_unequal_length": "received 4 on rank 0, 3 on rank 1",
-    "lengths_that_nobody_knows": "batches on all ranks in epoch 1; received 6 on rank 0, 5 on rank 1; give all ranks",
+    "lengths_that_no_rank_knows": "batches on all ranks in epoch 1; received 6 on rank 0, 5 on rank 1; give all ranks",
     "unknown_lengths_of_an_embedding": "batches on all ranks in epoch 1; received 5 on rank 0, 6 on rank 1; give all",
     "data_that_runs_out_before_steps_per_epoch": "in epoch 1; received 5 on rank 0, 4 on rank 1",
     "other_steps_per_epoch": "received 3 on rank 0, 4 on rank 1",

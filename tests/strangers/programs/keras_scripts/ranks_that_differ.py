@@ -40,7 +40,7 @@ def unknown_length(x, y, batches):
 
 
 @fails
-def lengths_that_nobody_knows(hvd, rank, size):
+def lengths_that_no_rank_knows(hvd, rank, size):
     model = compiled(hvd, network(rank), run_eagerly=False)
     return model.fit(unknown_length(*samples(), 6 - rank), verbose=0, callbacks=callbacks(hvd))
 
