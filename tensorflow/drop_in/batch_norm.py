@@ -6,7 +6,7 @@ module makes the option mean Horovod's ranks where Horovod has several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import horovod.tensorflow as hvd
@@ -31,7 +31,7 @@ def synchronises(layer: keras.layers.Layer) -> bool:
 def _over_ranks(moments: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap Keras' moments over replicas: `moments(x, axes, keepdims)` returns mean and variance."""
 
-    def over_ranks(x: tf.Tensor, axes: Sequence[int], keepdims: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def over_ranks(x: tf.Tensor, axes: list[int], keepdims: bool) -> tuple[tf.Tensor, tf.Tensor]:
         if not hvd.is_initialized() or hvd.size() == 1:
             return moments(x, axes, keepdims)
         if is_in_xla():

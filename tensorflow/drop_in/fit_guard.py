@@ -18,7 +18,7 @@ from horovod.tensorflow.mpi_ops import ProcessSet, global_process_set
 
 from allstep.common.base.terminal import print_line
 from allstep.common.exact.replica_check import DROP_IN_CHECK
-from allstep.tensorflow.drop_in.callbacks import InStep, LearningRateScheduleCallback
+from allstep.tensorflow.drop_in.callbacks import BroadcastGlobalVariablesCallback, InStep, LearningRateScheduleCallback
 from allstep.tensorflow.drop_in.derived_state import check_derived_state
 from allstep.tensorflow.drop_in.fit_plan import difference, plan_of_fit
 from allstep.tensorflow.drop_in.gathering import gather, per_rank
@@ -133,7 +133,8 @@ class _Guard:
                 f"expected all ranks to go on with the same epoch; received {told}; give BackupAndRestore to rank 0 "
                 "alone, before BroadcastGlobalVariablesCallback."
             )
-        if all(start[1] == built for start in starts) and self.model.built:  # otherwise after the first batch
+        sends = any(isinstance(callback, BroadcastGlobalVariablesCallback) for callback in self.callbacks)
+        if sends and self.model.built and all(start[1] == built for start in starts):  # else after the first batch
             self._compare_model("at the start of fit")
 
     def begin_epoch(self, epoch: int) -> None:
