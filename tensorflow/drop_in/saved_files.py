@@ -1,4 +1,4 @@
-"""Restore the optimizer state in a file that Keras' own `load_model` loses: loss scaling, and the slots of .h5 files."""
+"""Restore an optimizer's state that Keras' own `load_model` loses: loss scaling, and the slots of .h5 files."""
 
 from __future__ import annotations
 
