@@ -63,10 +63,10 @@ def twins(input_shape, num_classes):
 """
 MISTAKES = {
     "too_many": r"expected outputs \(n, 7\) of --model .*, received \(n, 8\)",
-    "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 24 of .*mine.py",
+    "raises": r"expected raises\(\) to return for --model, received ValueError: no in line 28 of .*mine.py",
     "raises_in_call": r"expected a network for samples of shape \(4, 3, 2\) for --model .*raises_in_call, received "
-    r"ValueError: the line that says what is wrong in line 32 of .*mine.py; fix it$",
-    "wrong_width": "received InvalidArgumentError: .*(24|5).* in line 28 of .*mine.py; fix it$",
+    r"ValueError: the line that says what is wrong in line 36 of .*mine.py; fix it$",
+    "wrong_width": "received InvalidArgumentError: .*(24|5).* in line 32 of .*mine.py; fix it$",
     "fixed": "expected a network for batches of any size from --model .*fixed, received one for batches of 32 alone",
     "nothing": "expected a keras.Model from --model .*, received NoneType",
     "no_weights": "expected a network with weights to train",
@@ -119,7 +119,7 @@ def test_a_network_of_the_users_own(file):
 def test_a_model_of_the_users_own_class(file):
     weights = export_weights(build_other(f"{file}:own", IMAGES, 0))
     assert {name: array.shape for name, array in weights.items()} == {"dense.weight": (7, 24), "dense.bias": (7,)}
-    assert is_in_both(f"{file}:user") and not is_in_both(f"{file}:build")
+    assert is_in_both(f"{file}:own") and not is_in_both(f"{file}:build")
 
 
 @pytest.mark.parametrize("name", MISTAKES)
