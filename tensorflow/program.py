@@ -46,7 +46,7 @@ class Session:
         train: Any,
         validation: Any = None,
         *,
-        optimizer: str | keras.Optimizer = "sgd",
+        optimizer: str | keras.Optimizer | Callable[[], keras.Optimizer] = "sgd",
         hooks: Sequence[Hook] = (),
         **flags: Any,
     ) -> None:
@@ -58,6 +58,7 @@ class Session:
                 `read(indices, epoch)`; or a `Dataset`, which has both parts.
             validation: the same, or None to hold out a share of `train`.
             optimizer: a name of `--optimizer`, or any optimizer of Keras' kind. Its learning rate is the flag base_lr.
+                Strategies of tf.distribute need a function that builds it, and base_lr.
             hooks: called at the moments of the run.
             flags: of the trainers, as keywords: epochs=5, strategy="horovod", base_lr=0.1, output_dir="runs/a", ...
 
@@ -79,8 +80,10 @@ class Session:
         return as_rank(self._fit)
 
     def _fit(self) -> list[dict[str, Any]]:
-        own = self._optimizer if isinstance(self._optimizer, keras.Optimizer) else None
+        own = None if isinstance(self._optimizer, str) else self._optimizer
         flags = {**({"optimizer": self._optimizer} if own is None else _flags_of(own)), **self._flags}
+        if callable(own) and "base_lr" not in flags:
+            raise UserError("a function that builds the optimizer needs base_lr, the first learning rate; give it")
         check(elastic=flags.get("elastic", False))  # before `start` says how an elastic job is started
         config, place = start(strategies, as_words(flags))
         check(elastic=config.parallel.elastic)  # of a file of flags
@@ -94,12 +97,14 @@ class Session:
         return as_dataset(first, second, where="the samples", share=config.data.validation_share, seed=config.data.seed)
 
 
-def _flags_of(optimizer: keras.Optimizer) -> dict[str, Any]:
+def _flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict[str, Any]:
     """Return the flags that tell what an optimizer of Keras does, as far as the run looks at them.
 
     Raises:
         UserError: names what the optimizer would do that is the run's to do.
     """
+    if not isinstance(optimizer, keras.Optimizer):
+        return {"optimizer": OWN_OPTIMIZER}
     name, _ = KINDS.get(type(optimizer), (OWN_OPTIMIZER, None))
     for part in parts(optimizer):
         kind, rate = type(part).__name__, part._learning_rate
