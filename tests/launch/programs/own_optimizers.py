@@ -117,7 +117,7 @@ def in_pytorch():
 
 
 def in_tensorflow():
-    from allstep.tensorflow import Session  # before TensorFlow starts
+    from allstep.tensorflow import Session  # noqa: I001 (before TensorFlow starts)
 
     import keras
     import tensorflow as tf
