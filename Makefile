@@ -19,7 +19,7 @@ lint: setup
 	$(IN_VENV) PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright  # pinned, so it need not look for newer versions
 
 bench: setup
-	$(IN_VENV) python -m allstep.benchmarks.proofs.overhead
+	$(IN_VENV) python -m allstep.benchmarks.overhead
 
 soak: setup
 	$(IN_VENV) allstep soak

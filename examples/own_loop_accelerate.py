@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from allstep import checkpoint
 from allstep.pytorch import check_replicas, shard, watch
 
-has_own_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
-accelerator = Accelerator(cpu=not has_own_gpu)
+has_local_gpu = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()
+accelerator = Accelerator(cpu=not has_local_gpu)
 images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
 batches = shard(torch.utils.data.TensorDataset(images.float() / 16, labels), global_batch_size=64)
 

@@ -9,8 +9,8 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
 hvd.init()  # 1. initialise: find out rank and world size
-has_own_gpu = hvd.local_size() <= torch.cuda.device_count()
-device = torch.device("cuda", hvd.local_rank()) if has_own_gpu else torch.device("cpu")
+has_local_gpu = hvd.local_size() <= torch.cuda.device_count()
+device = torch.device("cuda", hvd.local_rank()) if has_local_gpu else torch.device("cpu")
 torch.set_num_threads(1)  # 2. one GPU or core per process, chosen by local rank
 
 order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))  # the same on every rank

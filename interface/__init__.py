@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from allstep.common import own_checkpoint as checkpoint
-    from allstep.common.launch.from_python import launch
+    from allstep.common.api import checkpoint as checkpoint
+    from allstep.common.api.launch import launch
 
 __all__ = ["checkpoint", "launch"]
 
@@ -19,7 +19,7 @@ __all__ = ["checkpoint", "launch"]
 def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name == "checkpoint":
-        return importlib.import_module("allstep.common.own_checkpoint")
+        return importlib.import_module("allstep.common.api.checkpoint")
     if name == "launch":
-        return importlib.import_module("allstep.common.launch.from_python").launch
+        return importlib.import_module("allstep.common.api.launch").launch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
-from allstep.common.losses import default_loss
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.inputs import Inputs
@@ -16,7 +16,7 @@ from allstep.pytorch.optimizers.state import CanonicalSlots, OptimizerState, Own
 from allstep.pytorch.passes import Passes, TrainPass
 from allstep.pytorch.precision import Autocast, Precision, ScaledFp16
 from allstep.pytorch.slices import Slices
-from allstep.pytorch.state import own_parameters
+from allstep.pytorch.state import local_parameters
 from allstep.pytorch.step import Change, Step
 from allstep.pytorch.strategies.reduction import Ordered
 from allstep.pytorch.strategies.strategy import Strategy
@@ -40,7 +40,7 @@ def build_step(
         task: of the data set.
         measures_noise: whether the gradients of passes are measured for the noise scale.
     """
-    flags, reduction, parameters = config.optimizer, strategy.reduction, dict(own_parameters(network))
+    flags, reduction, parameters = config.optimizer, strategy.reduction, dict(local_parameters(network))
     changes: list[Change] = []
     if flags.clip_norm is not None:
         changes.append(Clip(flags.clip_norm, list(parameters.values()), strategy))

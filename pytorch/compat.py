@@ -31,7 +31,7 @@ def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.o
     return type(kind.__name__, (kind,), methods)
 
 
-def set_most_programs(number: int) -> None:
+def set_max_programs(number: int) -> None:
     """Limit how often torch.compile recompiles a function, e.g. for new input sizes, before it runs it uncompiled.
 
     The default is 8. torch 2.9 takes the limit only from its configuration; torch 2.14 also as an argument.

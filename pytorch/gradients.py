@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from allstep.common.gradient_noise import gradient_noise
+from allstep.common.recipe.gradient_noise import gradient_noise
 from allstep.pytorch.compat import scale
 from allstep.pytorch.optimizers.layers import local_gradients, norms
 from allstep.pytorch.strategies.strategy import Strategy

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from allstep.common.doctor.frameworks import Installation
+from allstep.common.base.errors import summary
 from allstep.common.files.records import to_json
-from allstep.common.process.errors import summary
 from allstep.common.process.gpu_libraries import loaded_libraries
+from allstep.common.process.installation import Installation
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,10 +14,10 @@ from typing import cast
 import numpy as np
 import torch
 
-from allstep.common.data.datasets.encoded import EncodedImage
-from allstep.common.data.datasets.resampling import cut
-from allstep.common.process.errors import UserError, summary
-from allstep.common.process.terminal import print_line
+from allstep.common.base.errors import UserError, summary
+from allstep.common.base.terminal import print_line
+from allstep.common.data.images.encoded import EncodedImage
+from allstep.common.data.images.resampling import cut
 
 _FILES_AT_ONCE = 64
 

@@ -12,14 +12,14 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from allstep.common import user_file
-from allstep.common.losses import wrong_loss
+from allstep.common.catalog import user_file
+from allstep.common.catalog.losses import wrong_loss
 
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
-    """A loss of `common.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
+    """A loss of `common.catalog.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
     if file := user_file.parse(name):
         return partial(_users, user_file.import_for("pytorch", *file, "--loss"))
     if name == "cross-entropy":
@@ -28,7 +28,7 @@ def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
 
 
 def build_metric(name: str, loss: str) -> Measure:
-    """A metric of `common.losses.metric_of`."""
+    """A metric of `common.catalog.losses.metric_of`."""
     measured = _mae if name == "mae" else _has_right_sign if loss == "bce" else _is_right_class
     return partial(_sum_over_samples, measured)
 

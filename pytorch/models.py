@@ -9,10 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from allstep.common.config.train_config import TrainConfig
-from allstep.common.data.datasets import Dataset
-from allstep.common.hooks import Hook
-from allstep.common.models import (
+from allstep.common.catalog.networks import (
     MODELS,
     WIDE_RESNET_DEPTH,
     WIDE_RESNET_WIDTH,
@@ -20,7 +17,10 @@ from allstep.common.models import (
     check_inputs,
     is_in_both,
 )
-from allstep.common.weights import initial_weights
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.datasets import Dataset
+from allstep.common.recipe.weights import initial_weights
+from allstep.common.training.hooks import Hook
 
 
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
@@ -64,7 +64,7 @@ def build_model(
     Samples are normalised images, float32 (n, channels, height, width), or texts, int64 (n, length).
 
     Args:
-        name: one of `common.models.MODELS`.
+        name: one of `common.catalog.networks.MODELS`.
         input_shape: (height, width, channels) of an image, (length,) of a text, any shape for mlp.
         depth, width: size of a wide-resnet.
         num_tokens: size of a text's vocabulary.

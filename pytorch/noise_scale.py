@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from allstep.common.data.loader import Batch
-from allstep.common.noise_scale import is_measured
+from allstep.common.recipe.noise_scale import is_measured
 from allstep.pytorch.observer import Observer
 from allstep.pytorch.optimizers.layers import local_gradients
 

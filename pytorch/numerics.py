@@ -6,9 +6,9 @@ import os
 
 import torch
 
+from allstep.common.cli.strategy_flags import check_version
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.horovod_build import check_built_for
-from allstep.common.strategies import check_version
+from allstep.common.launch.horovod_build import check_built_for
 
 OLDEST, NEWEST = (2, 9), (2, 14)
 """Range of supported versions (major, minor); `strategies/ddp.py` handles differences between them."""

@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from allstep.common import user_file
+from allstep.common.base.errors import UserError
+from allstep.common.catalog import user_file
+from allstep.common.catalog.networks import cannot_build, check_outputs, unknown_name
 from allstep.common.data.datasets import Dataset
-from allstep.common.hooks import Hook
-from allstep.common.models import cannot_build, check_outputs, unknown_name
-from allstep.common.process.errors import UserError
-from allstep.common.session import Session
-from allstep.common.weights import step_seed
+from allstep.common.recipe.weights import step_seed
+from allstep.common.training.hooks import Hook
+from allstep.common.training.training_run import TrainingRun
 from allstep.pytorch.compat import BatchNorm
 
 
@@ -135,7 +135,7 @@ class Reseed(Hook):
     def __init__(self, network: nn.Module) -> None:
         """Take a network, which needs no handle here because it draws from PyTorch's global generators."""
 
-    def on_start(self, session: Session) -> None:
-        torch.manual_seed(step_seed(session.config.data.seed, session.progress.step, session.place.rank))
+    def on_start(self, session: TrainingRun) -> None:
+        torch.manual_seed(step_seed(session.config.data.seed, session.progress.step, session.placement.rank))
 
     on_step = on_start

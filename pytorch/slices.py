@@ -11,13 +11,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from allstep.common.audit import audit
-from allstep.common.collectives import Collectives
+from allstep.common.base.collectives import Collectives
+from allstep.common.base.digest import digest
+from allstep.common.base.errors import UserError
 from allstep.common.data.loader import Batch, Slice
-from allstep.common.digest import digest
-from allstep.common.process.errors import UserError
-from allstep.common.slices import TreeSum
-from allstep.common.weights import step_seed
+from allstep.common.data.slices import TreeSum
+from allstep.common.exact.audit import audit
+from allstep.common.recipe.weights import step_seed
 from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.observer import Observer, observed
 from allstep.pytorch.passes import ReducedPass

@@ -17,7 +17,7 @@ from allstep.pytorch.strategies.strategy import Strategy
 
 
 class State:
-    """Reads and writes the state of a run; `common.worker.Worker` says what most methods do."""
+    """Reads and writes the state of a run; `common.training.worker.Worker` says what most methods do."""
 
     def __init__(
         self, network: torch.nn.Module, optimizer_state: OptimizerState, step: Step, strategy: Strategy
@@ -30,7 +30,9 @@ class State:
         return ((name, tensor) for name, tensor in named_weights(self._network) if not tensor.is_meta)
 
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        return ((name, array) for name, one in own_parameters(self._network) for array in self._strategy.replicas(one))
+        return (
+            (name, array) for name, one in local_parameters(self._network) for array in self._strategy.replicas(one)
+        )
 
     def export_weights(self) -> dict[str, np.ndarray]:
         return self._strategy.gather(dict(self.weights()))
@@ -44,7 +46,7 @@ class State:
 
     def export(self) -> dict[str, np.ndarray]:
         state = {f"model/{name}": tensor for name, tensor in self.weights()}
-        state |= self._optimizer_state.export(list(own_parameters(self._network)), self._step.num_steps)
+        state |= self._optimizer_state.export(list(local_parameters(self._network)), self._step.num_steps)
         for observer in self._step.observers:
             state |= observer.state
         return self._strategy.gather(state)
@@ -54,7 +56,7 @@ class State:
         with torch.no_grad():
             for name, tensor in self.weights():
                 tensor.copy_(shard(arrays[f"model/{name}"], tensor))
-        self._optimizer_state.load(list(own_parameters(self._network)), arrays, num_steps, shard)
+        self._optimizer_state.load(list(local_parameters(self._network)), arrays, num_steps, shard)
         for observer in self._step.observers:
             observer.state = {
                 name: shard(arrays[name], like.detach())
@@ -89,6 +91,6 @@ class State:
             observer.state = state
 
 
-def own_parameters(network: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def local_parameters(network: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield name and parameter of what this rank has of a network."""
     return ((name, tensor) for name, tensor in network.named_parameters() if not tensor.is_meta)

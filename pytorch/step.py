@@ -8,7 +8,7 @@ from typing import Protocol, SupportsFloat
 import torch
 
 from allstep.common.data.loader import Batch
-from allstep.common.worker import StepResult
+from allstep.common.training.worker import StepResult
 from allstep.pytorch.observer import Observer
 from allstep.pytorch.precision import Precision
 from allstep.pytorch.strategies.reduction import Reduction
@@ -50,7 +50,7 @@ class Step:
         """Steps that the optimizer has taken."""
 
     def __call__(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
-        """See `common.worker.Worker.train_step`."""
+        """See `common.training.worker.Worker.train_step`."""
         for observer in self.observers:
             observer.begin(batch, learning_rate, self.num_steps)
         self._prepare(learning_rate)

@@ -1,4 +1,4 @@
-"""What --trace looks at in a step: see `common/trace.py`. `tensorflow/trace.py` has the same."""
+"""What --trace looks at in a step: see `common/exact/trace.py`. `tensorflow/trace.py` has the same."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from allstep.common.base.digest import digest
 from allstep.common.data.loader import Batch
-from allstep.common.digest import digest
-from allstep.common.trace import OpenRecorder
+from allstep.common.exact.trace import OpenRecorder
 from allstep.pytorch.observer import Observer
 
 _LANES = 512
@@ -48,7 +48,7 @@ class StepTrace(Observer):
         self._found: list[tuple[int, torch.Tensor | int]] = []
         self._samples: list[tuple[int, torch.Tensor]] = []
         self._step = 0
-        self._places: dict[torch.Tensor, int] = {one: place for place, one in enumerate(self._parameters)}
+        self._places: dict[torch.Tensor, int] = {one: placement for placement, one in enumerate(self._parameters)}
         self._unwritten: deque[_Found] = deque()
         self._knows_weights = False
         self._part = 0

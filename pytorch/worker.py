@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
+from allstep.common.catalog.losses import default_loss, metric_of
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
-from allstep.common.losses import default_loss, metric_of
-from allstep.common.noise_scale import parts_of
-from allstep.common.trace import OpenRecorder
-from allstep.common.worker import BaseWorker
+from allstep.common.exact.trace import OpenRecorder
+from allstep.common.recipe.noise_scale import parts_of
+from allstep.common.training.worker import BaseWorker
 from allstep.pytorch.building import build_optimizer_state, build_precision, build_step
 from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.losses import build_loss, build_metric
@@ -25,7 +25,7 @@ from allstep.pytorch.trace import StepTrace
 
 
 class Worker(BaseWorker):
-    """Drives a network on one device; `allstep.common.worker.Worker` says what each method does."""
+    """Drives a network on one device; `allstep.common.training.worker.Worker` says what each method does."""
 
     framework = "pytorch"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keras
 
+from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.losses import default_loss
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import Clip, Noise
 from allstep.tensorflow.inputs import Inputs

@@ -70,27 +70,21 @@ from horovod.tensorflow.mpi_ops import (  # noqa: F401
     remove_process_set,
 )
 
-from allstep.common.launch.placement import placement
-from allstep.common.strategies import check_launcher_of_horovod, use_gloo_alone
-from allstep.tensorflow import horovod_callbacks as callbacks  # noqa: F401
-from allstep.tensorflow import horovod_elastic as elastic  # noqa: F401
+from allstep.common.cli.strategy_flags import check_launcher_of_horovod, use_gloo_alone
+from allstep.common.launch.placement import find_placement
 from allstep.tensorflow.compat import h5_optimizer_weights
-from allstep.tensorflow.horovod_collectives import (  # noqa: F401
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_variables,
-    reducescatter,
-)
-from allstep.tensorflow.horovod_hooks import compiled_models, has_keras_step, track_model
-from allstep.tensorflow.horovod_optimizer import (
+from allstep.tensorflow.drop_in import callbacks as callbacks  # noqa: F401
+from allstep.tensorflow.drop_in import elastic as elastic  # noqa: F401
+from allstep.tensorflow.drop_in.collectives import allgather, allreduce, broadcast, broadcast_variables, reducescatter  # noqa: F401
+from allstep.tensorflow.drop_in.hooks import compiled_models, has_keras_step, track_model
+from allstep.tensorflow.drop_in.optimizer import (
     DistributedOptimizer,
     distribute_again,
     lasting_state,
     parts,
     saved_entry,
 )
-from allstep.tensorflow.horovod_saving import make_plain
+from allstep.tensorflow.drop_in.saving import make_plain
 
 
 def init(*args: Any, **options: Any) -> None:
@@ -99,9 +93,9 @@ def init(*args: Any, **options: Any) -> None:
     Raises:
         UserError: torchrun, or RANK and WORLD_SIZE, have set up several ranks, which Horovod does not support.
     """
-    place = placement()
-    check_launcher_of_horovod(place, user="horovod_keras")
-    use_gloo_alone(place)
+    placement = find_placement()
+    check_launcher_of_horovod(placement, user="horovod_keras")
+    use_gloo_alone(placement)
     horovod.tensorflow.init(*args, **options)
 
 

@@ -11,14 +11,14 @@ from typing import cast
 
 import tensorflow as tf
 
-from allstep.common import user_file
-from allstep.common.losses import wrong_loss
+from allstep.common.catalog import user_file
+from allstep.common.catalog.losses import wrong_loss
 
 Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
-    """A loss of `common.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
+    """A loss of `common.catalog.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
     if file := user_file.parse(name):
         return partial(_users, user_file.import_for("tensorflow", *file, "--loss"))
     losses = partial(_cross_entropy, label_smoothing=label_smoothing) if name == "cross-entropy" else _LOSSES[name]
@@ -26,7 +26,7 @@ def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
 
 
 def build_metric(name: str, loss: str) -> Measure:
-    """A metric of `common.losses.metric_of`."""
+    """A metric of `common.catalog.losses.metric_of`."""
     measured = _mae if name == "mae" else _has_right_sign if loss == "bce" else _is_right_class
     return partial(_sum_over_samples, measured)
 

@@ -12,10 +12,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from allstep.common.config.train_config import TrainConfig
-from allstep.common.data.datasets import Dataset
-from allstep.common.hooks import Hook
-from allstep.common.models import (
+from allstep.common.catalog.networks import (
     MODELS,
     WIDE_RESNET_DEPTH,
     WIDE_RESNET_WIDTH,
@@ -23,7 +20,10 @@ from allstep.common.models import (
     check_inputs,
     is_in_both,
 )
-from allstep.common.weights import initial_weights
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.datasets import Dataset
+from allstep.common.recipe.weights import initial_weights
+from allstep.common.training.hooks import Hook
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.networks.transformer import Positions
 from allstep.tensorflow.networks.vision_transformer import Tokens
@@ -75,7 +75,7 @@ def build_model(
     Samples are normalised images, float32 (n, height, width, channels), or texts, int64 (n, length).
 
     Args:
-        name: one of `common.models.MODELS`.
+        name: one of `common.catalog.networks.MODELS`.
         input_shape: (height, width, channels) of an image, (length,) of a text, any shape for mlp.
         depth, width: size of a wide-resnet.
         num_tokens: size of a text's vocabulary.
@@ -102,7 +102,7 @@ def set_initial_weights(model: keras.Model, config: TrainConfig) -> None:
 
 
 def export_weights(model: keras.Model) -> dict[str, np.ndarray]:
-    """Return all weights as canonical arrays, which `common.weights` describes."""
+    """Return all weights as canonical arrays, which `common.recipe.weights` describes."""
     return {weight.name: weight.to_canonical(weight.variable.value.numpy()) for weight in canonical_weights(model)}
 
 

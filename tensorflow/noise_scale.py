@@ -8,7 +8,7 @@ from typing import cast
 import keras
 import tensorflow as tf
 
-from allstep.common.noise_scale import MEASURED_EVERY
+from allstep.common.recipe.noise_scale import MEASURED_EVERY
 from allstep.tensorflow.observer import Observer
 from allstep.tensorflow.passes import Gradients
 

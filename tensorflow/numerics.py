@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from allstep.common.cli.strategy_flags import check_version
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.horovod_build import check_built_for
-from allstep.common.strategies import check_version
+from allstep.common.launch.horovod_build import check_built_for
 
 OLDEST, NEWEST = (2, 19), (2, 21)
 """Range of supported versions (major, minor)."""

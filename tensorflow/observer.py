@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from allstep.common.data.loader import Batch
-from allstep.common.worker import StepResult
+from allstep.common.training.worker import StepResult
 from allstep.tensorflow.models import CanonicalWeight
 from allstep.tensorflow.passes import Gradients
 

@@ -16,13 +16,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common import user_file
+from allstep.common.base.errors import UserError
+from allstep.common.catalog import user_file
+from allstep.common.catalog.networks import cannot_build, check_outputs, unknown_name
 from allstep.common.data.datasets import Dataset
-from allstep.common.hooks import Hook
-from allstep.common.models import cannot_build, check_outputs, unknown_name
-from allstep.common.process.errors import UserError
-from allstep.common.session import Session
-from allstep.common.weights import step_seed
+from allstep.common.recipe.weights import step_seed
+from allstep.common.training.hooks import Hook
+from allstep.common.training.training_run import TrainingRun
 from allstep.tensorflow.models import canonical_weights
 
 
@@ -111,8 +111,8 @@ class Reseed(Hook):
     def __init__(self, network: keras.Model) -> None:
         self._states = [variable for variable in network.variables if variable.path.endswith("seed_generator_state")]
 
-    def on_start(self, session: Session) -> None:
-        seed = step_seed(session.config.data.seed, session.progress.step, session.place.rank)
+    def on_start(self, session: TrainingRun) -> None:
+        seed = step_seed(session.config.data.seed, session.progress.step, session.placement.rank)
         for number, state in enumerate(self._states):
             state.assign(np.array([(seed + number) % 2**32, seed >> 32], np.uint32))
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from allstep.tensorflow.networks.batch_norm import tracked
 
 # A block of a ResNet has 7 to 11 operations, one of a vision transformer 8.
-_LEAST_OPERATIONS = 6
+_MIN_OPERATIONS = 6
 
 
 class RecomputedBlocks:
@@ -53,7 +53,7 @@ def _ends(model: keras.Model) -> list[keras.KerasTensor]:
     for operation in operations[:-1]:
         waiting -= Counter(id(tensor) for tensor in keras.tree.flatten(operation.input))
         num_operations += 1
-        if not waiting and num_operations >= _LEAST_OPERATIONS:  # only this operation's output is still needed
+        if not waiting and num_operations >= _MIN_OPERATIONS:  # only this operation's output is still needed
             ends.append(operation.output)
             num_operations = 0
         waiting[id(operation.output)] = num_readers[id(operation.output)]

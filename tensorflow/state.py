@@ -19,7 +19,7 @@ from allstep.tensorflow.strategies.strategy import Strategy
 
 
 class State:
-    """Reads and writes the state of a run; `common.worker.Worker` says what most methods do."""
+    """Reads and writes the state of a run; `common.training.worker.Worker` says what most methods do."""
 
     def __init__(self, model: keras.Model, flags: OptimizerConfig, step: Step, strategy: Strategy) -> None:
         self._model, self._flags, self._step, self._strategy = model, flags, step, strategy

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from allstep.common.data.loader import Batch
-from allstep.common.worker import StepResult
+from allstep.common.training.worker import StepResult
 from allstep.tensorflow.compat import parts
 from allstep.tensorflow.observer import Observer
 from allstep.tensorflow.passes import Gradients, Passes
@@ -46,7 +46,7 @@ class Step:
         self.changes, self.observers = changes, observers
 
     def __call__(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
-        """See `common.worker.Worker.train_step`."""
+        """See `common.training.worker.Worker.train_step`."""
         for observer in self.observers:
             observer.begin(batch, learning_rate)
         result = self.start(batch, learning_rate, loss_scale)

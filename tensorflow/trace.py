@@ -1,4 +1,4 @@
-"""What --trace looks at in a step: see `common/trace.py`. `pytorch/trace.py` has the same."""
+"""What --trace looks at in a step: see `common/exact/trace.py`. `pytorch/trace.py` has the same."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.digest import digest
 from allstep.common.data.loader import Batch
-from allstep.common.digest import digest
-from allstep.common.trace import OpenRecorder
-from allstep.common.worker import StepResult
+from allstep.common.exact.trace import OpenRecorder
+from allstep.common.training.worker import StepResult
 from allstep.tensorflow.models import CanonicalWeight
 from allstep.tensorflow.observer import Observer
 from allstep.tensorflow.passes import Gradients, OnePass

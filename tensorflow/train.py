@@ -13,23 +13,23 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from allstep.common import elastic
+from allstep.common.api.user_parts import NOTHING, Parts
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
-from allstep.common.own_parts import NOTHING, Parts
 from allstep.common.process.exit import run_rank
 from allstep.common.process.lean_import import lean_import
-from allstep.common.start import start
+from allstep.common.training import elastic
+from allstep.common.training.start import start
 from allstep.tensorflow import strategies
 
 if TYPE_CHECKING:
-    from allstep.common.hooks import Hook
-    from allstep.common.session import Session
+    from allstep.common.training.hooks import Hook
+    from allstep.common.training.training_run import TrainingRun
 
 
 def session(
-    config: TrainConfig, place: Placement, hooks: Sequence[Hook] = (), parts: Parts = NOTHING
-) -> Session | None:
+    config: TrainConfig, placement: Placement, hooks: Sequence[Hook] = (), parts: Parts = NOTHING
+) -> TrainingRun | None:
     """Build the session of this rank; None for a process that only served others, which have finished.
 
     Args:
@@ -39,16 +39,16 @@ def session(
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
-        from allstep.common.data.opening import open_dataset
-        from allstep.common.noise_scale import why_not_measured
-        from allstep.common.session import Session
+        from allstep.common.recipe.noise_scale import why_not_measured
+        from allstep.common.training.opening import open_dataset
+        from allstep.common.training.training_run import TrainingRun
         from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
         from allstep.tensorflow.optimizers import build_optimizer
         from allstep.tensorflow.worker import Worker
 
     prepare(config)
-    strategy = strategies.create(config, place)
+    strategy = strategies.create(config, placement)
     # 1. Initialise: who am I, who are the others?
     strategy.init()
     # 2. One process, one device: chosen by local rank.
@@ -56,7 +56,9 @@ def session(
     if strategy.serve():
         return None
 
-    dataset = open_dataset(config, strategy.place, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives)
+    dataset = open_dataset(
+        config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives
+    )
     with strategy.scope():
         model = build_network(config, dataset, parts.model)
         flags = config.optimizer
@@ -71,14 +73,14 @@ def session(
     # 5. Train in step; rank 0 alone writes checkpoints and logs.
     measures_noise = why_not_measured(config, "tensorflow") is None
     worker = Worker(model, optimizer, config, strategy, device, dataset, measures_noise=measures_noise)
-    return Session(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model)])
+    return TrainingRun(worker, dataset, config, strategy, [*hooks, *hooks_of(config, model)])
 
 
 def main(argv: Sequence[str] | None = None, hooks: Sequence[Hook] = ()) -> None:
-    config, place = start(strategies, argv)
+    config, placement = start(strategies, argv)
     if config.parallel.elastic:
-        elastic.train(config, lambda: session(config, place, hooks))
-    elif training := session(config, place, hooks):
+        elastic.train(config, lambda: session(config, placement, hooks))
+    elif training := session(config, placement, hooks):
         training.train()
 
 

@@ -8,14 +8,14 @@ import resource
 import keras
 import tensorflow as tf
 
+from allstep.common.base.errors import UserError
+from allstep.common.catalog.losses import default_loss, metric_of
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
-from allstep.common.losses import default_loss, metric_of
-from allstep.common.noise_scale import parts_of
-from allstep.common.process.errors import UserError
-from allstep.common.trace import OpenRecorder
-from allstep.common.worker import BaseWorker
+from allstep.common.exact.trace import OpenRecorder
+from allstep.common.recipe.noise_scale import parts_of
+from allstep.common.training.worker import BaseWorker
 from allstep.tensorflow.building import build_step
 from allstep.tensorflow.inputs import Inputs
 from allstep.tensorflow.losses import build_loss, build_metric
@@ -27,7 +27,7 @@ from allstep.tensorflow.trace import StepTrace
 
 
 class Worker(BaseWorker):
-    """Drives a network on one device; `allstep.common.worker.Worker` says what each method does."""
+    """Drives a network on one device; `allstep.common.training.worker.Worker` says what each method does."""
 
     framework = "tensorflow"
 

@@ -7,19 +7,13 @@ from typing import Any
 
 from ranks import REPOSITORY
 
-from allstep.benchmarks.comparison import machine, samples
-from allstep.benchmarks.comparison.cells import Cell, Settings
-from allstep.benchmarks.comparison.estimate import Estimate
-from allstep.benchmarks.harness.jobs import Outcome
-from allstep.benchmarks.records.comparison import (
-    Block,
-    CellResult,
-    ComparisonResult,
-    EpochResult,
-    Measured,
-    Sample,
-    Verdict,
-)
+from allstep.commands.compare import samples
+from allstep.commands.compare.cells import Cell, Settings
+from allstep.commands.compare.records import CellResult, ComparisonResult, Sample, Verdict
+from allstep.commands.shared import machine
+from allstep.commands.shared.estimate import Estimate
+from allstep.commands.shared.jobs import Outcome
+from allstep.commands.shared.records.measured import Block, EpochResult, Measured
 
 SETTINGS = Settings(2, 2, 2, "digits", None, 2, 0.01, 0.9, 3, 1, True)
 OK = Outcome("ok", None, 1000.0, 9.0, None)

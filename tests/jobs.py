@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ranks import LAUNCHERS, last
 
-from allstep.benchmarks.proofs.curves import weights_apart
+from allstep.commands.parity.curves import weights_apart
 from allstep.common.checkpoint import load
 
 MPIRUN, HOROVODRUN_GLOO = LAUNCHERS["mpirun"], LAUNCHERS["horovodrun-gloo"]
@@ -59,12 +59,12 @@ def slurm_tasks(number: int) -> list[dict[str, str]]:
 
 _BROKEN = """
 from allstep.common.process.exit import run_rank
-from allstep.common.hooks import Hook
+from allstep.common.training.hooks import Hook
 from allstep.{framework} import train
 class Breaks(Hook):
     def on_step(self, session):
         worker, step = session.worker, session.progress.step
-        if session.place.rank == 1:
+        if session.placement.rank == 1:
             {what}
 run_rank(lambda: train.main(hooks=[Breaks()]))
 """

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ranks import REPOSITORY, Result, environment, run_in
 
-from allstep.benchmarks.harness import process_tree
+from allstep.commands.shared import process_tree
 
 PYTORCH = f"{sys.executable} {REPOSITORY}/pytorch/train.py"
 TENSORFLOW = f"{sys.executable} {REPOSITORY}/tensorflow/train.py"
-ALLSTEP = f"{sys.executable} -m allstep.common.cli"
+ALLSTEP = f"{sys.executable} -m allstep.commands.cli"
 LAUNCHERS = ("horovodrun", "mpirun", "torchrun")
 LIMIT_SECONDS = 60
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allstep.benchmarks.proving.launching import ITSELF, MIRRORED, TF_CONFIG
+from allstep.commands.prove.launching import ITSELF, MIRRORED, TF_CONFIG
 
 _LAUNCHERS = {
     "ddp_spawn": ITSELF,

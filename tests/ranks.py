@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from allstep.benchmarks.harness.launchers import LAUNCHERS as LAUNCHER_COMMANDS
+from allstep.commands.shared.launchers import LAUNCHERS as LAUNCHER_COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BIN = Path(sys.prefix) / "bin"

@@ -48,7 +48,7 @@ def cell(framework: str, strategy: str, ranks: int, rate: float | None, workload
         "target_accuracy": 0.9 if real else None,
         "gate": {"status": "passed", "reason": None},
         "comparable": bool(rate),
-        "command": f"horovodrun -np {ranks} python -m allstep.benchmarks.synthetic --token=hunter2",
+        "command": f"horovodrun -np {ranks} python -m allstep.commands.compare.synthetic --token=hunter2",
         "images_per_second": statistics(rate) if rate else None,
         "startup_seconds": None if real else statistics(4.0),
         "seconds_to_target": statistics(6.0) if real else None,

@@ -147,13 +147,13 @@ class _Percentage:
     """Progress filter that passes on CMake's percentage in steps of 5."""
 
     def __init__(self) -> None:
-        self.shown = -1
+        self.quote = -1
 
     def __call__(self, line: str) -> str | None:
         found = re.match(r"\[\s*(\d+)%\]", line)
-        if found is None or int(found[1]) // 5 <= self.shown:
+        if found is None or int(found[1]) // 5 <= self.quote:
             return None
-        self.shown = int(found[1]) // 5
+        self.quote = int(found[1]) // 5
         return f"building Horovod: {found[1]}%"
 
 

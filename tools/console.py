@@ -57,13 +57,13 @@ def run_logged(
             start_new_session=True,
         )
         try:
-            shown = _show_progress(process, log_file, progress)
+            quote = _show_progress(process, log_file, progress)
             status = process.wait()
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
-    if shown and sys.stdout.isatty():
+    if quote and sys.stdout.isatty():
         print()
     if status != 0:
         output = log.read_bytes()[start:].decode(errors="replace")
@@ -93,16 +93,16 @@ def diagnosis(output: str) -> str | None:
 
 def _show_progress(process: subprocess.Popen, log_file, progress: Callable[[str], str | None]) -> str | None:
     """Copy the output to the log, and print progress: on a terminal in one changing line, else in one line per text."""
-    shown = None
+    quote = None
     for line in process.stdout:
         log_file.write(line)
         log_file.flush()
         text = progress(line.rstrip())
-        if text is None or text == shown:
+        if text is None or text == quote:
             continue
-        shown = text
+        quote = text
         if sys.stdout.isatty():
             print(f"\r\033[K  {text[:100]}", end="", flush=True)
         else:
             print(f"  {text}", flush=True)
-    return shown
+    return quote

@@ -5,4 +5,4 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH="$PWD/.venv/bin:$PATH"
 export PATH CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-0}"
-exec python -m allstep.benchmarks.proofs.gpu.check "$@"
+exec python -m allstep.benchmarks.gpu.check "$@"

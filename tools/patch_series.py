@@ -88,7 +88,7 @@ def apply_patches(source: Path, patches: Iterable[Patch]) -> None:
     texts = inserted()
     for file in touched:
         text = file.read_bytes().decode()
-        file.write_bytes(_PLACE.sub(lambda place: texts[place[1]].removesuffix("\n"), text).encode())
+        file.write_bytes(_PLACE.sub(lambda placement: texts[placement[1]].removesuffix("\n"), text).encode())
 
 
 def _patched(name: str, text: str, hunks: list[Hunk]) -> str:

@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/unmodified_horovod.py DIRECTORY
 
-It is the reference of `python -m allstep.benchmarks.proofs.startup --unmodified DIRECTORY/bin/python`.
+It is the reference of `python -m allstep.benchmarks.startup --unmodified DIRECTORY/bin/python`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
 from allstep.common.checkpoint.state import GROUPS, OPTIONAL_GROUPS, TrainState
@@ -27,7 +28,6 @@ from allstep.common.files import strict_json
 from allstep.common.files.disk import sha256_of
 from allstep.common.files.regular_file import check_memory, read_regular, regular
 from allstep.common.files.schema import Mismatch, brief, closed, list_of, one_of, record, whole
-from allstep.common.process.errors import UserError
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"  # prefix of checkpoints being written or deleted
@@ -123,7 +123,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        return manifests.decode(read_regular(path, most=manifests.MAX_BYTES))
+        return manifests.decode(read_regular(path, maximum=manifests.MAX_BYTES))
     except NewerFormat as error:
         raise NewerFormat(f"checkpoint {directory} {error}") from None
     except OSError as error:
@@ -213,12 +213,12 @@ def _check_header(data: bytes) -> None:
 
 
 def _check_shape(value: Any, where: str) -> None:
-    list_of(whole(), most=32)(value, where)
+    list_of(whole(), maximum=32)(value, where)
     # Even for an empty array, NumPy multiplies the sides other than 0.
     whole()(8 * math.prod(side or 1 for side in value), f"the bytes of {where}")
 
 
-_OFFSETS = list_of(whole(), least=2, most=2)
+_OFFSETS = list_of(whole(), minimum=2, maximum=2)
 _KEYS = ("dtype", "shape", "data_offsets")
 _check_entry = closed(record(dtype=one_of(*_DTYPE_NAMES), shape=_check_shape, data_offsets=_OFFSETS), *_KEYS)
 

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from allstep.common.base.errors import UserError
 from allstep.common.files.disk import NO_LOCKS
 from allstep.common.files.regular_file import regular
-from allstep.common.process.errors import UserError
 
 
 class OutputDirectory:

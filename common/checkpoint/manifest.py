@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.state import FRAMEWORKS, GROUPS, OPTIONAL_GROUPS, Progress
 from allstep.common.files import strict_json
 from allstep.common.files.schema import (
@@ -24,7 +25,6 @@ from allstep.common.files.schema import (
     text,
     whole,
 )
-from allstep.common.process.errors import UserError
 
 FORMAT_VERSION = 1
 MAX_BYTES = 2**20  # valid ones have a few kilobytes; damaged or hostile ones must not fill the memory
@@ -146,7 +146,7 @@ _check = closed(
         metric=nullable(_check_metric),
         framework=one_of(*FRAMEWORKS),
         progress=closed(record(**_COUNTS, running=mapping_of(_check_running)), *_COUNTS, "running"),
-        # `common.checkpoint.resuming` checks the content of these for the run that resumes.
+        # `common.training.resuming` checks the content of these for the run that resumes.
         rng=mapping,
         schedule=mapping,
         config=mapping,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import files
 from allstep.common.checkpoint.manifest import Manifest, NewerFormat
 from allstep.common.checkpoint.state import TrainState
-from allstep.common.process.errors import UserError
 
 T = TypeVar("T")
 

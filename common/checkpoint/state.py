@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.files.schema import brief
-from allstep.common.process.errors import UserError
 
 # Every array's name starts with one of these groups, and each group has a file in a checkpoint.
 GROUPS = ("model", "optimizer", "ema")

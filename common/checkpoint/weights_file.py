@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.files import decode_arrays
 from allstep.common.files.regular_file import check_memory, regular
 from allstep.common.files.schema import Mismatch
 from allstep.common.files.strict_json import NotJson
-from allstep.common.process.errors import UserError
 
 _SUFFIX = ".safetensors"
 _COUNT = ".num_batches_tracked"  # a counter of PyTorch's batch norms, which networks here do not have

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
+from allstep.common.base.memory import available_memory
 from allstep.common.checkpoint import files, select
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.lock import OutputDirectory
 from allstep.common.checkpoint.manifest import Manifest
 from allstep.common.checkpoint.state import TrainState
-from allstep.common.process.errors import UserError
-from allstep.common.process.memory import available_memory
 
 # For larger states, one thread does not use the full memory bandwidth; for smaller ones, a second thread does not pay.
 SHARED_BYTES = 16 * 2**20

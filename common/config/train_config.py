@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from allstep.common.config.flags import EVER, WEEK, local_ranks, number, ramp_step, whole
-from allstep.common.data.datasets.config import DataConfig, redact_url
-from allstep.common.losses import loss_name
-from allstep.common.models import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_name
+from allstep.common.base.flag_types import MAX_COUNT, WEEK, local_ranks, number, ramp_step, whole
+from allstep.common.catalog.losses import loss_name
+from allstep.common.catalog.networks import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_name
+from allstep.common.config.data_config import DataConfig, redact_url
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -71,7 +71,7 @@ class ScheduleConfig:
     drop_last: bool = False
     """Drop the last samples of each epoch if they do not fill a global batch."""
 
-    early_stop_patience: Annotated[int, whole(0, EVER)] = 0
+    early_stop_patience: Annotated[int, whole(0, MAX_COUNT)] = 0
     """Stop when the validation loss has not improved for N epochs; 0 never stops early."""
 
     @property
@@ -153,7 +153,7 @@ class StrategyConfig:
     """horovod, pytorch ddp, fsdp: continue from the newest commit when ranks are lost or join, in a job that
     horovodrun or torchrun keeps running; docs/elastic.md describes how to start one."""
 
-    commit_every: Annotated[int, whole(1, EVER)] = 100
+    commit_every: Annotated[int, whole(1, MAX_COUNT)] = 100
     """horovod with --elastic: commit the state to memory every N steps; losing a rank costs at most N steps."""
 
     timeline: Path | None = None
@@ -228,7 +228,7 @@ class OutputConfig:
     output_dir: Path | None = None
     """Folder for config.yaml, metrics.jsonl and checkpoints/; created if it does not exist."""
 
-    log_every: Annotated[int, whole(0, EVER)] = 0
+    log_every: Annotated[int, whole(0, MAX_COUNT)] = 0
     """Write loss and learning rate of every N-th step to metrics.jsonl; 0 writes only epochs."""
 
     tensorboard: bool = False
@@ -241,10 +241,10 @@ class OutputConfig:
     wandb: bool = False
     """Also report to Weights & Biases; WANDB_PROJECT and WANDB_MODE set the project and the mode."""
 
-    checkpoint_every: Annotated[int, whole(0, EVER)] = 0
+    checkpoint_every: Annotated[int, whole(0, MAX_COUNT)] = 0
     """Save a checkpoint every N steps as well as after each epoch; 0 saves only after epochs."""
 
-    keep_checkpoints: Annotated[int, whole(1, EVER)] = 3
+    keep_checkpoints: Annotated[int, whole(1, MAX_COUNT)] = 3
     """Number of latest checkpoints to keep, in addition to the best one by validation accuracy."""
 
     resume: str | None = None

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.base.errors import UserError, quote
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.sharding import sample_order
 from allstep.common.files.regular_file import read_regular
-from allstep.common.process.errors import UserError, shown
 
 _LARGEST_FILE = 2**33  # a billion float64
 # Multiples of this are added to the epoch, so that each permutation within an epoch differs from that of any epoch.
@@ -49,8 +49,8 @@ class Curriculum:
         numbers = positions // num_samples
         for number in np.unique(numbers):
             here = numbers == number
-            own_epoch = epoch + int(number) * _PERMUTATIONS
-            ranks[here] = sample_order(positions[here] % num_samples, num_samples, seed=seed, epoch=own_epoch)
+            local_epoch = epoch + int(number) * _PERMUTATIONS
+            ranks[here] = sample_order(positions[here] % num_samples, num_samples, seed=seed, epoch=local_epoch)
         return self.easiest_first[ranks]
 
 
@@ -67,7 +67,7 @@ def curriculum_of(flags: DataConfig, num_samples: int | None) -> Curriculum | No
     if path is None:
         return None
     try:
-        content = read_regular(path, most=_LARGEST_FILE)
+        content = read_regular(path, maximum=_LARGEST_FILE)
         if path.suffix == ".npy":
             difficulties = np.load(io.BytesIO(content), allow_pickle=False).astype(np.float64)
         else:
@@ -75,18 +75,18 @@ def curriculum_of(flags: DataConfig, num_samples: int | None) -> Curriculum | No
     except (OSError, ValueError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise UserError(
-            f"expected --curriculum to be a file of a number for each training sample, received {shown(path)}: "
+            f"expected --curriculum to be a file of a number for each training sample, received {quote(path)}: "
             f"{reason}; name another"
         ) from None
     if difficulties.ndim != 1 or not np.isfinite(difficulties).all():
         raise UserError(
-            f"expected --curriculum to hold one finite number for each training sample, received {shown(path)} with "
+            f"expected --curriculum to hold one finite number for each training sample, received {quote(path)} with "
             f"{difficulties.size} numbers, of which {np.count_nonzero(np.isfinite(difficulties))} are finite, in "
             f"{difficulties.ndim} axes; make it by allstep difficulty"
         )
     if num_samples is not None and len(difficulties) != num_samples:
         raise UserError(
             f"expected --curriculum to hold a number for each of {num_samples} training samples, received "
-            f"{len(difficulties)} in {shown(path)}; make it by allstep difficulty for this data set"
+            f"{len(difficulties)} in {quote(path)}; make it by allstep difficulty for this data set"
         )
     return Curriculum(np.argsort(difficulties, kind="stable"), flags.curriculum_start, flags.curriculum_epochs)

@@ -15,7 +15,7 @@ import numpy as np
 from allstep.common.data.curriculum import Curriculum
 from allstep.common.data.datasets.base import Split
 from allstep.common.data.sharding import Position, global_batch, rank_slice, sample_order
-from allstep.common.slices import own_slices
+from allstep.common.data.slices import local_slices
 
 # Sample indices are computed for many steps at once, since a call for each small batch would cost too much.
 _INDICES_AT_ONCE = 8192
@@ -157,7 +157,7 @@ def _rank_plan(start: int, stop: int, epoch: int, rank: int, world_size: int, nu
     begin, end = rank_slice(start, stop, rank=rank, world_size=world_size)
     loss_weight, slices = world_size / (stop - start), ()
     if num_slices:
-        own = own_slices(rank, world_size, num_slices)
+        own = local_slices(rank, world_size, num_slices)
         cuts = [rank_slice(start, stop, rank=number, world_size=num_slices) for number in own]
         begin, end, loss_weight = cuts[0][0], cuts[-1][1], 1 / (stop - start)
         slices = [Slice(number, cut[0] - begin, cut[1] - begin) for number, cut in zip(own, cuts, strict=True)]

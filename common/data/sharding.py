@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allstep.common.process.errors import UserError
+from allstep.common.base.errors import UserError
 
 # Up to this size the order is one table (512 KiB). A Feistel network over few values needs many rounds until
 # all permutations are equally likely, and for a small batch a look-up takes a tenth of the time.

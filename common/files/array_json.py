@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.files import strict_json
 from allstep.common.files.regular_file import read_regular
-from allstep.common.process.errors import UserError
 
 MAX_BYTES = 2**32
 _VALUES = "values.json"
@@ -49,7 +49,7 @@ def load(folder: Path) -> Any:
         UserError: the folder holds no such value.
     """
     try:
-        content = strict_json.loads(read_regular(folder / _VALUES, most=MAX_BYTES))
+        content = strict_json.loads(read_regular(folder / _VALUES, maximum=MAX_BYTES))
         return _restored(content, folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"expected a value in {folder}, received something else: {error}; write it again") from error
@@ -83,7 +83,7 @@ def _restored(value: Any, folder: Path) -> Any:
     if isinstance(value, list):
         return [_restored(item, folder) for item in value]
     if isinstance(value, dict) and value.keys() == {_ARRAY}:
-        data = read_regular(folder / f"{int(value[_ARRAY])}.npy", most=MAX_BYTES)
+        data = read_regular(folder / f"{int(value[_ARRAY])}.npy", maximum=MAX_BYTES)
         array = np.load(io.BytesIO(data), allow_pickle=False)
         return array
     if isinstance(value, dict) and value.keys() == {_PAIRS}:

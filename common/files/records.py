@@ -87,7 +87,7 @@ def _reader(kind: Any) -> Reader:
         return _checked(list_of(anything), _tuple_reader(_reader(arguments[0])))
     if origin is tuple:
         length = len(arguments)
-        return _checked(list_of(anything, least=length, most=length), _tuple_reader(*map(_reader, arguments)))
+        return _checked(list_of(anything, minimum=length, maximum=length), _tuple_reader(*map(_reader, arguments)))
     raise TypeError(f"{kind} has no form in JSON")
 
 

@@ -17,7 +17,7 @@ import os
 import stat
 from pathlib import Path
 
-from allstep.common.process.memory import available_memory
+from allstep.common.base.memory import available_memory
 
 _ALWAYS_THERE = 2**20  # bytes; fewer are not worth checking
 _KINDS = {
@@ -48,20 +48,20 @@ def regular(path: str | os.PathLike, flags: int) -> int:
     return descriptor
 
 
-def read_regular(path: Path, *, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes.
+def read_regular(path: Path, *, maximum: int) -> bytes:
+    """Return the content of a regular file of at most `maximum` bytes.
 
     Raises:
         OSError: the file is too large, larger than the available memory, not a regular file, or cannot be read.
     """
     with open(path, "rb", opener=regular) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size <= most:
+        if size <= maximum:
             check_memory(path, size)
-            data = stream.read(most + 1)  # it may have grown since, and files of /proc have no size
+            data = stream.read(maximum + 1)  # it may have grown since, and files of /proc have no size
             size = len(data)
-    if size > most:
-        raise OSError(errno.EFBIG, f"expected at most {most} bytes, received {size}", str(path))
+    if size > maximum:
+        raise OSError(errno.EFBIG, f"expected at most {maximum} bytes, received {size}", str(path))
     return data
 
 

@@ -33,24 +33,26 @@ def brief(value: object) -> str:
     return _short.repr(value)
 
 
-def whole(least: int = 0, most: int = LARGEST_WHOLE) -> Shape:
+def whole(minimum: int = 0, maximum: int = LARGEST_WHOLE) -> Shape:
     """Return a shape for integers in a range, without True and False."""
 
     def check(value: Any, where: str) -> None:
         is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or not least <= value <= most:
-            raise Mismatch(f"expected {where} to be a whole number from {least} to {most}, received {brief(value)}")
+        if not is_whole or not minimum <= value <= maximum:
+            raise Mismatch(
+                f"expected {where} to be a whole number from {minimum} to {maximum}, received {brief(value)}"
+            )
 
     return check
 
 
-def number(least: float = -LARGEST, most: float = LARGEST) -> Shape:
+def number(minimum: float = -LARGEST, maximum: float = LARGEST) -> Shape:
     """Return a shape for integers and floats in a range, without nan."""
 
     def check(value: Any, where: str) -> None:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not least <= value <= most:
-            raise Mismatch(f"expected {where} to be a number from {least:g} to {most:g}, received {brief(value)}")
+        if not is_number or not minimum <= value <= maximum:
+            raise Mismatch(f"expected {where} to be a number from {minimum:g} to {maximum:g}, received {brief(value)}")
 
     return check
 
@@ -108,14 +110,14 @@ def nullable(shape: Shape) -> Shape:
     return check
 
 
-def list_of(shape: Shape, *, least: int = 0, most: int = 10**6) -> Shape:
-    """Return a shape for lists of `least` to `most` values of `shape`."""
+def list_of(shape: Shape, *, minimum: int = 0, maximum: int = 10**6) -> Shape:
+    """Return a shape for lists of `minimum` to `maximum` values of `shape`."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, list):
             raise Mismatch(f"expected {where} to be a list, received {brief(value)}")
-        if not least <= len(value) <= most:
-            raise Mismatch(f"expected {where} to have {least} to {most} entries, received {len(value)}")
+        if not minimum <= len(value) <= maximum:
+            raise Mismatch(f"expected {where} to have {minimum} to {maximum} entries, received {len(value)}")
         for index, item in enumerate(value):
             shape(item, f"{where}[{index}]")
 

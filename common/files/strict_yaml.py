@@ -11,8 +11,8 @@ from yaml.composer import ComposerError
 from allstep.common.files.regular_file import read_regular
 
 
-def load(path: Path, *, most: int) -> Any:
-    """Return the content of a YAML file of at most `most` bytes.
+def load(path: Path, *, maximum: int) -> Any:
+    """Return the content of a YAML file of at most `maximum` bytes.
 
     Raises:
         OSError: the file cannot be read, is too large, or is not a regular file.
@@ -20,7 +20,7 @@ def load(path: Path, *, most: int) -> Any:
             expand to billions.
     """
     try:
-        return _Loader(read_regular(path, most=most).decode()).get_single_data()
+        return _Loader(read_regular(path, maximum=maximum).decode()).get_single_data()
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise ValueError(f"{line}{error.problem or error.context}") from None

@@ -10,12 +10,12 @@ import os
 import sys
 from collections.abc import Mapping
 
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import print_line
 from allstep.common.launch.placement import Placement
-from allstep.common.process.errors import UserError
-from allstep.common.process.terminal import print_line
 
 
-def choose_gpu(wanted: str, place: Placement, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int | None:
+def choose_gpu(wanted: str, placement: Placement, num_gpus: int, environ: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of this rank's GPU among the `num_gpus` that it sees; None for the CPU.
 
     Args:
@@ -26,30 +26,30 @@ def choose_gpu(wanted: str, place: Placement, num_gpus: int, environ: Mapping[st
     """
     if wanted == "cpu":
         return None
-    if num_gpus == 1 and _is_its_own(place, environ):
+    if num_gpus == 1 and _is_its_own(placement, environ):
         return 0
-    if place.local_size <= num_gpus:
-        return place.local_rank
+    if placement.local_size <= num_gpus:
+        return placement.local_rank
     if wanted == "cuda":
         raise UserError(
-            f"expected a GPU for each rank with --device cuda, received {_count(place.local_size, 'rank')} for "
+            f"expected a GPU for each rank with --device cuda, received {_count(placement.local_size, 'rank')} for "
             f"{_count(num_gpus, 'GPU')} that a rank of this host sees; start fewer ranks, or give --device cpu"
         )
     return None
 
 
-def report_choice(gpu: int | None, wanted: str, place: Placement, num_gpus: int) -> None:
+def report_choice(gpu: int | None, wanted: str, placement: Placement, num_gpus: int) -> None:
     """Print in one line, on rank 0, which device auto has chosen, if there was a choice."""
-    if wanted != "auto" or place.rank or not num_gpus:
+    if wanted != "auto" or placement.rank or not num_gpus:
         return
     chosen = "on GPUs, one for each rank"
     if gpu is None:
-        few = f"{_count(place.local_size, 'rank')} of this host for {_count(num_gpus, 'GPU')}"
+        few = f"{_count(placement.local_size, 'rank')} of this host for {_count(num_gpus, 'GPU')}"
         chosen = f"on the CPU: {few}, and each would need its own"
     print_line(f"allstep: training {chosen}; --device cpu or cuda insists", sys.stderr)
 
 
-def check_agreement(num_on_gpus: int, place: Placement) -> None:
+def check_agreement(num_on_gpus: int, placement: Placement) -> None:
     """Refuse a job in which only some hosts have GPUs for their ranks; every rank calls it.
 
     Args:
@@ -58,16 +58,16 @@ def check_agreement(num_on_gpus: int, place: Placement) -> None:
     Raises:
         UserError: some ranks have chosen a GPU, and others have not.
     """
-    if num_on_gpus not in (0, place.world_size):
+    if num_on_gpus not in (0, placement.world_size):
         raise UserError(
-            f"expected GPUs for all {place.world_size} ranks or for none, received {num_on_gpus} ranks on hosts that "
-            "have enough; give --device cpu, or leave out the other hosts"
+            f"expected GPUs for all {placement.world_size} ranks or for none, received {num_on_gpus} ranks on hosts "
+            "that have enough; give --device cpu, or leave out the other hosts"
         )
 
 
-def _is_its_own(place: Placement, environ: Mapping[str, str]) -> bool:
+def _is_its_own(placement: Placement, environ: Mapping[str, str]) -> bool:
     """Return whether Slurm has given this rank a GPU that no other rank sees."""
-    if place.launcher != "srun":
+    if placement.launcher != "srun":
         return False
     binding = f"{environ.get('SLURM_GPU_BIND', '')} {environ.get('SLURM_TRES_BIND', '')}"
     return (

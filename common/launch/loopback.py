@@ -11,12 +11,12 @@ from allstep.common.launch.placement import Placement
 _BTL_OF_HOROVODRUN = "^openib"
 
 
-def stay_on_host(place: Placement, environ: MutableMapping[str, str] = os.environ) -> None:
+def stay_on_host(placement: Placement, environ: MutableMapping[str, str] = os.environ) -> None:
     """Configure the communication libraries, before they start, for a job on a single host.
 
     In a job of several hosts it does nothing. Settings of the user are kept. README.md lists what still listens.
     """
-    if place.local_size < place.world_size:
+    if placement.local_size < placement.world_size:
         return
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.setdefault("HOROVOD_GLOO_IFACE", "lo")

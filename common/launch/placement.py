@@ -12,10 +12,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import quoted
 from allstep.common.launch.slurm import expand_nodelist, tasks_per_node
-from allstep.common.launch.variables import MOST_RANKS, read_address, read_num_threads, read_number
-from allstep.common.process.errors import UserError
-from allstep.common.process.terminal import quoted
+from allstep.common.launch.variables import MAX_RANKS, read_address, read_num_threads, read_number
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ _LAUNCHERS = (
 _SET_BY_HAND = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
-def placement(environ: Mapping[str, str] = os.environ) -> Placement:
+def find_placement(environ: Mapping[str, str] = os.environ) -> Placement:
     """Read this process's placement from the environment.
 
     Returns: the placement given by the innermost launcher, or by RANK and WORLD_SIZE without a launcher (then
-        `common.launch.by_hand.locate` finds out which ranks share a host), or `ALONE`.
+        `common.launch.env_launcher.locate` finds out which ranks share a host), or `ALONE`.
 
     Raises:
         UserError: a launcher's variables are incomplete or contradict each other.
@@ -153,9 +153,9 @@ def placement(environ: Mapping[str, str] = os.environ) -> Placement:
         if any(marker in environ for marker in variables.markers):
             if variables.launcher == "srun" and _is_shell(environ):
                 continue
-            place = _read(variables, environ)
-            _check_agreement(place, environ)
-            return place
+            placement = _read(variables, environ)
+            _check_agreement(placement, environ)
+            return placement
     return _by_hand(environ)
 
 
@@ -184,10 +184,10 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> Placement:
     def present(names: tuple[str, ...]) -> str:
         return next((name for name in names if name in environ), names[0])
 
-    def number(name: str, least: int, most: int) -> int:
-        return read_number(name, environ, least=least, most=most, remedy=remedy)
+    def number(name: str, minimum: int, maximum: int) -> int:
+        return read_number(name, environ, minimum=minimum, maximum=maximum, remedy=remedy)
 
-    world_size = number(present(variables.world_size), 1, MOST_RANKS)
+    world_size = number(present(variables.world_size), 1, MAX_RANKS)
     rank = number(variables.rank, 0, world_size - 1)
     cross_rank = None
     if variables.cross_rank:
@@ -229,14 +229,14 @@ def _by_hand(environ: Mapping[str, str]) -> Placement:
     if not given:
         return ALONE
     remedy = f"give each rank RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or unset {' and '.join(given)}"
-    world_size = read_number("WORLD_SIZE", environ, least=1, remedy=remedy)
-    rank = read_number("RANK", environ, most=world_size - 1, remedy=remedy)
+    world_size = read_number("WORLD_SIZE", environ, minimum=1, remedy=remedy)
+    rank = read_number("RANK", environ, maximum=world_size - 1, remedy=remedy)
     local_rank, local_size = 0, 1
     if environ.get("LOCAL_WORLD_SIZE"):
-        local_size = read_number("LOCAL_WORLD_SIZE", environ, least=1, most=world_size, remedy=remedy)
+        local_size = read_number("LOCAL_WORLD_SIZE", environ, minimum=1, maximum=world_size, remedy=remedy)
     if environ.get("LOCAL_RANK"):
-        most = local_size if environ.get("LOCAL_WORLD_SIZE") else world_size
-        local_rank = read_number("LOCAL_RANK", environ, most=most - 1, remedy=remedy)
+        maximum = local_size if environ.get("LOCAL_WORLD_SIZE") else world_size
+        local_rank = read_number("LOCAL_RANK", environ, maximum=maximum - 1, remedy=remedy)
     if world_size == 1:
         return ALONE
     read_address(*MASTER, environ, remedy=remedy)
@@ -248,18 +248,21 @@ def _given_by_hand(environ: Mapping[str, str]) -> list[str]:
     return [name for name, alone in _SET_BY_HAND.items() if environ.get(name, "") not in ("", alone)]
 
 
-def _check_agreement(place: Placement, environ: Mapping[str, str]) -> None:
+def _check_agreement(placement: Placement, environ: Mapping[str, str]) -> None:
     """Refuse RANK and WORLD_SIZE that contradict the launcher, because they imply a larger job than it started."""
-    expected = {"RANK": str(place.rank), "WORLD_SIZE": str(place.world_size)}
+    expected = {"RANK": str(placement.rank), "WORLD_SIZE": str(placement.world_size)}
     received = {name: environ[name] for name in expected if environ.get(name)}
     if {"RANK", "WORLD_SIZE"} & set(_given_by_hand(environ)) and not received.items() <= expected.items():
         raise UserError(
-            f"expected RANK and WORLD_SIZE to say rank {place.rank} of {place.world_size} as {place.launcher} does, "
+            f"expected RANK and WORLD_SIZE to say rank {placement.rank} of {placement.world_size} as "
+            f"{placement.launcher} does, "
             f"received {' and '.join(f'{name}={quoted(text)}' for name, text in received.items())}; unset them"
         )
 
 
-def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ, *, slices: int | None = None) -> int:
+def threads_per_rank(
+    placement: Placement, environ: Mapping[str, str] = os.environ, *, slices: int | None = None
+) -> int:
     """Return the number of compute threads for this rank, so that the ranks of a host together use each core once.
 
     OMP_NUM_THREADS takes precedence. With --slices the default is 1 on any number of ranks, because sums within an
@@ -268,14 +271,14 @@ def threads_per_rank(place: Placement, environ: Mapping[str, str] = os.environ, 
     Raises:
         UserError: OMP_NUM_THREADS is not a number.
     """
-    return read_num_threads(environ) or (1 if slices else cores_per_rank(place, environ))
+    return read_num_threads(environ) or (1 if slices else cores_per_rank(placement, environ))
 
 
-def cores_per_rank(place: Placement, environ: Mapping[str, str] = os.environ) -> int:
+def cores_per_rank(placement: Placement, environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of this rank's share of its host's cores, at least 1.
 
     A launcher that binds ranks to cores has already divided them; otherwise they are divided by the ranks on the host.
     """
     cores = len(os.sched_getaffinity(0))
     bound = environ.get("OMPI_MCA_orte_bound_at_launch") == "1"
-    return cores if bound else max(1, cores // place.local_size)
+    return cores if bound else max(1, cores // placement.local_size)

@@ -18,42 +18,44 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-from allstep.common.launch.by_hand import address_towards, master_address
-from allstep.common.launch.meeting import meet, wait
+from allstep.common.base.errors import Fault
+from allstep.common.launch.env_launcher import address_towards, master_address
 from allstep.common.launch.placement import BY_HAND, GLOO_STORE, Placement
+from allstep.common.launch.tcp_rendezvous import meet, wait
 from allstep.common.launch.variables import read_address, read_number
-from allstep.common.process.errors import Fault
 
 _PATIENCE_SECONDS = 60.0  # maximum between the arrival of the first and of the last rank
 
 
-def all_gather(text: str, place: Placement, environ: Mapping[str, str] = os.environ) -> list[str]:
+def all_gather(text: str, placement: Placement, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the texts of all ranks, in the order of ranks. A process may call it only once.
 
     Raises:
         UserError: rank 0 cannot listen at the address that the others connect to.
         Fault: a rank did not come within a minute, or MPI sees another number of ranks than the launcher.
     """
-    if place.world_size == 1:
+    if placement.world_size == 1:
         return [text]
-    if place.launcher == "horovodrun":
-        return _through_store(text, place, _store_address(environ))
-    if place.launcher in ("srun", BY_HAND):
-        address = slurm_address(place, environ) if place.launcher == "srun" else master_address(place, environ)
-        return meet(text, place, address, topic="addresses", seconds=_PATIENCE_SECONDS)
-    return _through_mpi(text, place)
+    if placement.launcher == "horovodrun":
+        return _through_store(text, placement, _store_address(environ))
+    if placement.launcher in ("srun", BY_HAND):
+        address = (
+            slurm_address(placement, environ) if placement.launcher == "srun" else master_address(placement, environ)
+        )
+        return meet(text, placement, address, topic="addresses", seconds=_PATIENCE_SECONDS)
+    return _through_mpi(text, placement)
 
 
-def own_host(place: Placement, environ: Mapping[str, str] = os.environ) -> str:
+def local_host(placement: Placement, environ: Mapping[str, str] = os.environ) -> str:
     """Return the name or address by which the other ranks reach this host; loopback if there is no other host."""
-    if place.local_size == place.world_size:
+    if placement.local_size == placement.world_size:
         return "127.0.0.1"
-    if place.launcher == "horovodrun":
+    if placement.launcher == "horovodrun":
         # Other hosts may not know this host's name, but can use the address from which it reaches the launcher.
         return address_towards(_store_address(environ), _PATIENCE_SECONDS)
-    if place.launcher in ("srun", BY_HAND):
-        assert place.cross_rank is not None  # both give the number of this host
-        return place.hosts[place.cross_rank]
+    if placement.launcher in ("srun", BY_HAND):
+        assert placement.cross_rank is not None  # both give the number of this host
+        return placement.hosts[placement.cross_rank]
     return socket.gethostname()
 
 
@@ -67,21 +69,21 @@ def free_ports(number: int) -> Iterator[list[int]]:
         yield [one.getsockname()[1] for one in sockets]
 
 
-def slurm_address(place: Placement, environ: Mapping[str, str]) -> tuple[str, int]:
+def slurm_address(placement: Placement, environ: Mapping[str, str]) -> tuple[str, int]:
     """Return the address of rank 0 in a Slurm step: a port below Linux's client ports, different for each step."""
     job, step = (
-        read_number(name, {name: "0", **environ}, most=2**32, remedy="start the job by srun again")
+        read_number(name, {name: "0", **environ}, maximum=2**32, remedy="start the job by srun again")
         for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
-    host = place.hosts[0] if place.rank else ""  # rank 0 listens at all its addresses
-    return "127.0.0.1" if place.local_size == place.world_size else host, 20000 + (job * 31 + step) % 12000
+    host = placement.hosts[0] if placement.rank else ""  # rank 0 listens at all its addresses
+    return "127.0.0.1" if placement.local_size == placement.world_size else host, 20000 + (job * 31 + step) % 12000
 
 
 def _store_address(environ: Mapping[str, str]) -> tuple[str, int]:
     return read_address(*GLOO_STORE, environ, remedy="start the job by horovodrun again")
 
 
-def _through_store(text: str, place: Placement, address: tuple[str, int]) -> list[str]:
+def _through_store(text: str, placement: Placement, address: tuple[str, int]) -> list[str]:
     def request(method: str, rank: int, text: str = "") -> bytes | None:
         path, body = f"/allstep/{rank}", text.encode()
         content = hashlib.sha256(body).hexdigest()
@@ -97,10 +99,10 @@ def _through_store(text: str, place: Placement, address: tuple[str, int]) -> lis
             raise Fault(f"the reply of horovodrun at {address[0]}:{address[1]} is not signed with the key of this job")
         return received if response.status == http.client.OK else None
 
-    request("PUT", place.rank, text)
+    request("PUT", placement.rank, text)
     deadline = time.monotonic() + _PATIENCE_SECONDS
     texts: list[str] = []
-    while len(texts) < place.world_size:
+    while len(texts) < placement.world_size:
         found = request("GET", len(texts))
         if found is not None:
             texts.append(found.decode())
@@ -115,7 +117,7 @@ def _sign(*parts: object) -> str:
     return hmac.new(key, "\n".join(map(str, parts)).encode(), "sha256").hexdigest()
 
 
-def _through_mpi(text: str, place: Placement) -> list[str]:
+def _through_mpi(text: str, placement: Placement) -> list[str]:
     # Open MPI from a wheel does not know its own path, and mpirun tells it only to ranks on its own host.
     if os.path.exists(os.path.join(sys.prefix, "bin", "orted")):
         os.environ.setdefault("OPAL_PREFIX", sys.prefix)
@@ -126,10 +128,10 @@ def _through_mpi(text: str, place: Placement) -> list[str]:
 
     MPI.Init()
     world = MPI.COMM_WORLD
-    if world.size != place.world_size:
+    if world.size != placement.world_size:
         raise Fault(
-            f"{place.launcher} says {place.world_size} ranks, MPI sees {world.size}; start the job by horovodrun, "
-            "or by the mpirun of this environment"
+            f"{placement.launcher} says {placement.world_size} ranks, MPI sees {world.size}; start the job by "
+            "horovodrun, or by the mpirun of this environment"
         )
     texts = world.allgather(text)
     MPI.Finalize()  # MPI is not used again, so a rank that exits later need not finalize it

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, islice
 from string import digits
 
-from allstep.common.process.errors import UserError
-from allstep.common.process.terminal import quoted
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import quoted
 
 # More than any cluster has; a list of more hosts, or of longer names, is a mistake or an attempt to fill the memory.
-_MOST_HOSTS = 2**16
-_MOST_CHARACTERS = 253
+_MAX_HOSTS = 2**16
+_MAX_CHARACTERS = 253
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -24,7 +24,7 @@ def tasks_per_node(text: str) -> list[int]:
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,5})\))?", part, re.ASCII)
-        if not match or len(counts) > _MOST_HOSTS:
+        if not match or len(counts) > _MAX_HOSTS:
             raise UserError(
                 f"expected Slurm's tasks per node as in 4(x2),3, received {quoted(text)}; check SLURM_TASKS_PER_NODE"
             )
@@ -52,11 +52,11 @@ def expand_nodelist(text: str) -> list[str]:
         expanded = [""]
         for literal, ranges in re.findall(r"([^\[]*)(?:\[([^\]]*)\])?", name):
             spans = map(_span, ranges.split(",")) if ranges else [[""]]
-            numbers = list(islice(chain.from_iterable(spans), _MOST_HOSTS + 1))
-            if len(hosts) + len(expanded) * len(numbers) > _MOST_HOSTS:
-                raise wrong(f"more than {_MOST_HOSTS} of them")
-            if len(expanded[0]) + len(literal) + len(numbers[0]) > _MOST_CHARACTERS:
-                raise wrong(f"a name of more than {_MOST_CHARACTERS} characters")
+            numbers = list(islice(chain.from_iterable(spans), _MAX_HOSTS + 1))
+            if len(hosts) + len(expanded) * len(numbers) > _MAX_HOSTS:
+                raise wrong(f"more than {_MAX_HOSTS} of them")
+            if len(expanded[0]) + len(literal) + len(numbers[0]) > _MAX_CHARACTERS:
+                raise wrong(f"a name of more than {_MAX_CHARACTERS} characters")
             expanded = [head + literal + number for head in expanded for number in numbers]
         hosts += expanded
     return hosts

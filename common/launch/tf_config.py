@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import quoted
 from allstep.common.launch.placement import Placement
-from allstep.common.process.errors import UserError
-from allstep.common.process.terminal import quoted
 
 # Ranks are numbered in this order of roles.
 _ORDER = ("chief", "ps", "worker")
@@ -91,7 +91,7 @@ def num_processes(text: str) -> int:
     return sum(map(len, _read(text)["cluster"].values())) if text else 1
 
 
-def placement(config: TFConfig, launched: Placement) -> Placement:
+def find_placement(config: TFConfig, launched: Placement) -> Placement:
     """Return the placement that TF_CONFIG gives this process; a launcher's placement must agree with it.
 
     Raises:

@@ -10,28 +10,30 @@ import re
 import socket
 from collections.abc import Mapping
 
-from allstep.common.process.errors import UserError
-from allstep.common.process.terminal import quoted
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import quoted
 
 # Limits of the ranks of a job, and of the hardware threads or GPUs of a host (Linux's NR_CPUS).
-MOST_RANKS = 2**20
-MOST_PER_HOST = 2**13
+MAX_RANKS = 2**20
+MAX_PER_HOST = 2**13
 
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _FRACTION = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?(e-?[0-9]{1,2})?")
 _ADDRESS = re.compile(r"(?=.{1,253}$)[!-\-/-~]{1,63}(\.[!-\-/-~]{1,63})*\.?")  # a name, or an address
 
 
-def read_number(name: str, environ: Mapping[str, str], *, least: int = 0, most: int = MOST_RANKS, remedy: str) -> int:
+def read_number(
+    name: str, environ: Mapping[str, str], *, minimum: int = 0, maximum: int = MAX_RANKS, remedy: str
+) -> int:
     """Read the whole number in the variable `name`.
 
     Raises:
-        UserError: it is missing, not a number, or not from `least` to `most`; `remedy` tells what to do.
+        UserError: it is missing, not a number, or not from `minimum` to `maximum`; `remedy` tells what to do.
     """
     text = environ.get(name)
     value = int(text) if text and _DIGITS.fullmatch(text) else None
-    if value is None or not least <= value <= most:
-        expected = f"a whole number from {least} to {most}" if least < most else str(least)
+    if value is None or not minimum <= value <= maximum:
+        expected = f"a whole number from {minimum} to {maximum}" if minimum < maximum else str(minimum)
         raise UserError(f"expected {name} to be {expected}, received {quoted(text)}; {remedy}")
     return value
 
@@ -45,7 +47,7 @@ def read_address(name: str, port_name: str, environ: Mapping[str, str], *, remed
     host = environ.get(name)
     if not host or not _ADDRESS.fullmatch(host):
         raise UserError(f"expected {name} to be the name or address of a host, received {quoted(host)}; {remedy}")
-    return host, read_number(port_name, environ, least=1, most=65535, remedy=remedy)
+    return host, read_number(port_name, environ, minimum=1, maximum=65535, remedy=remedy)
 
 
 def read_num_threads(environ: Mapping[str, str]) -> int | None:
@@ -59,7 +61,7 @@ def read_num_threads(environ: Mapping[str, str]) -> int | None:
         return None
     remedy = "correct it, or unset it to have the cores divided by the ranks of the host"
     numbers = [
-        read_number("OMP_NUM_THREADS", {"OMP_NUM_THREADS": part}, least=1, most=MOST_PER_HOST, remedy=remedy)
+        read_number("OMP_NUM_THREADS", {"OMP_NUM_THREADS": part}, minimum=1, maximum=MAX_PER_HOST, remedy=remedy)
         for part in text.split(",")
     ]
     return numbers[0]
@@ -115,13 +117,13 @@ def check_variables(environ: Mapping[str, str]) -> None:
     """
     remedy = "correct it, or unset it"
     read_num_threads(environ)
-    for name, (least, most) in _HOROVOD_NUMBERS.items():
+    for name, (minimum, maximum) in _HOROVOD_NUMBERS.items():
         if name in environ:
-            read_number(name, environ, least=least, most=most, remedy=remedy)
-    for name, most in _HOROVOD_FRACTIONS.items():
+            read_number(name, environ, minimum=minimum, maximum=maximum, remedy=remedy)
+    for name, maximum in _HOROVOD_FRACTIONS.items():
         text = environ.get(name, "0")
-        if not _FRACTION.fullmatch(text) or float(text) > most:
-            raise UserError(f"expected {name} to be a number from 0 to {most}, received {quoted(text)}; {remedy}")
+        if not _FRACTION.fullmatch(text) or float(text) > maximum:
+            raise UserError(f"expected {name} to be a number from 0 to {maximum}, received {quoted(text)}; {remedy}")
     for name, words in _HOROVOD_WORDS.items():
         if name in environ and environ[name].lower() not in words:
             received = quoted(environ[name])

@@ -18,10 +18,10 @@ import time
 import traceback
 from collections.abc import Callable
 
-from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, placement
-from allstep.common.process.errors import Fault, UserError, summary
-from allstep.common.process.orphan import wait_until_orphaned
-from allstep.common.process.terminal import print_line
+from allstep.common.base.errors import Fault, UserError, summary
+from allstep.common.base.terminal import print_line
+from allstep.common.launch.placement import ALONE, BY_HAND, Placement, apparent_rank, find_placement
+from allstep.common.process.parent_watchdog import wait_until_orphaned
 
 EXIT_FAULT = 1
 EXIT_USER_ERROR = 2
@@ -41,29 +41,29 @@ _LAST_TURN = 16
 def run_rank(main: Callable[[], None]) -> None:
     """Run `main`; if it raises, end the process with an exit status and a message that fit the error."""
     try:
-        place = placement()
+        placement = find_placement()
     except UserError as error:
-        place = ALONE
+        placement = ALONE
         time.sleep(seconds_to_turn(apparent_rank(), first=_FIRST_TURN_SECONDS_OF_MISTAKES))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
-    if place.launcher not in (None, BY_HAND):  # a shell may exit while its processes go on
-        threading.Thread(target=_leave_with_launcher, name=WATCH, args=(place, os.getppid()), daemon=True).start()
+    if placement.launcher not in (None, BY_HAND):  # a shell may exit while its processes go on
+        threading.Thread(target=_leave_with_launcher, name=WATCH, args=(placement, os.getppid()), daemon=True).start()
     try:
         main()
     except KeyboardInterrupt:
-        leave(EXIT_INTERRUPTED, "allstep: interrupted" if place.rank == 0 else "")
+        leave(EXIT_INTERRUPTED, "allstep: interrupted" if placement.rank == 0 else "")
     except UserError as error:
         _failed.set()
         # Ranks that watch each other have synchronised before.
         first = _FIRST_TURN_SECONDS if _send_farewell else _FIRST_TURN_SECONDS_OF_MISTAKES
-        time.sleep(seconds_to_turn(place.rank, first=first))
+        time.sleep(seconds_to_turn(placement.rank, first=first))
         leave(EXIT_USER_ERROR, f"allstep: error: {error}")
     except Exception as error:
         _failed.set()
         cause = error.__cause__ if isinstance(error, Fault) else error
-        time.sleep(seconds_to_turn(_LAST_TURN if cause is not None and is_consequence(cause) else place.rank))
+        time.sleep(seconds_to_turn(_LAST_TURN if cause is not None and is_consequence(cause) else placement.rank))
         cause_line = str(error) if isinstance(error, Fault) else summary(error)
-        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {who(place)} stopped: {cause_line}")
+        leave(EXIT_FAULT, f"{_traceback(cause)}allstep: {rank_name(placement)} stopped: {cause_line}")
 
 
 def is_consequence(error: BaseException) -> bool:
@@ -76,9 +76,9 @@ _CONSEQUENCES = ("HorovodInternalError", "UnavailableError", "DistBackendError",
 _CONSEQUENCE_TEXTS = ("Horovod has been shut down", "Connection closed by peer", "Connection reset by peer")
 
 
-def who(place: Placement) -> str:
+def rank_name(placement: Placement) -> str:
     """Describe a rank and its host."""
-    return f"rank {place.rank} of {place.world_size} on {socket.gethostname()}"
+    return f"rank {placement.rank} of {placement.world_size} on {socket.gethostname()}"
 
 
 def _traceback(error: BaseException | None) -> str:
@@ -90,9 +90,12 @@ def seconds_to_turn(turn: int, *, first: float = _FIRST_TURN_SECONDS) -> float:
     return first + _TURN_SECONDS * min(turn, _LAST_TURN) if turn > 0 else 0.0
 
 
-def _leave_with_launcher(place: Placement, parent: int) -> None:
-    wait_until_orphaned(place, parent)
-    leave(EXIT_FAULT, f"allstep: {who(place)} stopped: its launcher is gone" if place.local_rank == 0 else "")
+def _leave_with_launcher(placement: Placement, parent: int) -> None:
+    wait_until_orphaned(placement, parent)
+    leave(
+        EXIT_FAULT,
+        f"allstep: {rank_name(placement)} stopped: its launcher is gone" if placement.local_rank == 0 else "",
+    )
 
 
 _failed = threading.Event()

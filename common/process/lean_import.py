@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from allstep.common.compat import without_unused_libraries
+from allstep.common.base.compat import without_unused_libraries
 
 
 @contextmanager

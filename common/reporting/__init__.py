@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.progress import Progress
+from allstep.common.recipe.progress import Progress
 from allstep.common.reporting.background import Background
 from allstep.common.reporting.base import Listeners, Reporter
 from allstep.common.reporting.console import EpochLines, ProgressBar

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from allstep.common.process.errors import UserError, summary
-from allstep.common.process.terminal import print_line
+from allstep.common.base.errors import UserError, summary
+from allstep.common.base.terminal import print_line
 from allstep.common.reporting.base import Reporter
 
-MOST_SECONDS_AT_END = 30.0
+MAX_SECONDS_AT_END = 30.0
 
 
 class Background(Reporter):
@@ -48,12 +48,12 @@ class Background(Reporter):
         self._calls.put(lambda reporter: reporter.event(name, **fields))
 
     def close(self) -> None:
-        """Wait until all events have been passed on, for at most `MOST_SECONDS_AT_END`."""
+        """Wait until all events have been passed on, for at most `MAX_SECONDS_AT_END`."""
         self._calls.put(lambda reporter: reporter.close())
         self._calls.put(None)
-        self._thread.join(MOST_SECONDS_AT_END)
+        self._thread.join(MAX_SECONDS_AT_END)
         if self._thread.is_alive():
-            self._warn(f"not everything was taken within {MOST_SECONDS_AT_END:g} s; the rest is lost")
+            self._warn(f"not everything was taken within {MAX_SECONDS_AT_END:g} s; the rest is lost")
 
     def _run(self, open_reporter: Callable[[], Reporter], opened: Future[None]) -> None:
         try:

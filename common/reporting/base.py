@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from allstep.common.base.errors import UserError
 from allstep.common.files.disk import write_atomically
-from allstep.common.process.errors import UserError
 
 
 class Reporter:

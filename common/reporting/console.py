@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from allstep.common.process.terminal import print_line
+from allstep.common.base.terminal import print_line
 from allstep.common.reporting.base import Reporter
 
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from allstep.common.base.errors import UserError
 from allstep.common.files import strict_json
 from allstep.common.files.regular_file import read_regular, regular
 from allstep.common.files.schema import Mismatch, number, record, text, whole
-from allstep.common.process.errors import UserError
 from allstep.common.reporting.base import Reporter, output_dir_errors, write_whole
 
 
@@ -41,7 +41,7 @@ def rewind(path: Path, *, step: int, epoch: int) -> None:
     if not path.exists():
         return
     with output_dir_errors(path):
-        lines = read_regular(path, most=_LARGEST_FILE).decode(errors="replace").splitlines()
+        lines = read_regular(path, maximum=_LARGEST_FILE).decode(errors="replace").splitlines()
     kept = []
     for line in lines:
         try:

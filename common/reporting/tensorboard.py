@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from allstep.common.progress import Progress
+from allstep.common.recipe.progress import Progress
 from allstep.common.reporting.base import Reporter, output_dir_errors
 from allstep.common.reporting.scalars import CURVES, scalars
 

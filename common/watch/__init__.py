@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from allstep.common.collectives import Collectives
+from allstep.common.base.collectives import Collectives
+from allstep.common.base.errors import RanksLost
 from allstep.common.launch import rendezvous
 from allstep.common.launch.placement import Placement
 from allstep.common.process import exit
-from allstep.common.process.errors import RanksLost
 from allstep.common.watch.agent import HOSTS_CHANGED, NOTICES, Agent
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import Limits, Monitor
@@ -28,13 +28,13 @@ from allstep.common.watch.relay import RELAYED_FROM, Relay, meet
 __all__ = ["HOSTS_CHANGED", "NOTICES", "Limits", "ProgressState", "watching"]
 
 _ADDRESS_BYTES = 512
-_MOST_ADDRESSES = 10
+_MAX_ADDRESSES = 10
 
 
 @contextlib.contextmanager
 def watching(
     collectives: Collectives | None,
-    place: Placement,
+    placement: Placement,
     progress_state: ProgressState,
     limits: Limits,
     tensors: Callable[[], Sequence[str]] = list,
@@ -46,26 +46,26 @@ def watching(
     The block gets a function that makes all ranks stop at the same point; its argument is the notice to report.
 
     Args:
-        collectives: collectives of all ranks of `place`; None to watch this rank by itself.
+        collectives: collectives of all ranks of `placement`; None to watch this rank by itself.
         tensors: returns the names of the tensors that this rank waits for, if the strategy knows them.
         sever: closes the connections of an elastic job, so that the training loop notices that ranks are lost.
 
     Raises:
         RanksLost: rank 0 cannot be reached, or ranks of an elastic job were lost without the block noticing.
     """
-    world_size = place.world_size if collectives else 1
+    world_size = placement.world_size if collectives else 1
     monitor, relay, first_host = None, None, socket.gethostname()
-    if place.rank == 0 or world_size == 1:
-        own_end, monitors_end = map(Channel, socket.socketpair())
+    if placement.rank == 0 or world_size == 1:
+        local_end, monitors_end = map(Channel, socket.socketpair())
         monitor = Monitor(world_size, monitors_end, progress_state, limits)
     if collectives and world_size > 1:
-        first_host, address = _agree_on_address(collectives, place, monitor)
-        port, listener = meet(collectives, place) if world_size >= RELAYED_FROM else (0, None)
+        first_host, address = _agree_on_address(collectives, placement, monitor)
+        port, listener = meet(collectives, placement) if world_size >= RELAYED_FROM else (0, None)
     if monitor:
-        channel = own_end
+        channel = local_end
     else:
-        channel, relay = _reach(place, address, limits.silence / 2, port, listener)
-    agent = Agent(place, channel, progress_state, limits, tensors, first_host=first_host, sever=sever)
+        channel, relay = _reach(placement, address, limits.silence / 2, port, listener)
+    agent = Agent(placement, channel, progress_state, limits, tensors, first_host=first_host, sever=sever)
     restore_signals = agent.catch_signals()
     exit.before_leaving((monitor or relay or agent).send_farewell)
     parts = [one for one in (monitor, relay, agent) if one]
@@ -93,15 +93,15 @@ def _end(threads: Sequence[threading.Thread], restore_signals: Callable[[], None
     restore_signals()
 
 
-def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monitor | None) -> tuple[str, str]:
+def _agree_on_address(collectives: Collectives, placement: Placement, monitor: Monitor | None) -> tuple[str, str]:
     """Listen on rank 0, and return to all ranks its host name, and its addresses with port and token."""
     text = b""
     if monitor:
-        host = rendezvous.own_host(place)
-        on_one_host = place.local_size == place.world_size
+        host = rendezvous.local_host(placement)
+        on_one_host = placement.local_size == placement.world_size
         # Other hosts may be unable to resolve this host's name, and may reach only one of its addresses.
-        hosts = [host] if on_one_host else [host, *_own_addresses()]
-        listener = socket.create_server((host if on_one_host else "", 0), backlog=place.world_size)
+        hosts = [host] if on_one_host else [host, *_local_addresses()]
+        listener = socket.create_server((host if on_one_host else "", 0), backlog=placement.world_size)
         token = secrets.token_hex(16)
         monitor.listen(listener, token)
         text = f"{socket.gethostname()} {','.join(hosts)} {listener.getsockname()[1]} {token}".encode()
@@ -113,20 +113,20 @@ def _agree_on_address(collectives: Collectives, place: Placement, monitor: Monit
 
 
 def _reach(
-    place: Placement, address: str, seconds: float, port: int, listener: socket.socket | None
+    placement: Placement, address: str, seconds: float, port: int, listener: socket.socket | None
 ) -> tuple[Channel, Relay | None]:
     """Return the channel of this rank's agent, and the relay if this rank runs it; `relay.meet` explains `port`."""
     token = address.split()[2]
     if listener:
-        own_end, relays_end = map(Channel, socket.socketpair())
-        upstream = _connect(place, address, seconds)
-        return own_end, Relay(place.rank, relays_end, upstream, listener, token)
+        local_end, relays_end = map(Channel, socket.socketpair())
+        upstream = _connect(placement, address, seconds)
+        return local_end, Relay(placement.rank, relays_end, upstream, listener, token)
     if port:
         address = f"127.0.0.1 {port} {token}"
-    return _connect(place, address, seconds), None
+    return _connect(placement, address, seconds), None
 
 
-def _connect(place: Placement, address: str, seconds: float) -> Channel:
+def _connect(placement: Placement, address: str, seconds: float) -> Channel:
     """Connect to rank 0 at one of its addresses; trying all of them takes at most `seconds`."""
     names, port, token = address.split()
     hosts = names.split(",")
@@ -138,16 +138,16 @@ def _connect(place: Placement, address: str, seconds: float) -> Channel:
             errors.append(f"{host}:{port} ({error})")
             continue
         channel = Channel(connection)
-        channel.send(rank=place.rank, host=socket.gethostname(), token=token)
+        channel.send(rank=placement.rank, host=socket.gethostname(), token=token)
         return channel
     raise RanksLost(
         f"rank 0 cannot be reached at {', '.join(errors)}; the hosts of a job must reach each other at any port"
     )
 
 
-def _own_addresses() -> list[str]:
+def _local_addresses() -> list[str]:
     """Return this host's IPv4 addresses except loopback, at most as many as fit into the message."""
     import psutil
 
     found = [one.address for of in psutil.net_if_addrs().values() for one in of if one.family == socket.AF_INET]
-    return [address for address in found if not address.startswith("127.")][:_MOST_ADDRESSES]
+    return [address for address in found if not address.startswith("127.")][:_MAX_ADDRESSES]

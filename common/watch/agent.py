@@ -15,21 +15,21 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from allstep.common.compat import is_in_framework
+from allstep.common.base.compat import is_in_framework
+from allstep.common.base.errors import RanksLost
 from allstep.common.data.loader import READ_AHEAD
 from allstep.common.launch.placement import Placement
-from allstep.common.process.errors import RanksLost
 from allstep.common.process.exit import (
     EXIT_FAULT,
     EXIT_INTERRUPTED,
     has_failed,
     has_spoken,
     leave,
+    rank_name,
     seconds_to_turn,
     speak,
-    who,
 )
-from allstep.common.process.orphan import end_cut_off_daemon
+from allstep.common.process.parent_watchdog import end_cut_off_daemon
 from allstep.common.watch import stall_detection
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.monitor import Limits
@@ -41,7 +41,7 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 _CAUGHT = (*NOTICES, signal.SIGINT)
 # A notice may come from the scheduler and again from the launcher, which received it as well.
 _SAME_NOTICE_SECONDS = 2.0
-_MOST_CALLS = 12  # innermost calls of a stack
+_MAX_CALLS = 12  # innermost calls of a stack
 _FINISHED, _ABANDONED = b"\0", b"\xff"  # not the number of any signal
 HOSTS_CHANGED = "a change of hosts"
 """Notice upon which the ranks of an elastic job stop in order to continue on other hosts."""
@@ -52,7 +52,7 @@ class Agent:
 
     def __init__(
         self,
-        place: Placement,
+        placement: Placement,
         channel: Channel,
         progress_state: ProgressState,
         limits: Limits,
@@ -62,7 +62,7 @@ class Agent:
         sever: Callable[[], None] = lambda: None,
     ) -> None:
         """Connect to the monitor on `first_host` by `channel`; `watching` explains `tensors` and `sever`."""
-        self._place, self._channel, self._first_host = place, channel, first_host
+        self._place, self._channel, self._first_host = placement, channel, first_host
         self._progress_state, self._limits, self._tensors, self._sever = progress_state, limits, tensors, sever
         self._inbox, self._outbox = socket.socketpair()
         self._outbox.setblocking(False)
@@ -230,16 +230,16 @@ class Agent:
 
     def _leave_in_turn(self, status: int, reason: str) -> None:
         """Exit when it is this rank's turn to report; if another rank reports before, exit without a message."""
-        message = f"allstep: {who(self._place)} stopped at step {self._progress_state.step}: {reason}"
+        message = f"allstep: {rank_name(self._place)} stopped at step {self._progress_state.step}: {reason}"
         self._leave_at(seconds_to_turn(self._place.rank), status, message)
 
     def _lose_first_rank(self, seconds_of_silence: float | None) -> None:
         """Report that rank 0 is lost, since it sent no farewell. On each host the first remaining rank reports it."""
-        place, reason = self._place, stall_detection.reason_lost(seconds_of_silence)
-        stopped = f"rank 0 of {place.world_size} on {self._first_host} stopped at step {self._progress_state.step}"
-        speaks = place.rank == 1 or place.local_rank == 0
-        message = f"allstep: {stopped}: {reason} (reported by {who(place)})" if speaks else ""
-        self._leave_at(seconds_to_turn(place.rank - 1), EXIT_FAULT, message)
+        placement, reason = self._place, stall_detection.reason_lost(seconds_of_silence)
+        stopped = f"rank 0 of {placement.world_size} on {self._first_host} stopped at step {self._progress_state.step}"
+        speaks = placement.rank == 1 or placement.local_rank == 0
+        message = f"allstep: {stopped}: {reason} (reported by {rank_name(placement)})" if speaks else ""
+        self._leave_at(seconds_to_turn(placement.rank - 1), EXIT_FAULT, message)
         self._cut_off = seconds_of_silence is not None
 
     def _leave_at(self, seconds: float, status: int, message: str) -> None:
@@ -267,7 +267,7 @@ def stacks() -> str:
     # Threads that have started since then have no frame.
     names = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident in frames}
     return "".join(
-        f"  {name}:\n{''.join(traceback.format_stack(frames[ident], _MOST_CALLS))}"
+        f"  {name}:\n{''.join(traceback.format_stack(frames[ident], _MAX_CALLS))}"
         for ident, name in names.items()
         if name in ("MainThread", READ_AHEAD)
     )

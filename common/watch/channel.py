@@ -9,7 +9,7 @@ import socket
 import threading
 
 # The longest message has the stacks of all threads of a rank.
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _SEND_SECONDS = 5.0
 
 
@@ -20,8 +20,8 @@ def line(message: dict) -> bytes:
 
 def knows_token(greeting: object, token: str) -> bool:
     """Return whether the first message of a connection, which may come from any process, has the job's token."""
-    shown = greeting.get("token") if isinstance(greeting, dict) else None
-    return isinstance(shown, str) and hmac.compare_digest(shown.encode(), token.encode())
+    quote = greeting.get("token") if isinstance(greeting, dict) else None
+    return isinstance(quote, str) and hmac.compare_digest(quote.encode(), token.encode())
 
 
 class Channel:
@@ -56,7 +56,7 @@ class Channel:
         except OSError:
             data = b""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data or len(self._rest) > _MOST_BYTES:
+        if not data or len(self._rest) > _MAX_BYTES:
             raise EOFError
         return [json.loads(line) for line in lines]
 

@@ -13,19 +13,21 @@ import zlib
 
 import numpy as np
 
-from allstep.common.collectives import Collectives
+from allstep.common.base.collectives import Collectives
 from allstep.common.launch.placement import Placement
 from allstep.common.watch.channel import Channel
-from allstep.common.watch.entrance import Entrance
+from allstep.common.watch.listener import Entrance
 
 BEAT_SECONDS = 1.0
-# For fewer ranks, one connection per rank costs rank 0 less than 1 % of a core (benchmarks/proofs/control_plane.py).
+# For fewer ranks, one connection per rank costs rank 0 less than 1 % of a core (benchmarks/control_plane.py).
 RELAYED_FROM = 128
 
 
-def meet(collectives: Collectives, place: Placement) -> tuple[int, socket.socket | None]:
+def meet(collectives: Collectives, placement: Placement) -> tuple[int, socket.socket | None]:
     """Return the loopback port of this host's relay, or 0 without one, and on the relay's rank its listening socket."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=place.local_size) if place.local_rank == 0 else None
+    listener = (
+        socket.create_server(("127.0.0.1", 0), backlog=placement.local_size) if placement.local_rank == 0 else None
+    )
     port = listener.getsockname()[1] if listener else 0
     host = zlib.crc32(socket.gethostname().encode())
     hosts = collectives.all_gather(np.array([host, port], np.int64))

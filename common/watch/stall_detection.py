@@ -34,7 +34,7 @@ _COLLECTIVES = {
     "checkpoint": "the all-reduce or gather of the state to save",
 }
 # A host that goes down takes all its ranks with it; a longer list would not help the user.
-_MOST_NAMES = 8
+_MAX_NAMES = 8
 
 
 @dataclass
@@ -174,9 +174,9 @@ def report_stall(stall: Stall, world_size: int, tensors: Mapping[int, Sequence[s
         lines[0] += f"left a collective out and went on to {first.where}; the others have waited {stall.seconds:.0f} s"
     else:
         lines[0] += f"stuck for {stall.seconds:.0f} s in {first.where}"
-    for seen in stall.waiting[:_MOST_NAMES]:
+    for seen in stall.waiting[:_MAX_NAMES]:
         lines.append(f"  rank {seen.rank} on {seen.host} waits in {seen.where} for {_awaited(seen, tensors)}")
-    for seen in stall.missing[:_MOST_NAMES]:
+    for seen in stall.missing[:_MAX_NAMES]:
         lines.append(f"  rank {seen.rank} on {seen.host} is missing; its Python stack, innermost call last:")
         lines.append(stacks.get(seen.rank, "    (it did not answer)").rstrip())
     return "\n".join(lines)
@@ -186,8 +186,8 @@ def _awaited(seen: Seen, tensors: Mapping[int, Sequence[str]]) -> str:
     names = list(tensors.get(seen.rank, ()))
     if not names or seen.phase != "step":
         return _COLLECTIVES.get(seen.phase, "the others")
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{', '.join(names[:_MOST_NAMES])}{more}"
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
 def named(ranks: Sequence[Seen]) -> str:

@@ -6,16 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from allstep.tensorflow.own_loop import check_replicas, shard, watch
-    from allstep.tensorflow.program import Session
+    from allstep.tensorflow.session import Session
+    from allstep.tensorflow.user_loop import check_replicas, shard, watch
 
 __all__ = ["Session", "check_replicas", "shard", "watch"]
 
-_MODULES = {"Session": "program"}
+_MODULES = {"Session": "session"}
 
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for: trainers answer --help without them.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'own_loop')}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'user_loop')}"), name)

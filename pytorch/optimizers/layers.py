@@ -25,10 +25,12 @@ def batches(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.
     of a CPU, whose cache then has in the next operation what the one before has read.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    most = _CACHED if parameters and parameters[0].device.type == "cpu" and not is_sharded(parameters[0]) else math.inf
+    maximum = (
+        _CACHED if parameters and parameters[0].device.type == "cpu" and not is_sharded(parameters[0]) else math.inf
+    )
     batch: list[torch.nn.Parameter] = []
     for parameter in parameters:
-        if batch and sum(map(torch.numel, [*batch, parameter])) > most:
+        if batch and sum(map(torch.numel, [*batch, parameter])) > maximum:
             yield batch
             batch = []
         batch.append(parameter)

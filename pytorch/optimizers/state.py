@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import LAYER_SLOTS
-from allstep.common.process.errors import UserError
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 Shard = Callable[[np.ndarray, torch.Tensor], torch.Tensor]

@@ -8,15 +8,15 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from allstep.common import registry
+from allstep.common.base.errors import UserError
+from allstep.common.catalog import strategies as registry
+from allstep.common.catalog.networks import max_stages
+from allstep.common.cli.strategy_flags import check_flags, check_launcher_of_horovod, check_one_process, named
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import Placement
-from allstep.common.launch.signs import check_alone
+from allstep.common.launch.unclaimed_ranks import check_alone
 from allstep.common.launch.variables import check_variables
-from allstep.common.models import most_stages
-from allstep.common.process.errors import UserError
 from allstep.common.process.lean_import import uncollected
-from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process, named
 
 if TYPE_CHECKING:
     from allstep.pytorch.strategies.strategy import Strategy
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STRATEGIES = tuple(registry.STRATEGIES["pytorch"])
 
 
-def check(config: TrainConfig, place: Placement) -> None:
+def check(config: TrainConfig, placement: Placement) -> None:
     """Refuse what the chosen strategy cannot do, before any rank has spent time on importing PyTorch.
 
     Raises:
@@ -34,11 +34,11 @@ def check(config: TrainConfig, place: Placement) -> None:
     check_variables(os.environ)
     name, flags = config.strategy_name, config.parallel
     one_process = registry.STRATEGIES["pytorch"][name].one_process
-    check_alone(place, chosen=one_process or num_ranks_to_spawn(config, place) > 0)
+    check_alone(placement, chosen=one_process or num_ranks_to_spawn(config, placement) > 0)
     if one_process:
-        check_one_process(name, place, instead="horovod or ddp")
+        check_one_process(name, placement, instead="horovod or ddp")
     if name == "horovod":
-        check_launcher_of_horovod(place, instead="ddp")
+        check_launcher_of_horovod(placement, instead="ddp")
     if config.precision == "fp16" and flags.op == "adasum":
         raise UserError(
             "expected another --precision for --op adasum, received fp16: each rank takes a step of its own, which "
@@ -54,7 +54,7 @@ def check(config: TrainConfig, place: Placement) -> None:
             f"expected a C++ compiler, by which PyTorch builds its programs, with --compile, received no {compiler}; "
             "install one, name it in CXX, or leave --compile out"
         )
-    num_stages = most_stages(config.model)
+    num_stages = max_stages(config.model)
     if name == "model-parallel" and num_stages == 1:
         raise UserError(
             f"expected a network that is a sequence of layers for --strategy model-parallel, received --model "
@@ -65,21 +65,21 @@ def check(config: TrainConfig, place: Placement) -> None:
             f"expected --stages to be at most {num_stages}, the layers with weights of --model {config.model}, "
             f"received {flags.stages}; give fewer stages"
         )
-    if name == "model-parallel" and place.launcher and flags.stages != place.world_size:
+    if name == "model-parallel" and placement.launcher and flags.stages != placement.world_size:
         raise UserError(
-            f"expected as many processes as --stages, {flags.stages}, received {place.world_size} from "
-            f"{named(place)}; start {flags.stages} or give --stages {place.world_size}"
+            f"expected as many processes as --stages, {flags.stages}, received {placement.world_size} from "
+            f"{named(placement)}; start {flags.stages} or give --stages {placement.world_size}"
         )
-    if flags.num_gpus and place.launcher not in (None, "allstep"):
+    if flags.num_gpus and placement.launcher not in (None, "allstep"):
         raise UserError(
-            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {named(place)}, where every rank "
-            "is there already; leave one of them out"
+            f"expected --num-gpus without a launcher, received {flags.num_gpus} under {named(placement)}, where every "
+            "rank is there already; leave one of them out"
         )
 
 
-def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
+def num_ranks_to_spawn(config: TrainConfig, placement: Placement) -> int:
     """How many ranks this process has to start on this host; 0 where it is a rank itself."""
-    if place.launcher:
+    if placement.launcher:
         return 0
     entry = registry.STRATEGIES["pytorch"][config.strategy_name]
     by_flag = {"--num-gpus": config.parallel.num_gpus, "--stages": config.parallel.stages}
@@ -87,11 +87,11 @@ def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
     return wanted if entry.spawns and wanted and wanted > 1 else 0
 
 
-def create(config: TrainConfig, place: Placement) -> Strategy:
+def create(config: TrainConfig, placement: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
     entry = registry.STRATEGIES["pytorch"][config.strategy_name]
     module = importlib.import_module(f"allstep.pytorch.strategies.{entry.module}")
-    return getattr(module, entry.class_name)(place, config.parallel, device=config.device)
+    return getattr(module, entry.class_name)(placement, config.parallel, device=config.device)
 
 
 def availability(name: str) -> str | None:

@@ -64,9 +64,11 @@ class GlobalBatchNorm(BatchNorm):
         values = values.to(torch.promote_types(dtype, torch.float32))
         axes = [axis for axis in range(values.dim()) if axis != 1]
         shape = [1, -1] + [1] * (values.dim() - 2)
-        own_count = values.new_full((1,), values.numel() / values.shape[1])  # made on the device: no step waits for it
+        local_count = values.new_full(
+            (1,), values.numel() / values.shape[1]
+        )  # made on the device: no step waits for it
         # The mean first, the variance around it then: the sum of squares alone would lose digits.
-        sums = self._sum(self.counts * torch.cat([values.sum(axes), own_count]), "mean")
+        sums = self._sum(self.counts * torch.cat([values.sum(axes), local_count]), "mean")
         count = sums[-1].clamp(min=1)
         # Where the samples of no rank count, the statistics of before keep the values in range.
         assert self.running_mean is not None and self.running_var is not None

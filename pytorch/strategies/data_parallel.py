@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from allstep.common.process.errors import UserError
-from allstep.common.process.terminal import print_line
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import print_line
 from allstep.pytorch.strategies.reduction import Ordered, Reduction
 from allstep.pytorch.strategies.single import Single
 

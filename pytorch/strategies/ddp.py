@@ -10,8 +10,8 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from allstep.common.cli.strategy_flags import many_gradients
 from allstep.common.config.train_config import StrategyConfig
-from allstep.common.strategies import many_gradients
 from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.passes import ReducedPass, TrainPass
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0

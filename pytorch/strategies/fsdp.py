@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from allstep.common.strategies import SUM_OF_SLICES, many_gradients
+from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.optimizers import without_fused_kernels
 from allstep.pytorch.passes import ReducedPass, TrainPass
 from allstep.pytorch.strategies.ordered_sum import OrderedScatter
@@ -69,7 +69,7 @@ class FSDP(ProcessGroup):
 
     def _begin(self, network: torch.nn.Module) -> tuple[list[torch.nn.Parameter], DeviceMesh]:
         broadcast_from_rank_0(network)
-        return list(network.parameters()), init_device_mesh(self.device.type, (self.place.world_size,))
+        return list(network.parameters()), init_device_mesh(self.device.type, (self.placement.world_size,))
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before the weights were cut."""

@@ -13,7 +13,7 @@ import torch
 from horovod.common.elastic import notification_manager
 
 from allstep.common.config.train_config import StrategyConfig
-from allstep.common.horovod_ranks import HorovodRanks
+from allstep.common.training.horovod_ranks import HorovodRanks
 from allstep.pytorch.compat import all_reduce_handles, set_averaged_parameters, without_compiler
 from allstep.pytorch.strategies.ordered_sum import Wait
 from allstep.pytorch.strategies.reduction import Reduction

@@ -43,7 +43,7 @@ class ModelParallel(ProcessGroup):
 
     def init(self) -> None:
         super().init()
-        self._stage_number, self._last = self.place.rank, self.flags.stages - 1
+        self._stage_number, self._last = self.placement.rank, self.flags.stages - 1
         self.collectives = PipelineCollectives(rank=0, world_size=1, last=self._last)
 
     def scope(self) -> contextlib.AbstractContextManager:
@@ -83,7 +83,7 @@ class ModelParallel(ProcessGroup):
 
     def gather(self, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
         own = {name: self.replicas(tensor)[0] for name, tensor in tensors.items()}
-        if self.place.rank:
+        if self.placement.rank:
             # As a file of safetensors: torch's own collective of objects would unpickle what it receives.
             content = torch.frombuffer(bytearray(save(own)), dtype=torch.uint8)
             dist.send(torch.tensor(len(content)), 0)

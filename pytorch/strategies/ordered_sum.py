@@ -1,4 +1,4 @@
-"""The sum of the slices' vectors over all ranks in one fixed order; `common/slices.py` says in which.
+"""The sum of the slices' vectors over all ranks in one fixed order; `common/data/slices.py` says in which.
 
 An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
 the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from allstep.common.slices import Node, SumPlan, TreeSum
+from allstep.common.data.slices import Node, SumPlan, TreeSum
 
 Wait = Callable[[], torch.Tensor]
 """Waits for what was begun, and returns it."""
@@ -85,13 +85,13 @@ class OrderedSum(SumPlan):
             return exchange.all_reduce(torch.from_numpy(array), number)().numpy()
 
         if not self.is_in_order(own.numel(), all_reduce if exchange.keeps_order else None):
-            part = self._begin_own_part(exchange, partial, number)
+            part = self._begin_local_part(exchange, partial, number)
             return lambda: exchange.all_gather(part(), number)
         wait = exchange.all_reduce(own, number)
         # Of more ranks Horovod must not find two at a time: it would add them up as one, of a size that was not tried.
         return lambda: wait if self.world_size == 2 else _waited(wait)
 
-    def _begin_own_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor], number: int) -> Wait:
+    def _begin_local_part(self, exchange: Exchange, partial: Mapping[Node, torch.Tensor], number: int) -> Wait:
         own = [partial[node] for node in self.nodes[self.rank]]
         part_size = own[0].numel() // self.world_size
         # To each rank its part of all of this one's sums.
@@ -112,7 +112,7 @@ class OrderedScatter(OrderedSum):
         """Begin this rank's part of the sum, whose parts are of one size and in the order of ranks."""
         if self._exchange is None:
             return super().begin(partial, number)
-        part = self._begin_own_part(self._exchange, partial, number)
+        part = self._begin_local_part(self._exchange, partial, number)
         return lambda: _waited(part)
 
 

@@ -32,12 +32,12 @@ class ProcessGroup(Strategy):
 
     def init(self) -> None:
         self.choose_device()
-        if self.place.launcher == "mpirun" and dist.is_mpi_available() and self.gpu is None:
+        if self.placement.launcher == "mpirun" and dist.is_mpi_available() and self.gpu is None:
             dist.init_process_group("mpi")
         else:
-            _choose_interface(self.place)
-            rank, world_size, store = self.place.rank, self.place.world_size, self._store()
-            check_agreement(_count_on_gpus(store, self.place, on_gpu=self.gpu is not None), self.place)
+            _choose_interface(self.placement)
+            rank, world_size, store = self.placement.rank, self.placement.world_size, self._store()
+            check_agreement(_count_on_gpus(store, self.placement, on_gpu=self.gpu is not None), self.placement)
             # What the engine says travels in the host's memory, by Gloo, beside gradients on GPUs.
             backend, device = "gloo", None
             if self.gpu is not None:
@@ -45,27 +45,27 @@ class ProcessGroup(Strategy):
             # Told its device, NCCL connects the ranks now instead of in the first step, and by no other GPU.
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
         atexit.register(_leave)
-        self.collectives = ProcessGroupCollectives(self.place.rank, self.place.world_size)
+        self.collectives = ProcessGroupCollectives(self.placement.rank, self.placement.world_size)
 
     def _store(self) -> Store:
         """Where ranks leave their addresses for one another."""
-        if self.place.launcher == "torchrun":  # its agent has one
-            store, _, _ = next(env_rendezvous("env://", self.place.rank, self.place.world_size))
+        if self.placement.launcher == "torchrun":  # its agent has one
+            store, _, _ = next(env_rendezvous("env://", self.placement.rank, self.placement.world_size))
             return store
-        if self.place.world_size == 1:
+        if self.placement.world_size == 1:
             return HashStore()
-        host, port, listener = _meet(self.place)
+        host, port, listener = _meet(self.placement)
         # A socket that is open already: no port is chosen that somebody else might take meanwhile.
         listener = listener.detach() if listener else None
-        is_master = self.place.rank == 0
-        return TCPStore(host, port, self.place.world_size, is_master, master_listen_fd=listener)
+        is_master = self.placement.rank == 0
+        return TCPStore(host, port, self.placement.world_size, is_master, master_listen_fd=listener)
 
     def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         dist.all_reduce(tensor)  # the group distinguishes sums by their order, not by `name`
         return tensor
 
     def _exchange(self) -> Exchange | None:
-        return ProcessGroupExchange() if self.place.world_size > 1 else None
+        return ProcessGroupExchange() if self.placement.world_size > 1 else None
 
     def versions(self) -> dict[str, str]:
         return {"backend": dist.get_backend()}
@@ -128,10 +128,10 @@ def _wait_for(work: dist.Work | None, result: torch.Tensor) -> Wait:
     return wait
 
 
-def _count_on_gpus(store: Store, place: Placement, *, on_gpu: bool) -> int:
+def _count_on_gpus(store: Store, placement: Placement, *, on_gpu: bool) -> int:
     """How many ranks have chosen a GPU: NCCL would wait for all of them."""
     store.add("allstep/on-gpus", int(on_gpu))
-    if store.add("allstep/ranks", 1) == place.world_size:
+    if store.add("allstep/ranks", 1) == placement.world_size:
         store.set("allstep/all-there", "")
     store.wait(["allstep/all-there"])
     return store.add("allstep/on-gpus", 0)
@@ -155,28 +155,28 @@ def broadcast_from_rank_0(network: torch.nn.Module) -> None:
         dist.broadcast(tensor, 0)
 
 
-def _meet(place: Placement) -> tuple[str, int, socket.socket | None]:
+def _meet(placement: Placement) -> tuple[str, int, socket.socket | None]:
     """Host and port of rank 0, and on rank 0 the socket that listens there."""
-    if place.launcher == "allstep":
-        listener = socket.socket(fileno=int(os.environ[SPAWN_LISTENER])) if place.rank == 0 else None
+    if placement.launcher == "allstep":
+        listener = socket.socket(fileno=int(os.environ[SPAWN_LISTENER])) if placement.rank == 0 else None
         return "127.0.0.1", int(os.environ[SPAWN_PORT]), listener
-    if place.rank:
-        host, _, port = rendezvous.all_gather("", place)[0].rpartition(":")
+    if placement.rank:
+        host, _, port = rendezvous.all_gather("", placement)[0].rpartition(":")
         return host, int(port), None
-    host = rendezvous.own_host(place)
-    listener = socket.create_server((host if _on_one_host(place) else "", 0), backlog=place.world_size)
+    host = rendezvous.local_host(placement)
+    listener = socket.create_server((host if _on_one_host(placement) else "", 0), backlog=placement.world_size)
     port = listener.getsockname()[1]
-    rendezvous.all_gather(f"{host}:{port}", place)
+    rendezvous.all_gather(f"{host}:{port}", placement)
     return host, port, listener
 
 
-def _choose_interface(place: Placement) -> None:
+def _choose_interface(placement: Placement) -> None:
     """Gloo takes the interface of the host's name otherwise, which may be open to a network or to none."""
-    if _on_one_host(place):
+    if _on_one_host(placement):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     elif "HOROVOD_GLOO_IFACE" in os.environ:  # horovodrun has found out which one all hosts share
         os.environ.setdefault("GLOO_SOCKET_IFNAME", os.environ["HOROVOD_GLOO_IFACE"])
 
 
-def _on_one_host(place: Placement) -> bool:
-    return place.local_size == place.world_size
+def _on_one_host(placement: Placement) -> bool:
+    return placement.local_size == placement.world_size

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from allstep.common.slices import Node
-from allstep.common.strategies import SUM_OF_SLICES
+from allstep.common.cli.strategy_flags import SUM_OF_SLICES
+from allstep.common.data.slices import Node
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.optimizers import with_whole_norms, without_fused_kernels
 from allstep.pytorch.optimizers.layers import local
@@ -55,7 +55,7 @@ class Reduction:
         return contextlib.nullcontext()
 
     def pending_tensors(self) -> Sequence[str]:
-        """See `common.worker.Worker`."""
+        """See `common.training.worker.Worker`."""
         return ()
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from allstep.common.base.memory import keep_freed_memory
 from allstep.common.launch.placement import threads_per_rank
-from allstep.common.process.memory import keep_freed_memory
-from allstep.common.strategy import BaseStrategy
-from allstep.pytorch.compat import set_most_programs
+from allstep.common.training.strategy import BaseStrategy
+from allstep.pytorch.compat import set_max_programs
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, synchronise_batch_norm
@@ -21,7 +21,7 @@ from allstep.pytorch.strategies.reduction import BUCKET, FIRST_BUCKET, Ordered, 
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
 # PyTorch warns, and runs it as without --compile.
-_MOST_PROGRAMS = 64
+_MAX_PROGRAMS = 64
 
 
 class Strategy(BaseStrategy):
@@ -34,7 +34,7 @@ class Strategy(BaseStrategy):
     synchronise_batch_norm = staticmethod(synchronise_batch_norm)
 
     def pin_device(self) -> torch.device:
-        torch.set_num_threads(threads_per_rank(self.place, slices=self.flags.slices))
+        torch.set_num_threads(threads_per_rank(self.placement, slices=self.flags.slices))
         keep_freed_memory()
         self.device = torch.device("cpu")
         if self.gpu is not None:
@@ -62,7 +62,7 @@ class Strategy(BaseStrategy):
         if self.flags.recompute:
             recompute_blocks(module)
         if self.flags.compile:
-            set_most_programs(_MOST_PROGRAMS)
+            set_max_programs(_MAX_PROGRAMS)
             for layer in module.modules():
                 if isinstance(layer, GlobalBatchNorm):  # what the ranks say to each other is nothing to compile
                     layer.forward = torch.compiler.disable(layer.forward)  # pyright: ignore[reportAttributeAccessIssue]
@@ -79,7 +79,7 @@ class Strategy(BaseStrategy):
 
     def bucket_megabytes(self) -> Sequence[float]:
         """Return how many megabytes of slices' gradients fill a bucket: the first one, ..., and all others."""
-        if self.place.world_size == 1:
+        if self.placement.world_size == 1:
             return [math.inf]
         return [FIRST_BUCKET, BUCKET] if self.flags.bucket_size is None else [self.flags.bucket_size]
 
@@ -113,7 +113,7 @@ class Strategy(BaseStrategy):
         arrays = {}
         for name, tensor in tensors.items():
             [array] = self.replicas(tensor)
-            if self.place.rank == 0 or self.flags.elastic:
+            if self.placement.rank == 0 or self.flags.elastic:
                 arrays[name] = array
         return arrays
 

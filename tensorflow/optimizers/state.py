@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import LAYER_SLOTS, OWN_OPTIMIZER, OptimizerConfig
-from allstep.common.process.errors import UserError
 from allstep.tensorflow.compat import parts, trained_variables
 from allstep.tensorflow.models import CanonicalWeight
 from allstep.tensorflow.optimizers.base import Optimizer
@@ -39,7 +39,7 @@ def optimizer_state(optimizer: keras.Optimizer, flags: OptimizerConfig, weights:
         UserError: names what the optimizer remembers and cannot be kept.
     """
     if flags.optimizer == OWN_OPTIMIZER:
-        yield from _own_state(optimizer, {weight.variable.path: weight for weight in weights})
+        yield from _local_state(optimizer, {weight.variable.path: weight for weight in weights})
         return
     for index, weight in enumerate(weights):
         for slot in flags.slots:
@@ -55,7 +55,7 @@ def _slots(optimizer: keras.Optimizer, slot: str) -> Sequence[keras.Variable]:
     return getattr(optimizer, attributes[slot])
 
 
-def _own_state(optimizer: keras.Optimizer, weights: Mapping[str, CanonicalWeight]) -> State:
+def _local_state(optimizer: keras.Optimizer, weights: Mapping[str, CanonicalWeight]) -> State:
     for number, part in enumerate(parts(optimizer)):
         own = [weights[variable.path] for variable in trained_variables(part)] if part.built else []
         unnamed = {id(one): one for one in part.variables if one is not part._iterations}

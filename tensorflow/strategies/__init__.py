@@ -7,15 +7,15 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from allstep.common import registry
+from allstep.common.base.errors import UserError, summary
+from allstep.common.catalog import strategies as registry
+from allstep.common.cli.strategy_flags import check_flags, check_launcher_of_horovod, check_one_process
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch import tf_config
 from allstep.common.launch.placement import Placement
-from allstep.common.launch.signs import check_alone
+from allstep.common.launch.unclaimed_ranks import check_alone
 from allstep.common.launch.variables import check_variables
-from allstep.common.process.errors import UserError, summary
 from allstep.common.process.lean_import import lean_import
-from allstep.common.strategies import check_flags, check_launcher_of_horovod, check_one_process
 
 if TYPE_CHECKING:
     from allstep.tensorflow.strategies.strategy import Strategy
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STRATEGIES = tuple(registry.STRATEGIES["tensorflow"])
 
 
-def check(config: TrainConfig, place: Placement) -> None:
+def check(config: TrainConfig, placement: Placement) -> None:
     """Refuse what the chosen strategy cannot do, before any rank has spent time on importing TensorFlow.
 
     Raises:
@@ -34,9 +34,9 @@ def check(config: TrainConfig, place: Placement) -> None:
     name, given = config.strategy_name, os.environ.get("TF_CONFIG")
     one_process = registry.STRATEGIES["tensorflow"][name].one_process
     if name not in tf_config.ROLES or not given:
-        check_alone(place, chosen=one_process)
+        check_alone(placement, chosen=one_process)
     if one_process:
-        check_one_process(name, place, instead="horovod or multi-worker-mirrored")
+        check_one_process(name, placement, instead="horovod or multi-worker-mirrored")
     if name == "central-storage" and config.model.startswith("resnet") and config.parallel.accumulate_steps > 1:
         # Devices then agree on batch norm's statistics in every pass, which TensorFlow cannot within a loop.
         raise UserError(
@@ -60,35 +60,35 @@ def check(config: TrainConfig, place: Placement) -> None:
             "noise: leave one of them out"
         )
     if name == "horovod":
-        check_launcher_of_horovod(place)
+        check_launcher_of_horovod(placement)
     if name in tf_config.ROLES and given:
-        tf_config.placement(tf_config.parse(given, name), place)
+        tf_config.find_placement(tf_config.parse(given, name), placement)
         return
-    if name in tf_config.ROLES and place.launcher == "torchrun":
+    if name in tf_config.ROLES and placement.launcher == "torchrun":
         raise UserError(
             f"expected horovodrun, mpirun or srun for --strategy {name}, received torchrun; start it by "
-            f"horovodrun -np {place.world_size}"
+            f"horovodrun -np {placement.world_size}"
         )
-    if name == "parameter-server" and place.world_size < 2:
+    if name == "parameter-server" and placement.world_size < 2:
         raise UserError(
             f"expected at least two processes for --strategy {name}, a chief and a worker, received one; "
             "start it as in horovodrun -np 3"
         )
 
 
-def num_ranks_to_spawn(config: TrainConfig, place: Placement) -> int:
+def num_ranks_to_spawn(config: TrainConfig, placement: Placement) -> int:
     """None: a process of TensorFlow drives all devices of its host, or a launcher starts its ranks."""
     return 0
 
 
-def create(config: TrainConfig, place: Placement) -> Strategy:
+def create(config: TrainConfig, placement: Placement) -> Strategy:
     """The configured strategy; its libraries are imported now and no earlier."""
     entry = registry.STRATEGIES["tensorflow"][config.strategy_name]
     module = importlib.import_module(f"allstep.tensorflow.strategies.{entry.module}")
     kind = getattr(module, entry.class_name)
     if config.strategy == "parameter-server":  # it watches its processes itself
-        return kind(place, config.parallel, device=config.device, fault_timeout=config.faults.fault_timeout)
-    return kind(place, config.parallel, device=config.device)
+        return kind(placement, config.parallel, device=config.device, fault_timeout=config.faults.fault_timeout)
+    return kind(placement, config.parallel, device=config.device)
 
 
 def availability(name: str) -> str | None:

@@ -35,9 +35,9 @@ class _OverAll:
         layer, dtype = self._layer, inputs.dtype
         values = tf.cast(inputs, tf.float32)  # a count in bfloat16 would lose digits
         axes = list(range(len(values.shape) - 1))
-        own_count = tf.cast(tf.reduce_prod(tf.shape(values)[:-1]), tf.float32)
+        local_count = tf.cast(tf.reduce_prod(tf.shape(values)[:-1]), tf.float32)
         # The mean first, the variance around it then: the sum of squares alone would lose digits.
-        sums = self._sum(counts * tf.concat([tf.reduce_sum(values, axes), [own_count]], 0), "mean")
+        sums = self._sum(counts * tf.concat([tf.reduce_sum(values, axes), [local_count]], 0), "mean")
         count = tf.maximum(sums[-1], 1.0)
         # Where the samples of no rank count, the statistics of before keep the values in range.
         is_empty = sums[-1] == 0

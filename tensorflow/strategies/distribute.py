@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from allstep.common.collectives import OneRank
-from allstep.common.process.errors import UserError
+from allstep.common.base.collectives import OneRank
+from allstep.common.base.errors import UserError
 from allstep.tensorflow.compat import leave_gradients_as_they_are
 from allstep.tensorflow.passes import Gradients, cut, on_present
 from allstep.tensorflow.strategies.reduction import Reduction, ReplicaSums

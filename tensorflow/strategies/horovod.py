@@ -13,9 +13,9 @@ import tensorflow as tf
 from horovod.common.elastic import notification_manager
 from horovod.tensorflow import allreduce
 
-from allstep.common.horovod_ranks import HorovodRanks
+from allstep.common.training.horovod_ranks import HorovodRanks
 from allstep.tensorflow import horovod_keras as hvd
-from allstep.tensorflow.horovod_optimizer import Distributed
+from allstep.tensorflow.drop_in.optimizer import Distributed
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.passes import Gradients
 from allstep.tensorflow.strategies.reduction import Reduction

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.errors import Fault, UserError
+from allstep.common.cli.strategy_flags import many_gradients
 from allstep.common.launch import rendezvous, tf_config
 from allstep.common.launch.devices import check_agreement
-from allstep.common.process.errors import Fault, UserError
-from allstep.common.strategies import many_gradients
 from allstep.tensorflow.models import trainable_names
 from allstep.tensorflow.strategies.distribute import DistributedStrategy
 from allstep.tensorflow.strategies.ordered_sum import Exchange, add
@@ -29,18 +29,18 @@ class MultiWorkerMirrored(DistributedStrategy):
     def init(self) -> None:
         if given := os.environ.get("TF_CONFIG"):
             config = tf_config.parse(given, self.name)
-            self.place = tf_config.placement(config, self.place)
+            self.placement = tf_config.find_placement(config, self.placement)
             self.choose_device()
         else:
             self.choose_device()
             with rendezvous.free_ports(1) as [port]:
-                own = f"{rendezvous.own_host(self.place)}:{port} {int(self.gpu is not None)}"
-                texts = rendezvous.all_gather(own, self.place)
+                own = f"{rendezvous.local_host(self.placement)}:{port} {int(self.gpu is not None)}"
+                texts = rendezvous.all_gather(own, self.placement)
             addresses, on_gpu = zip(*(text.split() for text in texts), strict=True)
-            check_agreement(sum(map(int, on_gpu)), self.place)
-            config = tf_config.worker_config(addresses, self.place.rank)
+            check_agreement(sum(map(int, on_gpu)), self.placement)
+            config = tf_config.worker_config(addresses, self.placement.rank)
         os.environ["TF_CONFIG"] = config.to_json()
-        self.rank_weight = 1 / self.place.world_size
+        self.rank_weight = 1 / self.placement.world_size
 
     def pin_device(self) -> str:
         device = super().pin_device()
@@ -53,12 +53,12 @@ class MultiWorkerMirrored(DistributedStrategy):
         )
         # TensorFlow catches SIGTERM for a preemption handler; without one, launchers could not end a rank by it.
         signal.signal(signal.SIGTERM, handler)
-        if self.strategy.num_replicas_in_sync != self.place.world_size:
+        if self.strategy.num_replicas_in_sync != self.placement.world_size:
             raise Fault(
-                f"{self.place.launcher or 'no launcher'} says {self.place.world_size} ranks, "
+                f"{self.placement.launcher or 'no launcher'} says {self.placement.world_size} ranks, "
                 f"TensorFlow sees {self.strategy.num_replicas_in_sync}"
             )
-        self.collectives = ReplicaCollectives(self.place.rank, self.place.world_size, self.strategy)
+        self.collectives = ReplicaCollectives(self.placement.rank, self.placement.world_size, self.strategy)
         return device
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
@@ -73,8 +73,8 @@ class MultiWorkerMirrored(DistributedStrategy):
             variable.assign(values[str(number)])
 
     def _exchange(self) -> Exchange | None:
-        world_size = self.place.world_size
-        return ReplicaExchange(self.place.rank, world_size, self.strategy) if world_size > 1 else None
+        world_size = self.placement.world_size
+        return ReplicaExchange(self.placement.rank, world_size, self.strategy) if world_size > 1 else None
 
 
 @dataclass(frozen=True)

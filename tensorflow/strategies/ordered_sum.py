@@ -1,4 +1,4 @@
-"""The sum of the slices' vectors over all ranks in one fixed order; `common/slices.py` says in which.
+"""The sum of the slices' vectors over all ranks in one fixed order; `common/data/slices.py` says in which.
 
 An all-reduce adds up in an order of its own, which changes with the number of ranks. Where a trial shows that it is
 the tree's (two ranks have no other, and Open MPI's halving and doubling has it on four), that is what is used. Else
@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.slices import Node, SumPlan, TreeSum
+from allstep.common.data.slices import Node, SumPlan, TreeSum
 
 
 def add(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:

@@ -29,13 +29,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.collectives import OneRank
+from allstep.common.base.collectives import OneRank
 from allstep.common.config.train_config import FaultConfig, StrategyConfig
 from allstep.common.data.loader import Batch
 from allstep.common.launch import rendezvous, tf_config
 from allstep.common.launch.placement import Placement, threads_per_rank
 from allstep.common.launch.tf_config import TFConfig
-from allstep.common.process.exit import EXIT_FAULT, leave, seconds_to_turn, who
+from allstep.common.process.exit import EXIT_FAULT, leave, rank_name, seconds_to_turn
 from allstep.common.watch import NOTICES
 from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.passes import Gradients
@@ -57,14 +57,14 @@ class ParameterServer(DistributedStrategy):
 
     def __init__(
         self,
-        place: Placement,
+        placement: Placement,
         flags: StrategyConfig,
         *,
         device: str = "auto",
         fault_timeout: float = FaultConfig.fault_timeout,
     ) -> None:
         """`fault_timeout`: seconds from the moment a process does not answer any more to the end of the job."""
-        super().__init__(place, flags, device=device)
+        super().__init__(placement, flags, device=device)
         self._answer_seconds = fault_timeout * _ANSWER_SHARE
         self._staleness = Staleness()
         self._servers: list[tf.distribute.Server] = []
@@ -72,7 +72,7 @@ class ParameterServer(DistributedStrategy):
     def init(self) -> None:
         given = os.environ.get("TF_CONFIG")
         if given:
-            self.place = tf_config.placement(tf_config.parse(given, self.name), self.place)
+            self.placement = tf_config.find_placement(tf_config.parse(given, self.name), self.placement)
         self.choose_device()
         self._cluster = tf_config.parse(given, self.name) if given else self._agree()
         os.environ["TF_CONFIG"] = self._cluster.to_json()
@@ -81,10 +81,10 @@ class ParameterServer(DistributedStrategy):
 
     def _agree(self) -> TFConfig:
         with rendezvous.free_ports(2) as ports:
-            host = rendezvous.own_host(self.place)
-            texts = rendezvous.all_gather(" ".join(f"{host}:{port}" for port in ports), self.place)
+            host = rendezvous.local_host(self.placement)
+            texts = rendezvous.all_gather(" ".join(f"{host}:{port}" for port in ports), self.placement)
         first, server = zip(*(text.split() for text in texts), strict=True)
-        config = tf_config.of_parameter_server(first, server[0], self.place.rank)
+        config = tf_config.of_parameter_server(first, server[0], self.placement.rank)
         if config.role == "chief":
             self._start_server(config, "ps", 0)
         return config
@@ -113,9 +113,9 @@ class ParameterServer(DistributedStrategy):
         while _failure(chief, self._answer_seconds):
             time.sleep(_LOOK_SECONDS)
         if _wait_until_gone(chief, self._answer_seconds) == _FROZEN:
-            message = f"allstep: {who(self.place)} stopped: rank 0 (chief at {chief}) {_FROZEN}"
-            time.sleep(seconds_to_turn(self.place.rank - 1))
-            leave(EXIT_FAULT, message if self.place.rank == 1 else "")
+            message = f"allstep: {rank_name(self.placement)} stopped: rank 0 (chief at {chief}) {_FROZEN}"
+            time.sleep(seconds_to_turn(self.placement.rank - 1))
+            leave(EXIT_FAULT, message if self.placement.rank == 1 else "")
         return True
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
@@ -139,10 +139,10 @@ class ParameterServer(DistributedStrategy):
             with tf.control_dependencies([before]):
                 numbers = self._on_devices(compute, inputs, targets, loss_weight, loss_scale)
             overflow = numbers["overflow"]
-            own_updates = tf.where(overflow > 0, 0, 1)
+            local_updates = tf.where(overflow > 0, 0, 1)
             with tf.control_dependencies([overflow]):
                 missed = self._num_updates.value - before
-            return numbers["loss_sum"], overflow, missed - tf.cast(own_updates, missed.dtype)
+            return numbers["loss_sum"], overflow, missed - tf.cast(local_updates, missed.dtype)
 
         compiled = compile_step(traced, samples, num_numbers=3)
 
@@ -164,7 +164,7 @@ class ParameterServer(DistributedStrategy):
         return {"staleness_mean": self._staleness.mean, "staleness_max": self._staleness.max}
 
     def _start_server(self, config: TFConfig, role: str, index: int) -> None:
-        options = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads_per_rank(self.place))
+        options = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads_per_rank(self.placement))
         # By default as many as this process has cores: on one core, servers would wait for each other for ever.
         num_workers = len(config.cluster["worker"])
         options.inter_op_parallelism_threads = max(len(os.sched_getaffinity(0)), num_workers + 1)
@@ -177,11 +177,11 @@ class ParameterServer(DistributedStrategy):
     def _watch(self, role: str, index: int, address: str) -> None:
         """End the run when a process that serves is gone: TensorFlow would wait for it to come back."""
         failure = _wait_until_gone(address, self._answer_seconds)
-        world_size, num_workers = self.place.world_size, len(self._cluster.cluster["worker"])
+        world_size, num_workers = self.placement.world_size, len(self._cluster.cluster["worker"])
         rank = index + (1 if role == "ps" else world_size - num_workers)
         leave(
             EXIT_FAULT,
-            f"allstep: {who(self.place)} stopped: rank {rank} ({role} {index} at {address}) {failure}",
+            f"allstep: {rank_name(self.placement)} stopped: rank {rank} ({role} {index} at {address}) {failure}",
         )
 
 
@@ -216,7 +216,7 @@ class Staleness:
 
 
 class Update:
-    """An update that some worker computes: a `common.worker.StepResult`."""
+    """An update that some worker computes: a `common.training.worker.StepResult`."""
 
     def __init__(self, result: tf.distribute.coordinator.RemoteValue, staleness: Staleness) -> None:
         self._result, self._staleness = result, staleness

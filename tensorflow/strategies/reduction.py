@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from allstep.common.strategies import SUM_OF_SLICES
+from allstep.common.cli.strategy_flags import SUM_OF_SLICES
 from allstep.tensorflow.passes import Gradients, on_present
 
 Update = Callable[[Gradients], None]
@@ -42,7 +42,7 @@ class Reduction:
         self._apply(self.optimizer.apply, gradients)
 
     def pending_tensors(self) -> Sequence[str]:
-        """See `common.worker.Worker`."""
+        """See `common.training.worker.Worker`."""
         return ()
 
     def _apply(self, apply: Callable, gradients: Gradients) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from allstep.common.collectives import OneRank
+from allstep.common.base.collectives import OneRank
 from allstep.tensorflow.strategies.strategy import Strategy
 
 

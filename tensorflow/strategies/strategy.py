@@ -13,12 +13,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.common.base.errors import UserError
+from allstep.common.base.memory import keep_freed_memory
 from allstep.common.data.loader import Batch
 from allstep.common.launch.placement import Placement, threads_per_rank
-from allstep.common.process.errors import UserError
-from allstep.common.process.memory import keep_freed_memory
-from allstep.common.strategy import BaseStrategy
-from allstep.common.worker import StepResult
+from allstep.common.training.strategy import BaseStrategy
+from allstep.common.training.worker import StepResult
 from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.passes import Gradients
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
@@ -53,13 +53,13 @@ def before_tensorflow_starts() -> Iterator[None]:
         ) from error
 
 
-def share_cores(place: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
+def share_cores(placement: Placement, *, slices: int | None = None, num_devices: int = 1) -> None:
     """Give TensorFlow this rank's share of the host's cores.
 
     Raises:
         UserError: it has started with another one.
     """
-    threads = threads_per_rank(place, slices=slices)
+    threads = threads_per_rank(placement, slices=slices)
     with before_tensorflow_starts():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         # By default operations that need not wait for each other take all cores of the host, those of other ranks too.
@@ -100,7 +100,7 @@ class Strategy(BaseStrategy):
 
     def _share_host(self, *, num_devices: int = 1) -> None:
         keep_freed_memory()
-        share_cores(self.place, slices=self.flags.slices, num_devices=num_devices)
+        share_cores(self.placement, slices=self.flags.slices, num_devices=num_devices)
 
     def compiled(self, function: Callable) -> Callable:
         """`function` of tensors, of which XLA makes a program for each of their shapes; as it is without --compile."""

@@ -18,7 +18,7 @@ import ranks
 from ranks import REPOSITORY, Result, environment
 from requirements import need, skip
 
-from allstep.benchmarks.proofs.training import PATIENCE_SECONDS
+from allstep.commands.soak.training import PATIENCE_SECONDS
 
 TWO_HOSTS = Path(__file__).with_name("two_hosts.sh")
 

@@ -13,8 +13,8 @@ from cluster import bed
 from jobs import losses
 from ranks import BIN, REPOSITORY, events, train
 
-from allstep.benchmarks.proofs.elastic_job import Follower
-from allstep.benchmarks.proofs.elastic_torchrun import STORE
+from allstep.commands.soak.elastic_job import Follower
+from allstep.commands.soak.elastic_torchrun import STORE
 
 FLAGS = ("--global-batch-size", 32, "--log-every", 1, "--model", "mlp", "--slices", 4)
 AGENT = (

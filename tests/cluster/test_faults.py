@@ -1,6 +1,6 @@
 """Faults of jobs over two hosts: the job ends in time, prints the reason once, and leaves no process on any host.
 
-Oracle: the contract of `benchmarks/proofs/faults.py`; the processes of each host.
+Oracle: the contract of `commands/soak/faults.py`; the processes of each host.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cluster import bed
 from cluster.bed import Job
 from ranks import BIN, REPOSITORY, full
 
-from allstep.benchmarks.proofs import parity
-from allstep.benchmarks.proofs.faults import CLEAN_SECONDS, END_SECONDS, REPORTED, faulty
-from allstep.benchmarks.proofs.training import last_step
+from allstep.commands.parity import command as parity
+from allstep.commands.soak.faults import CLEAN_SECONDS, END_SECONDS, REPORTED, faulty
+from allstep.commands.soak.training import last_step
 from allstep.common.checkpoint import load
 
 STEP = 5
@@ -57,7 +57,7 @@ class Kind:
     """Pattern of the message; empty where no process is left to print it."""
     cuts: bool = False
     program: str = ""
-    """Fault of `benchmarks/proofs/fault_injection.py` on rank 2, in place of a command."""
+    """Fault of `commands/soak/fault_injection.py` on rank 2, in place of a command."""
 
 
 KINDS = {

@@ -15,8 +15,8 @@ import pytest
 from cluster import bed
 from ranks import BIN, REPOSITORY, events, full, last, train
 
-from allstep.benchmarks.proofs import parity
-from allstep.common.launch.hosts import launch_lines, read_hostfile
+from allstep.commands.hosts.command import launch_lines, read_hostfile
+from allstep.commands.parity import command as parity
 
 TWO_SERVERS = REPOSITORY / "hostfiles" / "two-servers"
 LINES = launch_lines(read_hostfile(TWO_SERVERS))
@@ -160,6 +160,6 @@ def test_goes_on_on_other_hosts(tmp_path):
         for run in (events(output), undisturbed)
     )
     assert [step for step, _ in losses] == [step for step, _ in expected]
-    # Rounding at a ReLU's kink may make runs on other numbers of ranks diverge by 1e-3 (benchmarks/proofs/parity.py);
+    # Rounding at a ReLU's kink may make runs on other numbers of ranks diverge by 1e-3 (commands/parity/command.py);
     # a batch that is left out or taken twice shows as 1e-1.
     assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in expected], rel=0.02)

@@ -13,7 +13,7 @@ import yaml
 from cluster import bed
 from ranks import REPOSITORY, events, last
 
-from allstep.benchmarks.proofs.elastic_job import Follower
+from allstep.commands.soak.elastic_job import Follower
 
 # Output of the controller's newConfigMap and ompiEnvVars; server1 and server2 stand for the names of pods.
 HOSTFILE = "server1 slots=1\nserver2 slots=1\n"

@@ -24,9 +24,9 @@ def test_a_mistake_is_told_to_ranks_that_come_late_to_the_watch(tmp_path):
     script = tmp_path / "late.py"
     script.write_text("""
 import dataclasses, time
-from allstep.benchmarks.proofs.fault_injection import Wrapped
+from allstep.commands.soak.fault_injection import Wrapped
 from allstep.common.process.exit import run_rank
-from allstep.common.start import start
+from allstep.common.training.start import start
 from allstep.pytorch import train
 class Late(Wrapped):
     def broadcast_arrays(self, arrays):
@@ -78,13 +78,13 @@ def test_launcher_and_horovod_disagree(framework):
 
 EARLY = """
 from allstep.common.process.exit import run_rank
-from allstep.common.start import start
+from allstep.common.training.start import start
 from allstep.pytorch import train
 def main():
-    config, place = start(train.strategies)
-    if place.rank == 1:
+    config, placement = start(train.strategies)
+    if placement.rank == 1:
         raise RuntimeError("no licence on this host")
-    train.session(config, place).train()
+    train.session(config, placement).train()
 run_rank(main)
 """
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.ranks import REPOSITORY, full, launch, run
 
-from allstep.common import trace
+from allstep.common.exact import trace
 
 FLAGS = {
     "pytorch": ("--model", f"{REPOSITORY}/tests/launch/ranks/planted_network.py:build"),
@@ -27,7 +27,7 @@ def train(output_dir, *flags, framework="pytorch", num_ranks=2, program=(), **en
 
 
 def bisect(*words):
-    return run(sys.executable, "-m", "allstep.common.cli", "bisect", *words)
+    return run(sys.executable, "-m", "allstep.commands.cli", "bisect", *words)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import pytest
 from jobs import HOROVODRUN_GLOO, MPIRUN, Job
 from ranks import events, full, last, run
 
-from allstep.benchmarks.proofs.curves import Curve, Difference, apart, read_curve
-from allstep.common.registry import STRATEGIES
+from allstep.commands.parity.curves import Curve, Difference, apart, read_curve
+from allstep.common.catalog.strategies import STRATEGIES
 
 # 2 epochs of 25 steps, as in parity; the last batch of an epoch is smaller, and both sizes are odd.
 FLAGS = ("--global-batch-size", 59, "--base-lr", 0.05, "--seed", 1, "--epochs", 2, "--log-every", 1,
@@ -27,7 +27,7 @@ NUM_SIZES = 2
 # Trainer that prints how many programs a rank has compiled; in TensorFlow, how often it has traced a step, of which XLA
 # compiles a program for each shape.
 TRAINER = """
-from allstep.common.hooks import Hook
+from allstep.common.training.hooks import Hook
 from allstep.common.process.exit import run_rank
 from allstep.{framework} import train
 class Counts(Hook):

@@ -7,9 +7,9 @@ import sys
 import pytest
 from ranks import full, last, run, train
 
-from allstep.common.config.command_line import parse
+from allstep.common.base.errors import UserError
+from allstep.common.cli.command_line import parse
 from allstep.common.launch.placement import ALONE
-from allstep.common.process.errors import UserError
 from allstep.pytorch.strategies import STRATEGIES as OF_PYTORCH
 from allstep.tensorflow.strategies import STRATEGIES as OF_TENSORFLOW
 
@@ -35,7 +35,7 @@ WITHOUT_SUCH_A_FORM = {
 def test_an_operation_without_such_a_form_is_a_user_s_mistake(framework, tmp_path):
     script = tmp_path / "hooked.py"
     script.write_text(f"""
-from allstep.common.hooks import Hook
+from allstep.common.training.hooks import Hook
 from allstep.common.process.exit import run_rank
 from allstep.{framework} import train
 class Computes(Hook):

@@ -16,9 +16,9 @@ import pytest
 from jobs import losses
 from ranks import Result, events, full, run, train
 
-from allstep.benchmarks.harness import process_tree
-from allstep.benchmarks.proofs.faults import CLEAN_SECONDS
-from allstep.benchmarks.proofs.training import training
+from allstep.commands.shared import process_tree
+from allstep.commands.soak.faults import CLEAN_SECONDS
+from allstep.commands.soak.training import training
 from allstep.common.checkpoint import load
 
 SCRIPT = Path(__file__).parent / "ranks" / "elastic.py"

@@ -1,6 +1,6 @@
 """Faults of all kinds, under all launchers, in both frameworks: the job ends, reports why once, and leaves no process.
 
-Oracle: the contract of `benchmarks/proofs/faults.py` (ends within 15 s, one report, no process left 10 s later); for
+Oracle: the contract of `commands/soak/faults.py` (ends within 15 s, one report, no process left 10 s later); for
 checkpoints, an undisturbed run (the short form of `make soak`).
 """
 
@@ -13,9 +13,9 @@ import time
 import pytest
 from ranks import events, full, run
 
-from allstep.benchmarks.proofs.faults import END_SECONDS, KINDS, REPORTED, InjectedFault, check_ended, faulty
-from allstep.benchmarks.proofs.parity import STEPS_PER_EPOCH
-from allstep.benchmarks.proofs.resume_check import training
+from allstep.commands.parity.command import STEPS_PER_EPOCH
+from allstep.commands.soak.faults import END_SECONDS, KINDS, REPORTED, InjectedFault, check_ended, faulty
+from allstep.commands.soak.resume_check import training
 from allstep.common.checkpoint import load
 
 STEP = 6

@@ -9,9 +9,9 @@ import pytest
 from jobs import losses
 from ranks import LAUNCHERS, events, full, last, run, train
 
-from allstep.common.config.command_line import parse
+from allstep.common.base.errors import UserError
+from allstep.common.cli.command_line import parse
 from allstep.common.launch.placement import ALONE
-from allstep.common.process.errors import UserError
 from allstep.pytorch import strategies as pytorch_strategies
 from allstep.tensorflow import strategies as tensorflow_strategies
 

@@ -8,9 +8,9 @@ import gpus
 import pytest
 from ranks import events, last, launch, run
 
-from allstep.benchmarks.proofs import parity
-from allstep.benchmarks.proofs.curves import Curve, apart, read_curve
-from allstep.common.registry import STRATEGIES
+from allstep.commands.parity import command as parity
+from allstep.commands.parity.curves import Curve, apart, read_curve
+from allstep.common.catalog.strategies import STRATEGIES
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from ranks import full, last, launch, train
 from safetensors.torch import save_file
 
 from allstep.common.checkpoint import load
-from allstep.common.weights import checksum, initial_weights
+from allstep.common.recipe.weights import checksum, initial_weights
 
 # Images are not square and have three channels, so that exchanged axes are detected.
 IMAGE_SHAPE, NUM_CLASSES = (9, 7, 3), 5

@@ -26,8 +26,8 @@ PLACES = {
 }
 
 
-def train_at(place: tuple, output_dir: Path, *flags) -> list[dict]:
-    framework, launcher, num_ranks, *own = place
+def train_at(placement: tuple, output_dir: Path, *flags) -> list[dict]:
+    framework, launcher, num_ranks, *own = placement
     return train(framework, launcher, num_ranks, output_dir, *own, *FLAGS, *flags)
 
 
@@ -64,10 +64,11 @@ def test_resumed_in_mid_epoch_it_is_the_same(alone, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place", ["Horovod in PyTorch", "Horovod in TensorFlow", *map(full, ("DDP", "mirrored", "multi-worker mirrored"))]
+    "placement",
+    ["Horovod in PyTorch", "Horovod in TensorFlow", *map(full, ("DDP", "mirrored", "multi-worker mirrored"))],
 )
-def test_ranks_and_devices_measure_the_same(place, alone, tmp_path):
-    found = train_at(PLACES[place], tmp_path)
+def test_ranks_and_devices_measure_the_same(placement, alone, tmp_path):
+    found = train_at(PLACES[placement], tmp_path)
     assert scales(found) == pytest.approx(scales(events(alone)), rel=1e-3)
     assert last(found, "epoch")["validation_loss"] == pytest.approx(
         last(events(alone), "epoch")["validation_loss"], rel=1e-3

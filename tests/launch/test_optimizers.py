@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ranks import events, full, last, launch, train
 
-from allstep.benchmarks.proofs import curves
+from allstep.commands.parity import curves
 from allstep.common.checkpoint import load
 
 FLAGS = ("--model", "mlp", "--global-batch-size", 128, "--log-every", 1, "--checkpoint-every", 6, "--base-lr", 0.05)
@@ -37,8 +37,8 @@ PLACES = {
 }
 
 
-def train_at(place: tuple, output_dir: Path, *flags) -> list[dict]:
-    framework, launcher, num_ranks, *own = place
+def train_at(placement: tuple, output_dir: Path, *flags) -> list[dict]:
+    framework, launcher, num_ranks, *own = placement
     return train(framework, launcher, num_ranks, output_dir, *FLAGS, *own, *flags)
 
 
@@ -75,9 +75,9 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("place", EVERYWHERE)
-def test_changes_are_the_same_everywhere(place, alone, tmp_path):
-    expected, received = events(alone(*CHANGES)), train_at(PLACES[place], tmp_path, "--epochs", 2, *CHANGES)
+@pytest.mark.parametrize("placement", EVERYWHERE)
+def test_changes_are_the_same_everywhere(placement, alone, tmp_path):
+    expected, received = events(alone(*CHANGES)), train_at(PLACES[placement], tmp_path, "--epochs", 2, *CHANGES)
     assert losses(received) == pytest.approx(losses(expected), rel=1e-4)
     for name in ("validation_loss", "ema_validation_loss"):
         assert last(received, "epoch")[name] == pytest.approx(last(expected, "epoch")[name], rel=1e-4)
@@ -113,7 +113,7 @@ def assert_averages_alike(expected: Path, received: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "place"),
+    ("optimizer", "placement"),
     [
         *(("lamb", "FSDP"), ("novograd", "mirrored"), ("lars", "Horovod in PyTorch")),
         full("adagrad", "model parallel"),
@@ -122,9 +122,9 @@ def assert_averages_alike(expected: Path, received: Path) -> None:
         *(full("novograd", "central storage"), full("lars", "multi-worker mirrored"), full("lamb", "mirrored")),
     ],
 )
-def test_optimizers_are_the_same_everywhere(optimizer, place, alone, tmp_path):
+def test_optimizers_are_the_same_everywhere(optimizer, placement, alone, tmp_path):
     flags = OPTIMIZERS[optimizer]
-    expected, received = events(alone(*flags)), train_at(PLACES[place], tmp_path, "--epochs", 2, *flags)
+    expected, received = events(alone(*flags)), train_at(PLACES[placement], tmp_path, "--epochs", 2, *flags)
     assert losses(received) == pytest.approx(losses(expected), rel=1e-3)
 
 

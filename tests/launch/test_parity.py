@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from ranks import BIN, full, run
 
-from allstep.benchmarks.proofs import curves, parity
-from allstep.benchmarks.proofs.curves import Curve, Difference
-from allstep.benchmarks.proofs.parity import Bounds
-from allstep.common.cli import call
-from allstep.common.process.errors import Fault, UserError
+from allstep.commands.cli import call
+from allstep.commands.parity import command as parity
+from allstep.commands.parity import curves
+from allstep.commands.parity.command import Bounds
+from allstep.commands.parity.curves import Curve, Difference
+from allstep.common.base.errors import Fault, UserError
 
 
 @pytest.mark.parametrize("ranks", ["1,2", full("1,2,4")])
@@ -87,7 +88,7 @@ def test_all_strategies_are_those_that_can_have_the_ranks():
 @pytest.mark.parametrize(("change", "status"), [(1e-6, None), (1e-2, 1)])
 def test_exit_status_tells_whether_all_is_within(change, status, monkeypatch, capsys):
     """The training is fake; the rest, from the curves to the exit status, is real."""
-    monkeypatch.setattr(parity, "train", lambda _, framework, place, **__: made(change if place[1] == 4 else 0))
+    monkeypatch.setattr(parity, "train", lambda _, framework, placement, **__: made(change if placement[1] == 4 else 0))
     arguments = ["parity", "--optimizers", "sgd", "--steps", "6", "--every", "3"]
     if status is None:
         call(arguments)
@@ -95,9 +96,9 @@ def test_exit_status_tells_whether_all_is_within(change, status, monkeypatch, ca
         with pytest.raises(SystemExit) as end:
             call(arguments)
         assert end.value.code == status
-    shown = capsys.readouterr().out
-    assert ("NOT within" in shown) == (status == 1)
-    assert f"{change:.1e}" in shown and "1e-05" in shown and "1e-04" in shown
+    quote = capsys.readouterr().out
+    assert ("NOT within" in quote) == (status == 1)
+    assert f"{change:.1e}" in quote and "1e-05" in quote and "1e-04" in quote
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ranks import BIN, REPOSITORY, full, launch, run
 from requirements import need_packages
 from sklearn.datasets import load_digits
 
-from allstep.common import own_checkpoint
+from allstep.common.api import checkpoint
 from allstep.common.data.sharding import sample_order
 
 SESSION = """
@@ -131,7 +131,7 @@ ON_GPUS_ALONE = """
 import sys
 import torch
 import torch.distributed as dist
-from allstep.common.process.errors import Fault
+from allstep.common.base.errors import Fault
 from allstep.pytorch import check_replicas, watch
 dist.init_process_group("cuda:gloo")
 torch.manual_seed(0)
@@ -162,7 +162,7 @@ def test_a_loop_of_a_library_ends_at_the_same_weights(library, tmp_path):
     result = run(BIN / "torchrun", "--standalone", "--nproc-per-node", "2", script, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 0, result.output
     [found] = re.findall(r"87 steps, weights add up to (\S+)", result.stdout)
-    step, state = own_checkpoint.load(tmp_path)
+    step, state = checkpoint.load(tmp_path)
     [weights] = [array for name, array in state["model"].items() if name.endswith("weight")]
     assert step == 87 and weights.sum(dtype=float) == pytest.approx(float(found), abs=1e-5)
     np.testing.assert_allclose(weights, softmax_regression(), atol=1e-5)
@@ -234,7 +234,7 @@ def test_a_watched_loop_ends_with_a_report(what, said, tmp_path):
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(change, said):
-    from allstep.common.process.errors import UserError
+    from allstep.common.base.errors import UserError
     from allstep.pytorch import Session
 
     arguments = {"train": ([[1.0], [2.0], [3.0], [4.0]], [0, 1, 1, 0]), "outputs": 2, **change}

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 from ranks import Result, environment, events, full, last, launch, run
 
-from allstep.benchmarks.proofs import curves, parity, soak
+from allstep.commands.parity import command as parity
+from allstep.commands.parity import curves
+from allstep.commands.soak import command as soak
 from allstep.common.checkpoint import load
 
 FRAMEWORKS = ["pytorch", "tensorflow"]
@@ -193,18 +195,18 @@ def test_one_of_two_ranks_tells_that_there_is_nothing_to_resume(framework, tmp_p
 
 HANGING = """
 import dataclasses, time
-from allstep.benchmarks.proofs.fault_injection import Wrapped
-from allstep.common.config.command_line import parse
+from allstep.commands.soak.fault_injection import Wrapped
+from allstep.common.cli.command_line import parse
 from allstep.common.process.exit import run_rank
-from allstep.common.launch.placement import placement
+from allstep.common.launch.placement import find_placement
 from allstep.pytorch import train
 class Hangs(Wrapped):
     def state_shapes(self):  # called to read the checkpoint
         print("reading", flush=True)
         time.sleep(1000)
 def main():
-    place = placement()
-    session = train.session(parse(train.strategies.STRATEGIES, place), place)
+    placement = find_placement()
+    session = train.session(parse(train.strategies.STRATEGIES, placement), placement)
     dataclasses.replace(session, worker=Hangs(session.worker)).train()
 run_rank(main)
 """

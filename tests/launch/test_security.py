@@ -67,7 +67,7 @@ SECRET = "pl4nted-53cret"
 MIRROR = f"http://user:{SECRET}@127.0.0.1:9/{{}}?token={SECRET}"  # no server listens on this port
 FAILING = """
 from allstep.common.process.exit import run_rank
-from allstep.common.hooks import Hook
+from allstep.common.training.hooks import Hook
 from allstep.pytorch import train
 class Fails(Hook):
     def on_step(self, session):

@@ -144,7 +144,7 @@ def annoy(address: tuple[str, int]) -> list[socket.socket]:
 LATE = """
 import pathlib, time
 from allstep.common.process.exit import run_rank
-from allstep.common.start import start
+from allstep.common.training.start import start
 from allstep.pytorch import train
 def main():
     config, place = start(train.strategies)
@@ -248,9 +248,9 @@ def test_the_rendezvous_hears_only_its_own_ranks(elastic, tmp_path):
         for path in ("/worker_addresses/h:0", "/global/0"):
             assert ask(port, "PUT", path, payload, {SIGNATURE: "0" * 64}) == 403
             assert ask(port, "PUT", path, b"", {SIGNATURE: "0" * 64, "Content-Length": "99999999999"}) == 403
-        shown = [words_of(process) for process in processes(job)]
+        quote = [words_of(process) for process in processes(job)]
         [key] = {rank.environ()["HOROVOD_JOB_KEY"] for rank in ranks(job, script)}
-        assert len(key) == 64 and key not in str(shown)
+        assert len(key) == 64 and key not in str(quote)
         (tmp_path / "go").touch()
         printed = wait_for_end(job)
     assert job.returncode == 0, printed

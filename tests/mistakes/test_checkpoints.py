@@ -23,7 +23,7 @@ from ranks import full, run
 
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, Progress, TrainState
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.schedule import Schedule
+from allstep.common.recipe.schedule import Schedule
 
 NUM_SAMPLES = 1437  # of digits
 FLAGS = "--model mlp --epochs 3"
@@ -62,13 +62,13 @@ def changed(*path: str, to: object) -> Callable[[Path], None]:
         directory = put(folder)
         content = json.loads((directory / "manifest.json").read_text())
         *parents, last = path
-        place = content
+        placement = content
         for name in parents:
-            place = place[name]
+            placement = placement[name]
         if to is ...:
-            del place[last]
+            del placement[last]
         else:
-            place[last] = to
+            placement[last] = to
         (directory / "manifest.json").write_text(json.dumps(content))
         forge(directory)
 

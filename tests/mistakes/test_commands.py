@@ -139,26 +139,26 @@ COMMANDS = {
 }
 
 BENCHMARKS = {
-    "proofs.input_pipeline --rounds 0": ("--rounds to be at least 1", "0"),
-    f"proofs.strategies --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
-    "proofs.strategies --strategies dpp": ("--strategies to be one of", "dpp"),
-    "proofs.startup --rounds many": ("--rounds to be a whole number", "many"),
-    "proofs.startup --controller nccl": ("--controller to be one of", "nccl"),
-    "proofs.startup --unmodified ''": ("--unmodified to be a path", "''"),
-    "proofs.overhead --quik": ("a flag of", "--quik; did you mean --quick?"),
-    "proofs.overhead --frameworks pytorch,jax": ("--frameworks to be one of pytorch, tensorflow", "jax"),
-    "proofs.overhead --frameworks pytorch tensorflow": ("flags and their values", "tensorflow"),
-    "proofs.startup --frameworks pytorch,,tensorflow": ("--frameworks to be one of", "''"),
-    "proofs.sharding --num-samples 1,two": ("--num-samples to be a whole number", "two"),
-    "proofs.sharding --num-samples 0": ("--num-samples to be at least 1", "0"),
-    f"proofs.sharding --world-size {HUGE}": ("--world-size to be at most", HUGE),
-    "proofs.reproducibility one": ("DIR", "nothing"),
-    "synthetic --num-iters 0": ("--num-iters to be at least 1", "0"),
-    "synthetic --framework jax": ("--framework to be one of", "jax"),
-    "synthetic --epoch 3": ("a flag of", "--epoch; did you mean --epochs?"),
-    "comparison.real --framework jax": ("--framework to be one of", "jax"),
-    "proofs.checkpoint --size 3": ("a flag of", "--size"),
-    "proofs.checkpoint {here}/none": ("a directory to write to", "{here}/none"),
+    "benchmarks.input_pipeline --rounds 0": ("--rounds to be at least 1", "0"),
+    f"benchmarks.strategies --rounds {HUGE}": ("--rounds to be at most 1000", HUGE),
+    "benchmarks.strategies --strategies dpp": ("--strategies to be one of", "dpp"),
+    "benchmarks.startup --rounds many": ("--rounds to be a whole number", "many"),
+    "benchmarks.startup --controller nccl": ("--controller to be one of", "nccl"),
+    "benchmarks.startup --unmodified ''": ("--unmodified to be a path", "''"),
+    "benchmarks.overhead --quik": ("a flag of", "--quik; did you mean --quick?"),
+    "benchmarks.overhead --frameworks pytorch,jax": ("--frameworks to be one of pytorch, tensorflow", "jax"),
+    "benchmarks.overhead --frameworks pytorch tensorflow": ("flags and their values", "tensorflow"),
+    "benchmarks.startup --frameworks pytorch,,tensorflow": ("--frameworks to be one of", "''"),
+    "benchmarks.sharding --num-samples 1,two": ("--num-samples to be a whole number", "two"),
+    "benchmarks.sharding --num-samples 0": ("--num-samples to be at least 1", "0"),
+    f"benchmarks.sharding --world-size {HUGE}": ("--world-size to be at most", HUGE),
+    "benchmarks.reproducibility one": ("DIR", "nothing"),
+    "commands.compare.synthetic --num-iters 0": ("--num-iters to be at least 1", "0"),
+    "commands.compare.synthetic --framework jax": ("--framework to be one of", "jax"),
+    "commands.compare.synthetic --epoch 3": ("a flag of", "--epoch; did you mean --epochs?"),
+    "commands.shared.real --framework jax": ("--framework to be one of", "jax"),
+    "benchmarks.checkpoint --size 3": ("a flag of", "--size"),
+    "benchmarks.checkpoint {here}/none": ("a directory to write to", "{here}/none"),
 }
 
 
@@ -169,4 +169,4 @@ def test_commands(arguments, tmp_path):
 
 @pytest.mark.parametrize("arguments", BENCHMARKS)
 def test_benchmarks(arguments, tmp_path):
-    check(Mistake(f"{sys.executable} -m allstep.benchmarks.{arguments}", *BENCHMARKS[arguments]), tmp_path)
+    check(Mistake(f"{sys.executable} -m allstep.{arguments}", *BENCHMARKS[arguments]), tmp_path)

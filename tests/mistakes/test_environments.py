@@ -74,8 +74,8 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
 
 def wrong(environ: dict[str, str], name: str, value: str, expected: str, *, command: str = DDP) -> Mistake:
     """Return a mistake in one variable of a launcher."""
-    shown = value if len(value) < 60 else value[:60]
-    return Mistake(command, f"{name} to be {expected}", shown, {**environ, name: value})
+    quote = value if len(value) < 60 else value[:60]
+    return Mistake(command, f"{name} to be {expected}", quote, {**environ, name: value})
 
 
 MISTAKES = {

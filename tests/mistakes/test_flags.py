@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from mistake import PYTORCH, TENSORFLOW, Mistake, check, check_line
 
-from allstep.common.process.errors import UserError
-from allstep.common.start import start
+from allstep.common.base.errors import UserError
+from allstep.common.training.start import start
 from allstep.pytorch import strategies
 
 HUGE = "1" + 30 * "0"

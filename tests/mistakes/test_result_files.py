@@ -16,7 +16,7 @@ from reported import EPOCHS, START, collectives_result, compare_result, statisti
 TIMELINE = "allstep timeline {here}/timeline.json"
 RUN = "allstep predict --run {here}"
 LINK = "allstep predict --step-ms 1 --collectives {here}/collectives.json"
-REPEATED = f"{sys.executable} -m allstep.benchmarks.proofs.reproducibility {{here}} {{here}}"
+REPEATED = f"{sys.executable} -m allstep.benchmarks.reproducibility {{here}} {{here}}"
 VALIDATE = "allstep predict --validate --measured {here} --collectives {here}/collectives.json"
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prove_corpus import SCRIPTS, launcher_of
 
-from allstep.benchmarks.proving.launching import ITSELF, Script
-from allstep.benchmarks.proving.runs import Run
+from allstep.commands.prove.launching import ITSELF, Script
+from allstep.commands.prove.runs import Run
 
 NUM_STEPS = 4
 

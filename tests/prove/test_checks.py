@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from allstep.benchmarks.proving.checks import findings, perhaps
-from allstep.benchmarks.proving.launching import failure_of
-from allstep.benchmarks.proving.observer.loops import may_end_early
-from allstep.benchmarks.proving.observer.observer import headline
-from allstep.benchmarks.proving.observer.pytorch_data import held
-from allstep.benchmarks.proving.observer.values import projections, stride
-from allstep.benchmarks.proving.records import (
+from allstep.commands.prove.checks import findings, perhaps
+from allstep.commands.prove.launching import failure_of
+from allstep.commands.prove.observer.loops import may_end_early
+from allstep.commands.prove.observer.observer import headline
+from allstep.commands.prove.observer.pytorch_data import held
+from allstep.commands.prove.observer.values import projections, stride
+from allstep.commands.prove.records import (
     Batch,
     Collective,
     Ended,
@@ -32,7 +32,7 @@ from allstep.benchmarks.proving.records import (
     Wrapped,
     Write,
 )
-from allstep.benchmarks.proving.runs import Rank, Run, Runs
+from allstep.commands.prove.runs import Rank, Run, Runs
 
 _GRADIENTS = np.random.default_rng(0).normal(size=(2, 3, 50))  # rank, step, value
 _STEP = Step(1, 1, 1, "SGD", True, (0.1,), (), {"w": "00"}, {}, 1.0, "cpu", "train.py:9")

@@ -6,8 +6,8 @@ import pytest
 from prove_corpus import FAULTS, SCRIPTS, Fault, planted
 from ranks import full
 
-from allstep.benchmarks.proving.checks import findings
-from allstep.benchmarks.proving.runs import Runs
+from allstep.commands.prove.checks import findings
+from allstep.commands.prove.runs import Runs
 
 RIGHT = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 COMBINED = dict.fromkeys(fault.script for fault in FAULTS if fault.is_combined)

@@ -40,7 +40,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
     text = (SCRIPTS / "horovod_own_loop.py").read_text()
     text = text.replace("hvd.allreduce(parameter.grad)", "parameter.grad")
     script.write_text(_FILES.format(folder=str(tmp_path)) + text + _WRITES)
-    command = (sys.executable, "-m", "allstep.common.cli", "prove", "--launcher", "horovodrun-mpi", "--steps", "3")
+    command = (sys.executable, "-m", "allstep.commands.cli", "prove", "--launcher", "horovodrun-mpi", "--steps", "3")
     result = run(*command, script, timeout=600)
     assert result.returncode == 1, result.output
     assert "1. gradients-not-averaged (script.py:" in result.stdout

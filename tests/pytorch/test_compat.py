@@ -15,7 +15,7 @@ from allstep.pytorch.compat import (
     BatchNorm,
     all_gather,
     known_arguments,
-    set_most_programs,
+    set_max_programs,
     share_tensors,
     takes_cpu_tensors,
     unscale,
@@ -43,7 +43,7 @@ def test_most_programs(number):
     sizes: list[int] = []
     compiled = torch.compile(lambda values: values + 1, dynamic=False, backend=Noting(sizes))
     with torch._dynamo.config.patch(recompile_limit=8):
-        set_most_programs(number)
+        set_max_programs(number)
         for size in range(2, 12):
             assert compiled(torch.ones(size)).tolist() == [2] * size
     assert sizes == list(range(2, 2 + min(number, 10)))

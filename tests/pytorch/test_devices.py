@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import ALONE
-from allstep.common.process.errors import UserError
 from allstep.pytorch.strategies.horovod import Horovod
 from allstep.pytorch.strategies.single import Single
 

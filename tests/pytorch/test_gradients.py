@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from allstep.common.config.train_config import StrategyConfig
-from allstep.common.gradient_noise import gradient_noise
 from allstep.common.launch.placement import ALONE
+from allstep.common.recipe.gradient_noise import gradient_noise
 from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.strategies.single import Single
 
@@ -31,11 +31,11 @@ def changed(step: int = 0, *, clip_norm: float, gradient_noise: float = 0.0) -> 
     return [parameter.grad for parameter in own.values()]
 
 
-@pytest.mark.parametrize("most", [0.5, 25.7, 1e4])
-def test_clips_as_torch_does(most):
+@pytest.mark.parametrize("maximum", [0.5, 25.7, 1e4])
+def test_clips_as_torch_does(maximum):
     expected = parameters()
-    torch.nn.utils.clip_grad_norm_(expected.values(), most)
-    for received, parameter in zip(changed(clip_norm=most), expected.values(), strict=True):
+    torch.nn.utils.clip_grad_norm_(expected.values(), maximum)
+    for received, parameter in zip(changed(clip_norm=maximum), expected.values(), strict=True):
         torch.testing.assert_close(received, parameter.grad, rtol=1e-6, atol=0)
 
 

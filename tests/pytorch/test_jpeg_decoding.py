@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from ranks import events, last, launch
 
-from allstep.benchmarks.proofs.gpu.decode import Decoding
-from allstep.benchmarks.proofs.image_folder import write_images
-from allstep.benchmarks.records.files import read_json
+from allstep.benchmarks.gpu.decode import Decoding
+from allstep.benchmarks.image_folder import write_images
+from allstep.commands.shared.records.files import read_json
+from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, Dataset, load
-from allstep.common.data.datasets.encoded import EncodedImage
-from allstep.common.process.errors import UserError
+from allstep.common.data.images.encoded import EncodedImage
 from allstep.pytorch import Session
 from allstep.pytorch.jpeg_decoding import JpegDecoder
 
@@ -62,8 +62,8 @@ def difference(one: np.ndarray, other: torch.Tensor) -> np.ndarray:
     return np.abs(one.astype(int) - other.cpu().numpy())
 
 
-@pytest.mark.parametrize(("size", "mean", "most"), [(224, 0.3, 1), (64, 2, 40)])
-def test_pixels_are_those_of_the_cpu_but_for_rounding(photographs, size, mean, most):
+@pytest.mark.parametrize(("size", "mean", "maximum"), [(224, 0.3, 1), (64, 2, 40)])
+def test_pixels_are_those_of_the_cpu_but_for_rounding(photographs, size, mean, maximum):
     """The CPU decodes a reduced image for 64 pixels per side, and the whole image, like `JpegDecoder`, for 224."""
     decode = JpegDecoder(size, CPU, tells=True)
     expected, given = open_both(photographs, image_size=size)
@@ -72,7 +72,7 @@ def test_pixels_are_those_of_the_cpu_but_for_rounding(photographs, size, mean, m
         (pixels, labels), (files, same) = (dataset.train.read(order, epoch=epoch) for dataset in (expected, given))
         assert {type(file) for file in files} == {EncodedImage} and (labels == same).all()
         found = difference(pixels, decode(files))
-        assert found.mean() < mean and found.max() <= most
+        assert found.mean() < mean and found.max() <= maximum
     pixels, files = (dataset.validation.read(np.arange(2), epoch=0)[0] for dataset in (expected, given))
     assert difference(pixels, decode(files)).max() <= 1
 
@@ -140,7 +140,7 @@ def test_pixels_on_a_device(photographs, tmp_path, device):
     visible = gpus.need() if device == "cuda" else {}
     output = tmp_path / "decoding.json"
     words = (output, "--data-dir", photographs, "--decode-threads", 2, "--batch-size", 5, "--device", device)
-    result = launch("alone", 1, "-m", "allstep.benchmarks.proofs.gpu.decode", *map(str, words), **visible)
+    result = launch("alone", 1, "-m", "allstep.benchmarks.gpu.decode", *map(str, words), **visible)
     assert result.returncode == 0, result.output
     assert 0 < read_json(Decoding, output).mean_difference < 2
 

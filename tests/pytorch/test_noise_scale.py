@@ -14,7 +14,7 @@ from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
 from allstep.common.launch.placement import ALONE
-from allstep.common.noise_scale import is_measured
+from allstep.common.recipe.noise_scale import is_measured
 from allstep.pytorch.models import build_model
 from allstep.pytorch.strategies.single import Single
 from allstep.pytorch.worker import Worker

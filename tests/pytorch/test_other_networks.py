@@ -8,9 +8,9 @@ import timm
 import torch
 from torch import nn
 
+from allstep.common.base.errors import UserError
+from allstep.common.catalog.networks import is_in_both
 from allstep.common.data.datasets import Dataset
-from allstep.common.models import is_in_both
-from allstep.common.process.errors import UserError
 from allstep.pytorch.models import export_weights
 from allstep.pytorch.other_networks import build_other
 

@@ -24,10 +24,10 @@ from jobs import (
 from ranks import REPOSITORY, alive, environment, full, run
 from ranks import events as read_events
 
-from allstep.common.config.command_line import parse
-from allstep.common.launch.placement import ALONE, placement
-from allstep.common.models import MODELS
-from allstep.common.process.errors import UserError
+from allstep.common.base.errors import UserError
+from allstep.common.catalog.networks import MODELS
+from allstep.common.cli.command_line import parse
+from allstep.common.launch.placement import ALONE, find_placement
 from allstep.pytorch.models import build_model
 from allstep.pytorch.strategies import STRATEGIES, check, num_ranks_to_spawn
 
@@ -203,27 +203,33 @@ def test_a_flag_of_another_strategy_is_refused(flags, expected):
         check(parse(STRATEGIES, ALONE, ["--strategy", *flags]), ALONE)
 
 
-@pytest.mark.parametrize("model", [name for name, entry in MODELS.items() if entry.most_stages > 1])
+@pytest.mark.parametrize("model", [name for name, entry in MODELS.items() if entry.max_stages > 1])
 def test_most_stages(model):
     """Oracle: the number of layers with weights."""
     layers = build_model(model, (32, 32, 3), num_classes=10)
-    assert MODELS[model].most_stages == sum(any(True for _ in layer.parameters()) for layer in layers)
+    assert MODELS[model].max_stages == sum(any(True for _ in layer.parameters()) for layer in layers)
 
 
 def test_ranks_to_spawn():
     mpirun = dataclasses.replace(ALONE, launcher="mpirun", world_size=2)
 
-    def number(*argv, place=ALONE):
-        return num_ranks_to_spawn(parse(STRATEGIES, place, ["--strategy", *argv]), place)
+    def number(*argv, placement=ALONE):
+        return num_ranks_to_spawn(parse(STRATEGIES, placement, ["--strategy", *argv]), placement)
 
     assert [number("ddp"), number("ddp", "--num-gpus", "1"), number("ddp", "--num-gpus", "4")] == [0, 0, 4]
     assert [number("model-parallel"), number("model-parallel", "--stages", "1")] == [2, 0]
-    assert [number("ddp", place=mpirun), number("model-parallel", place=mpirun), number("single")] == [0, 0, 0]
+    assert [number("ddp", placement=mpirun), number("model-parallel", placement=mpirun), number("single")] == [0, 0, 0]
 
 
 def test_a_spawned_rank_knows_its_place():
-    place = placement({"ALLSTEP_PORT": "1", "ALLSTEP_RANK": "1", "ALLSTEP_SIZE": "3", "ALLSTEP_LISTENER": "4"})
-    assert (place.launcher, place.rank, place.world_size, place.local_rank, place.local_size) == ("allstep", 1, 3, 1, 3)
+    placement = find_placement({"ALLSTEP_PORT": "1", "ALLSTEP_RANK": "1", "ALLSTEP_SIZE": "3", "ALLSTEP_LISTENER": "4"})
+    assert (placement.launcher, placement.rank, placement.world_size, placement.local_rank, placement.local_size) == (
+        "allstep",
+        1,
+        3,
+        1,
+        3,
+    )
 
 
 def test_list_strategies():

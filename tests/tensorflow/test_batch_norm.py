@@ -13,8 +13,8 @@ from ranks import REPOSITORY, full, last, launch, train
 from allstep.common.checkpoint import load
 from allstep.common.config.train_config import DataConfig, StrategyConfig, TrainConfig
 from allstep.common.data import datasets
-from allstep.common.evaluation import evaluate
 from allstep.common.launch.placement import ALONE
+from allstep.common.training.evaluation import evaluate
 from allstep.common.watch import ProgressState
 from allstep.tensorflow.models import build_model, import_weights
 from allstep.tensorflow.strategies.single import Single

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.launch.placement import ALONE
-from allstep.common.process.errors import UserError
 from allstep.tensorflow.strategies.horovod import Horovod
 from allstep.tensorflow.strategies.single import Single
 

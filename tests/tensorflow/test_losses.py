@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 import torch
 
-from allstep.common.losses import LOSSES, default_loss, metric_of
-from allstep.common.process.errors import UserError
+from allstep.common.base.errors import UserError
+from allstep.common.catalog.losses import LOSSES, default_loss, metric_of
 from allstep.pytorch import losses as pytorch_losses
 from allstep.tensorflow import losses as tensorflow_losses
 

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from allstep.common.process.errors import UserError
-from allstep.common.weights import checksum, initial_weights
+from allstep.common.base.errors import UserError
+from allstep.common.recipe.weights import checksum, initial_weights
 from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
 
 NUM_CLASSES = 7

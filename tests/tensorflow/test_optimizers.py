@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from allstep.common.config.train_config import OptimizerConfig
-from allstep.common.schedule import Schedule, learning_rate
+from allstep.common.recipe.schedule import Schedule, learning_rate
 from allstep.pytorch.optimizers import build_optimizer as build_torch
 from allstep.tensorflow.optimizers import build_optimizer as build_keras
 

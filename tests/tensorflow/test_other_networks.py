@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
+from allstep.common.base.errors import UserError
+from allstep.common.catalog.networks import is_in_both
 from allstep.common.data.datasets import Dataset
-from allstep.common.models import is_in_both
-from allstep.common.process.errors import UserError
 from allstep.tensorflow.models import canonical_weights, export_weights, import_weights
 from allstep.tensorflow.other_networks import build_other
 
@@ -33,8 +33,8 @@ class Own(keras.Model):
         return self.dense(self.flatten(images))
 
 def own(input_shape, num_classes): return Own(num_classes)
-def own_pytorch(input_shape, num_classes): pass
-def own_tensorflow(input_shape, num_classes): return Own(num_classes)
+def user_pytorch(input_shape, num_classes): pass
+def user_tensorflow(input_shape, num_classes): return Own(num_classes)
 def too_many(input_shape, num_classes): return Own(num_classes + 1)
 def raises(input_shape, num_classes): raise ValueError("no")
 def nothing(input_shape, num_classes): pass

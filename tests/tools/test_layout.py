@@ -67,14 +67,14 @@ def test_strategies_of_both_frameworks_have_the_same_methods():
 
 # Files that may assign to another module, and why.
 ASSIGNED = {
-    "benchmarks/proving/observer/observer.py": "a script is observed by hooks in what it calls, in its own ranks alone",
+    "commands/prove/observer/observer.py": "a script is observed by hooks in what it calls, in its own ranks alone",
     "common/launch/rendezvous.py": "mpi4py is configured by the attributes of mpi4py.rc",
     "pytorch/compat.py": "torch.compile is configured by the attributes of torch._dynamo.config",
     "pytorch/numerics.py": "torch is configured by the attributes of torch.backends and torch.utils",
     "tensorflow/compat.py": "the drop-in for horovod.keras teaches Keras' functions of distributed optimizers",
     "tests/tools/test_layout.py": "what the search must find",
 }
-PARTS = ("common", "pytorch", "tensorflow", "benchmarks", "examples", "tests")
+PARTS = ("common", "pytorch", "tensorflow", "commands", "benchmarks", "examples", "tests")
 
 
 def test_nobody_changes_another_module():
@@ -121,7 +121,7 @@ def test_setup_cfg_lists_every_package():
     listed = set(config["options"]["packages"].split())
     found = {
         "allstep." + ".".join(path.parent.relative_to(REPOSITORY).parts)
-        for top in ("common", "pytorch", "tensorflow", "benchmarks")
+        for top in ("common", "pytorch", "tensorflow", "commands", "benchmarks")
         for path in (REPOSITORY / top).rglob("*.py")
     }
     assert listed == {"allstep", *found}
@@ -144,7 +144,7 @@ def test_pyright_resolves_our_imports_in_a_checkout_of_any_name(with_links, tmp_
     if with_links:
         shutil.copytree(REPOSITORY / "tools/editor", checkout / "tools/editor", symlinks=True)
     command = [str(Path(sys.prefix, "bin", "pyright")), "--outputjson", "--pythonpath", sys.executable]
-    result = subprocess.run([*command, "common/hooks.py"], cwd=checkout, capture_output=True, text=True)
+    result = subprocess.run([*command, "common/training/hooks.py"], cwd=checkout, capture_output=True, text=True)
     rules = [found.get("rule") for found in json.loads(result.stdout)["generalDiagnostics"]]
     assert rules == ([] if with_links else ["reportMissingImports"])
 
@@ -165,7 +165,7 @@ def test_help_is_there_without_numpy(framework):
     command = [sys.executable, "-X", "importtime", f"{framework}/train.py", "--help"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     imported = {line.split("|")[-1].strip() for line in result.stderr.splitlines()}
-    assert "allstep.common.config.flags" in imported
+    assert "allstep.common.base.flag_types" in imported
     assert not imported & {"numpy", "torch", "tensorflow"}
 
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import PYTHON, DataConfig
 from allstep.common.data.datasets.base import Dataset, Split, Task
-from allstep.common.data.datasets.config import PYTHON, DataConfig
 from allstep.common.data.datasets.files import data_dir_errors
-from allstep.common.process.errors import UserError
 
 __all__ = ["DataConfig", "Dataset", "Split", "Task", "load", "prepare"]
 
 _MODULES = {
-    "digits": "digits",
-    "mnist": "mnist",
-    "fashion-mnist": "mnist",
-    "cifar10": "cifar10",
-    "image-folder": "image_folder",
-    "synthetic": "synthetic",
-    "text": "text",
-    "text-topics": "text",
-    "npz": "npz",
-    "parquet": "parquet",
-    "tfrecord": "tfrecord",
-    "webdataset": "webdataset",
-    "hf": "hf",
-    PYTHON: "python_file",
+    "digits": "datasets.digits",
+    "mnist": "datasets.mnist",
+    "fashion-mnist": "datasets.mnist",
+    "cifar10": "datasets.cifar10",
+    "image-folder": "datasets.image_folder",
+    "synthetic": "datasets.synthetic",
+    "text": "datasets.text",
+    "text-topics": "datasets.text",
+    "npz": "formats.npz",
+    "parquet": "formats.parquet",
+    "tfrecord": "formats.tfrecord",
+    "webdataset": "formats.webdataset",
+    "hf": "formats.hf",
+    PYTHON: "formats.python_file",
 }
 
 
@@ -60,4 +60,4 @@ def _module(config: DataConfig) -> ModuleType:
             "Session; name another"
         )
     # Imported on demand, so that a run imports only what its own data set needs.
-    return importlib.import_module(f"{__name__}.{_MODULES[config.kind]}")
+    return importlib.import_module(f"allstep.common.data.{_MODULES[config.kind]}")

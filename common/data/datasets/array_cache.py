@@ -16,11 +16,11 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import ArraySplit
 from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
 from allstep.common.files.disk import sha256_of, write_atomically
 from allstep.common.files.regular_file import check_memory, regular
-from allstep.common.process.errors import UserError
 
 Arrays = Mapping[str, np.ndarray]
 ARRAY_NAMES = ("train_images", "train_labels", "validation_images", "validation_labels")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:  # parsing flags needs no NumPy, whose import would delay --help and error messages by 0.1 s
     import numpy as np
 
-    from allstep.common.data.augmented import Augmentation
     from allstep.common.data.curriculum import Curriculum
+    from allstep.common.data.images.augmented_split import Augmentation
 
 InputType = Literal["uint8", "float32", "int64"]
 Task = Literal["classification", "regression", "next-token"]
@@ -80,7 +80,7 @@ class Dataset:
         """Training samples with augmentation; `train` has them without."""
         if self.augmentation is None:
             return self.train
-        from allstep.common.data.augmented import AugmentedSplit
+        from allstep.common.data.images.augmented_split import AugmentedSplit
 
         return AugmentedSplit(self.train, self.augmentation)
 

@@ -12,6 +12,8 @@ from typing import IO, cast
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.array_cache import (
     Bounded,
     archive_errors,
@@ -20,10 +22,8 @@ from allstep.common.data.datasets.array_cache import (
     unpack_once,
 )
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
 from allstep.common.files.regular_file import regular
-from allstep.common.process.errors import UserError
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (32, 32, 3)

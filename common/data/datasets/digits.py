@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
-from allstep.common.data.datasets.config import DataConfig
-from allstep.common.process.errors import UserError
 
 VALIDATION_EVERY = 5
 

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from allstep.common.data.datasets.config import redact_url
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import print_line
+from allstep.common.config.data_config import redact_url
 from allstep.common.data.datasets.files import SUMS_NAME, has_sum, one_at_a_time, read_sums
 from allstep.common.files.disk import write_atomically
 from allstep.common.files.regular_file import regular
-from allstep.common.process.errors import UserError
-from allstep.common.process.terminal import print_line
 
 TIMEOUT_SECONDS = 30.0
 MIN_BYTES_PER_SECOND = 10_000
@@ -63,7 +63,7 @@ def fetch(
     """
     sums = expected_sums(files, directory)
     if (directory / SUMS_NAME).exists():
-        _check_own_files(sums, directory)
+        _check_local_files(sums, directory)
         return sums
     missing = [file for file in files if not _is_there(file, directory / file.name)]
     if missing:
@@ -76,14 +76,14 @@ def fetch(
 
 def expected_sums(files: Sequence[RemoteFile], directory: Path) -> dict[str, str]:
     """Return the SHA-256 that each file must have, by name: that in the user's SHA256SUMS, else the published one."""
-    own_path = directory / SUMS_NAME
-    if not own_path.exists():
+    local_path = directory / SUMS_NAME
+    if not local_path.exists():
         return {file.name: file.sha256 for file in files}
-    own = read_sums(own_path)
+    own = read_sums(local_path)
     for file in files:
         if file.name not in own:
             raise UserError(
-                f"expected a line for {file.name} in {own_path}, received none; write it again with sha256sum"
+                f"expected a line for {file.name} in {local_path}, received none; write it again with sha256sum"
             )
     return {file.name: own[file.name] for file in files}
 
@@ -99,7 +99,7 @@ def _is_there(file: RemoteFile, path: Path) -> bool:
     return path.exists() and path.stat().st_size == file.num_bytes and has_sum(path, file.sha256)
 
 
-def _check_own_files(sums: dict[str, str], directory: Path) -> None:
+def _check_local_files(sums: dict[str, str], directory: Path) -> None:
     for name, sha256 in sums.items():
         path = directory / name
         if not path.exists():
@@ -125,8 +125,8 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
     failures = []
     for mirror in mirrors:
         url = _url(mirror, file.name)
-        shown = redact_url(url)
-        print_line(f"Downloading {shown} ({file.num_bytes / 1e6:.1f} MB)", sys.stderr)
+        quote = redact_url(url)
+        print_line(f"Downloading {quote} ({file.num_bytes / 1e6:.1f} MB)", sys.stderr)
         digest = hashlib.sha256()
         try:
             with write_atomically(path) as stream:
@@ -137,7 +137,7 @@ def _download(file: RemoteFile, path: Path, *, mirrors: Sequence[str], timeout: 
                     raise _AnswerError(f"SHA-256 is {digest.hexdigest()}, expected {file.sha256}")
             return
         except _AnswerError as error:
-            failures.append(f"{shown}: {error}")
+            failures.append(f"{quote}: {error}")
     raise UserError(
         f"expected {path}, or a mirror that has it, received neither: it {state} and could not be downloaded "
         f"({'; '.join(failures)}); put {file.name} into {path.parent}, or give a --mirror that has it"

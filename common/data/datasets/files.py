@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from allstep.common.data.datasets.config import DataConfig
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
 from allstep.common.files.disk import NO_LOCKS, sha256_of
 from allstep.common.files.regular_file import read_regular, regular
-from allstep.common.process.errors import UserError
 
 SUMS_NAME = "SHA256SUMS"
 _MAX_SUMS_BYTES = 2**20
@@ -21,7 +21,7 @@ _MAX_SUMS_BYTES = 2**20
 
 def read_sums(path: Path) -> dict[str, str]:
     """Read SHA-256 sums by file name from the output of sha256sum; other lines are ignored."""
-    lines = read_regular(path, most=_MAX_SUMS_BYTES).decode(errors="replace").splitlines()
+    lines = read_regular(path, maximum=_MAX_SUMS_BYTES).decode(errors="replace").splitlines()
     fields = [line.split(maxsplit=1) for line in lines]
     return {os.path.basename(pair[1].lstrip("*")): pair[0].lower() for pair in fields if len(pair) == 2}
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.config import DataConfig
-from allstep.common.data.datasets.decoding import image_content
-from allstep.common.data.datasets.encoded import MEAN, STD, EncodedSplit, prepare_decoding
-from allstep.common.process.errors import UserError
+from allstep.common.data.images.decoding import image_content
+from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_decoding
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.array_cache import archive_errors, check_content_size, open_splits, unpack_once
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.datasets.download import RemoteFile, expected_sums, fetch, print_checksum_source
 from allstep.common.files.regular_file import regular
-from allstep.common.process.errors import UserError
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (28, 28, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Split
 from allstep.common.data.sharding import sample_order
-from allstep.common.process.errors import UserError
 
 # An epoch number that training never uses, so that the choice of samples is independent of the order of any epoch.
 _EPOCH = -1

@@ -11,11 +11,11 @@ import math
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
+from allstep.common.base.memory import available_memory
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.datasets.config import DataConfig
 from allstep.common.data.datasets.hashing import hash64
-from allstep.common.process.errors import UserError
-from allstep.common.process.memory import available_memory
 
 GRID = 4
 """Cells of a pattern in each direction; coarse, so that the pattern survives pooling."""

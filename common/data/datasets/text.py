@@ -14,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset, Task
-from allstep.common.data.datasets.config import DataConfig
 from allstep.common.files.regular_file import read_regular
-from allstep.common.process.errors import UserError
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 """Vocabulary: a token is the index of its character; all other characters become question marks."""
 LENGTH = 64
 NUM_TOPICS = 10
-MOST_CHARACTERS, MOST_OF_A_TOPIC = 2**17, 2**14
+MAX_CHARACTERS, MAX_OF_A_TOPIC = 2**17, 2**14
 """Length of `text` and of each chapter of `text-topics`; small transformers take seconds per epoch on one core."""
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 """Maximum size of a file: each character takes eight bytes of memory, twice."""
 VALIDATION_EVERY = 10
 
@@ -53,16 +53,16 @@ def load(config: DataConfig) -> Dataset:
         return _dataset(inputs, targets, num_classes=len(CHARACTERS), task="next-token")
     topics = _topics()
     longest = sorted(set(topics.values()), key=lambda text: (-len(text), text))[:NUM_TOPICS]
-    chapters = [passages(encode(text[:MOST_OF_A_TOPIC])) for text in longest]
+    chapters = [passages(encode(text[:MAX_OF_A_TOPIC])) for text in longest]
     labels = np.repeat(np.arange(NUM_TOPICS), [len(chapter) for chapter in chapters])
     return _dataset(np.concatenate(chapters), labels, num_classes=NUM_TOPICS, task="classification")
 
 
 def _text(path: Path | None) -> str:
     if path:
-        return read_regular(path, most=MOST_BYTES).decode(errors="replace")
+        return read_regular(path, maximum=MAX_BYTES).decode(errors="replace")
     topics = _topics()
-    return "\n".join(topics[name] for name in sorted(topics))[: MOST_CHARACTERS + 1]
+    return "\n".join(topics[name] for name in sorted(topics))[: MAX_CHARACTERS + 1]
 
 
 def encode(text: str) -> np.ndarray:

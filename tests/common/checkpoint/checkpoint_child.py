@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, Progress, TrainState, load
-from allstep.common.process.errors import UserError
 
 
 def state_of(step: int, size: int = 30_000) -> TrainState:

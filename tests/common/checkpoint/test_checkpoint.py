@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ranks import launch
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState, check_compatible, load, writer
-from allstep.common.process.errors import UserError
 
 # Saving and loading
 
@@ -234,9 +234,9 @@ def test_what_is_not_finite_never_becomes_a_checkpoint(tmp_path, monkeypatch, na
 # A trainer whose step 7 makes the weights non-finite, and that does not check another loss.
 BROKEN = """
 import dataclasses
-from allstep.benchmarks.proofs.fault_injection import Wrapped
+from allstep.commands.soak.fault_injection import Wrapped
 from allstep.common.process.exit import run_rank
-from allstep.common.start import start
+from allstep.common.training.start import start
 from allstep.{framework} import train
 class Breaking(Wrapped):
     steps = 0

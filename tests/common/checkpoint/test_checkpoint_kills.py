@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from requirements import skip
 
+from allstep.common.base.errors import UserError
 from allstep.common.checkpoint import OutputDirectory, load
-from allstep.common.process.errors import UserError
 
 SCRIPT = str(Path(__file__).with_name("checkpoint_child.py"))
 CHILD = [sys.executable, SCRIPT]

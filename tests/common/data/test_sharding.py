@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from allstep.common.base.errors import UserError
 from allstep.common.data import sharding
 from allstep.common.data.sharding import Position, check, global_batch, rank_slice, sample_order
-from allstep.common.process.errors import UserError
 
 SIZES_AT_EDGES = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 255, 256, 257, 1000, 4095, 4096, 4097]
 

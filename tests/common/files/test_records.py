@@ -31,7 +31,7 @@ class Outer:
     inners: tuple[Inner, ...]
     pair: tuple[str, float]
     by_name: dict[str, tuple[int, ...]]
-    least_one: Annotated[tuple[float, ...], list_of(number(), least=1)]
+    least_one: Annotated[tuple[float, ...], list_of(number(), minimum=1)]
     free: Any
     later: Inner | None = None
 

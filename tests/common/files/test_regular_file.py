@@ -10,9 +10,9 @@ from hostile_files import a_socket, endless, sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allstep.common.base.memory import left_in_control_groups
 from allstep.common.files import regular_file, strict_json
 from allstep.common.files.regular_file import read_regular, regular
-from allstep.common.process.memory import left_in_control_groups
 
 KINDS = {"a FIFO": os.mkfifo, "a socket": a_socket, "a character device": endless, "a directory": os.mkdir}
 
@@ -32,32 +32,32 @@ def test_links_are_followed_and_new_files_made(tmp_path):
     with open(tmp_path / "file", "wb", opener=regular) as stream:
         stream.write(b"content")
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    assert read_regular(tmp_path / "link", most=7) == b"content"
+    assert read_regular(tmp_path / "link", maximum=7) == b"content"
 
 
 def test_no_more_is_read_than_allowed(tmp_path, monkeypatch):
     sparse(tmp_path / "file")
     with pytest.raises(OSError) as error:
-        read_regular(tmp_path / "file", most=100)
+        read_regular(tmp_path / "file", maximum=100)
     assert error.value.strerror == "expected at most 100 bytes, received 40000000000"
     monkeypatch.setattr(regular_file, "available_memory", lambda: 10**9)
     with pytest.raises(OSError) as error:
-        read_regular(tmp_path / "file", most=10**12)
+        read_regular(tmp_path / "file", maximum=10**12)
     assert error.value.strerror == "expected at most 1000000000 bytes, the memory that is left, received 40000000000"
 
 
 def test_a_file_without_a_size_is_read_no_further():
     """Files of /proc have a size of 0 bytes."""
     with pytest.raises(OSError, match="expected at most 10 bytes, received 11"):
-        read_regular("/proc/self/maps", most=10)
+        read_regular("/proc/self/maps", maximum=10)
 
 
 def test_memory_that_is_left_in_a_container(tmp_path):
     """Oracle: the kernel's description of control groups. The limit of a group holds for its descendants."""
     inner = tmp_path / "pod" / "job"
     inner.mkdir(parents=True)
-    for directory, most, used, cache in ((inner, "max", 5, 0), (inner.parent, "1000", 700, 100)):
-        (directory / "memory.max").write_text(f"{most}\n")
+    for directory, maximum, used, cache in ((inner, "max", 5, 0), (inner.parent, "1000", 700, 100)):
+        (directory / "memory.max").write_text(f"{maximum}\n")
         (directory / "memory.current").write_text(f"{used}\n")
         (directory / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
     assert list(left_in_control_groups(tmp_path, "pod/job")) == [400]

@@ -20,7 +20,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
 def test_as_the_safe_loader(text, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(text)
-    assert strict_yaml.load(path, most=1000) == yaml.safe_load(text)
+    assert strict_yaml.load(path, maximum=1000) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_what_it_refuses(text, reason, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises((OSError, ValueError), match=reason):
-        strict_yaml.load(path, most=1000 if len(text) == 2000 else 10**5)
+        strict_yaml.load(path, maximum=1000 if len(text) == 2000 else 10**5)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "x.yaml")
     with pytest.raises(OSError, match="received a FIFO"):
-        strict_yaml.load(tmp_path / "x.yaml", most=1000)
+        strict_yaml.load(tmp_path / "x.yaml", maximum=1000)
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)
@@ -55,6 +55,6 @@ def test_any_text_ends(tmp_path_factory, text):
     path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
     path.write_text(text)
     try:
-        strict_yaml.load(path, most=1000)
+        strict_yaml.load(path, maximum=1000)
     except ValueError as error:
         assert str(error)

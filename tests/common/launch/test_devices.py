@@ -6,21 +6,23 @@ import dataclasses
 
 import pytest
 
-from allstep.common import horovod_build
-from allstep.common.horovod_build import HorovodBuild, usable_gpus
+from allstep.common.base.errors import UserError
+from allstep.common.launch import horovod_build
 from allstep.common.launch.devices import check_agreement, choose_gpu, report_choice
+from allstep.common.launch.horovod_build import HorovodBuild, usable_gpus
 from allstep.common.launch.placement import ALONE, Placement
-from allstep.common.process.errors import UserError
 
 
 def host(local_size: int, launcher: str = "horovodrun") -> list[Placement]:
     """Return the placements of a job's ranks on one host."""
-    place = dataclasses.replace(ALONE, launcher=launcher, world_size=local_size, local_size=local_size)
-    return [dataclasses.replace(place, rank=rank, local_rank=rank) for rank in range(local_size)]
+    placement = dataclasses.replace(ALONE, launcher=launcher, world_size=local_size, local_size=local_size)
+    return [dataclasses.replace(placement, rank=rank, local_rank=rank) for rank in range(local_size)]
 
 
-def choices(wanted: str, local_size: int, num_gpus: int, environ: dict | None = None, **place: str) -> list[int | None]:
-    return [choose_gpu(wanted, rank, num_gpus, environ or {}) for rank in host(local_size, **place)]
+def choices(
+    wanted: str, local_size: int, num_gpus: int, environ: dict | None = None, **placement: str
+) -> list[int | None]:
+    return [choose_gpu(wanted, rank, num_gpus, environ or {}) for rank in host(local_size, **placement)]
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 2, 8])
@@ -58,8 +60,8 @@ def test_a_gpu_that_slurm_gave_a_task_is_the_only_one_it_sees(environ):
 
 
 def test_auto_is_reported_once_where_there_was_a_choice(capsys):
-    def reported(gpu: int | None, wanted: str, place: Placement, num_gpus: int) -> str:
-        report_choice(gpu, wanted, place, num_gpus)
+    def reported(gpu: int | None, wanted: str, placement: Placement, num_gpus: int) -> str:
+        report_choice(gpu, wanted, placement, num_gpus)
         return capsys.readouterr().err
 
     first, second = host(2)

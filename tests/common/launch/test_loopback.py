@@ -15,7 +15,7 @@ REPORTED = {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo", "OMPI_MCA_bt
 
 
 @pytest.mark.parametrize(
-    ("place", "before", "after"),
+    ("placement", "before", "after"),
     [
         (ONE_HOST, {}, REPORTED),
         (ALONE, {}, REPORTED),
@@ -24,8 +24,8 @@ REPORTED = {"GLOO_SOCKET_IFNAME": "lo", "HOROVOD_GLOO_IFACE": "lo", "OMPI_MCA_bt
         (TWO_HOSTS, {"OMPI_MCA_btl": "^openib"}, {"OMPI_MCA_btl": "^openib"}),
     ],
 )
-def test_told(place, before, after):
-    stay_on_host(place, before)
+def test_told(placement, before, after):
+    stay_on_host(placement, before)
     assert before == after
 
 

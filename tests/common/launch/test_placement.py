@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import LAUNCHERS, launch, run
 
+from allstep.common.base.errors import UserError
 from allstep.common.launch.placement import (
     ALONE,
     Placement,
     apparent_rank,
-    placement,
+    find_placement,
     threads_per_rank,
 )
 from allstep.common.launch.placement import BY_HAND as STARTED_BY_HAND
 from allstep.common.launch.slurm import expand_nodelist, tasks_per_node
-from allstep.common.process.errors import UserError
 
 SLURM = {
     "SLURM_STEP_ID": "0",
@@ -135,7 +135,7 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
     ],
 )
 def test_placement(environ, expected):
-    assert placement(environ) == expected
+    assert find_placement(environ) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_placement(environ, expected):
 )
 def test_contradictions_are_refused(environ):
     with pytest.raises(UserError, match="expected"):
-        placement(environ)
+        find_placement(environ)
 
 
 @pytest.mark.parametrize(
@@ -206,11 +206,15 @@ def test_lists_of_any_size_take_little(spans):
     )
 )
 def test_any_environment_is_a_place_or_refused_in_one_line(environ):
-    place = or_one_line(lambda: placement(environ))
-    if place is not None:
-        assert 0 <= place.rank < place.world_size and 1 <= place.local_size <= place.world_size
-        assert 0 <= place.local_rank < (place.world_size if place.launcher == STARTED_BY_HAND else place.local_size)
-        assert place.cross_rank is None or 0 <= place.cross_rank < place.world_size
+    placement = or_one_line(lambda: find_placement(environ))
+    if placement is not None:
+        assert 0 <= placement.rank < placement.world_size and 1 <= placement.local_size <= placement.world_size
+        assert (
+            0
+            <= placement.local_rank
+            < (placement.world_size if placement.launcher == STARTED_BY_HAND else placement.local_size)
+        )
+        assert placement.cross_rank is None or 0 <= placement.cross_rank < placement.world_size
 
 
 def test_who_speaks_first_about_a_wrong_environment():
@@ -224,21 +228,21 @@ def test_tasks_per_node():
 
 
 def test_threads():
-    two = placement({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1000", "OMPI_COMM_WORLD_SIZE": "1000"})
+    two = find_placement({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1000", "OMPI_COMM_WORLD_SIZE": "1000"})
     assert threads_per_rank(two, {}) == 1
     assert threads_per_rank(two, {"OMP_NUM_THREADS": "3"}) == 3
 
 
 PRINT_PLACEMENT = """
 import dataclasses, json
-from allstep.common.launch.placement import placement
-print("PLACE" + json.dumps(dataclasses.asdict(placement())) + "END", flush=True)
+from allstep.common.launch.placement import find_placement
+print("PLACE" + json.dumps(dataclasses.asdict(find_placement())) + "END", flush=True)
 """
 
 
 def _places(output: str) -> list[dict]:
     parts = [json.loads(part.split("END")[0]) for part in output.split("PLACE")[1:]]
-    return sorted(parts, key=lambda place: place["rank"])
+    return sorted(parts, key=lambda placement: placement["rank"])
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -246,18 +250,23 @@ def test_real_launchers(launcher, tmp_path):
     script = tmp_path / "place.py"
     script.write_text(PRINT_PLACEMENT)
     places = _places(launch(launcher, 2, script).stdout)
-    assert [(place["rank"], place["local_rank"], place["world_size"], place["local_size"]) for place in places] == [
+    assert [
+        (placement["rank"], placement["local_rank"], placement["world_size"], placement["local_size"])
+        for placement in places
+    ] == [
         (0, 0, 2, 2),
         (1, 1, 2, 2),
     ]
-    assert [place["cross_rank"] for place in places] == [0, 0]
+    assert [placement["cross_rank"] for placement in places] == [0, 0]
 
 
 def test_real_torchrun(tmp_path):
     script = tmp_path / "place.py"
     script.write_text(PRINT_PLACEMENT)
     result = run("torchrun", "--standalone", "--nproc-per-node", 2, script)
-    assert [(place["launcher"], place["rank"], place["world_size"]) for place in _places(result.stdout)] == [
+    assert [
+        (placement["launcher"], placement["rank"], placement["world_size"]) for placement in _places(result.stdout)
+    ] == [
         ("torchrun", 0, 2),
         ("torchrun", 1, 2),
     ]

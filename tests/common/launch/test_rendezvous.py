@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from allstep.common.base.errors import UserError
 from allstep.common.launch import rendezvous
 from allstep.common.launch.placement import Placement
-from allstep.common.process.errors import UserError
 
 FIRST = Placement("srun", 0, 2, 0, 2, 0, ("localhost",))
 STRANGERS = [
@@ -59,9 +59,9 @@ def test_strangers_do_not_disturb_ranks_that_meet():
 
 
 def test_rank_0_listens_for_other_hosts_where_there_are_some():
-    place = Placement("srun", 0, 2, 0, 1, 0, ("server1", "server2"))
-    assert rendezvous.slurm_address(place, {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "2"}) == ("", 20033)
-    other = replace(place, rank=1, cross_rank=1)
+    placement = Placement("srun", 0, 2, 0, 1, 0, ("server1", "server2"))
+    assert rendezvous.slurm_address(placement, {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "2"}) == ("", 20033)
+    other = replace(placement, rank=1, cross_rank=1)
     assert rendezvous.slurm_address(other, {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "2"}) == ("server1", 20033)
 
 

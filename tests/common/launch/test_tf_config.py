@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allstep.common.base.errors import UserError
 from allstep.common.launch import tf_config
 from allstep.common.launch.placement import ALONE, Placement
-from allstep.common.process.errors import UserError
 
 STRATEGY = "multi-worker-mirrored"
 MPIRUN = Placement("mpirun", 1, 2, 1, 2, 0, ("server1",))
@@ -113,7 +113,7 @@ def test_an_index_may_be_text():
 def test_place():
     cluster = {"worker": ["b:1", "b:2", "a:2"], "chief": ["a:1"]}
     places = [
-        tf_config.placement(tf_config.parse(text(cluster, role, index), STRATEGY), ALONE)
+        tf_config.find_placement(tf_config.parse(text(cluster, role, index), STRATEGY), ALONE)
         for role, index in (("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2))
     ]
     assert places == [
@@ -126,6 +126,6 @@ def test_place():
 
 def test_a_launcher_has_to_agree():
     cluster = {"worker": ["a:1", "a:2"]}
-    assert tf_config.placement(tf_config.parse(text(cluster, index=1), STRATEGY), MPIRUN) == MPIRUN
+    assert tf_config.find_placement(tf_config.parse(text(cluster, index=1), STRATEGY), MPIRUN) == MPIRUN
     with pytest.raises(UserError, match="rank 1 of 2 as mpirun does, received worker 0, process 0 of 2"):
-        tf_config.placement(tf_config.parse(text(cluster), STRATEGY), MPIRUN)
+        tf_config.find_placement(tf_config.parse(text(cluster), STRATEGY), MPIRUN)

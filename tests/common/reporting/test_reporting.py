@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.data.sharding import Position
-from allstep.common.process.errors import UserError
-from allstep.common.progress import Progress
+from allstep.common.recipe.progress import Progress
 from allstep.common.reporting import open_reporter
 from allstep.common.reporting.console import epoch_line
 from allstep.common.reporting.jsonl import JsonLines, rewind
@@ -162,9 +162,9 @@ def read_scalars(output_dir: Path, **run: object) -> dict[str, dict[int, float]]
 TELL_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from allstep.common.process.errors import UserError
-from allstep.common.process.errors import UserError
-from allstep.common.progress import Progress
+from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError
+from allstep.common.recipe.progress import Progress
 from allstep.common.reporting.jsonl import JsonLines, rewind
 from allstep.common.reporting.tensorboard import TensorBoard
 path = Path(sys.argv[1])
@@ -212,7 +212,7 @@ def test_a_full_disk_is_one_line(name, reporter, reopen, tmp_path):
 
 def test_tensorboard_needs_no_framework(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from allstep.common.progress import Progress\n"
+        "import sys; from pathlib import Path; from allstep.common.recipe.progress import Progress\n"
         "from allstep.common.reporting.tensorboard import TensorBoard\n"
         "TensorBoard(Path(sys.argv[1]), Progress()).close(); print({'torch', 'tensorflow'} & set(sys.modules))"
     )
@@ -222,8 +222,8 @@ def test_tensorboard_needs_no_framework(tmp_path):
 
 SHOW_PROGRESS = """
 from allstep.common.config.train_config import ScheduleConfig, TrainConfig
-from allstep.common.process.errors import UserError
-from allstep.common.progress import Progress
+from allstep.common.base.errors import UserError
+from allstep.common.recipe.progress import Progress
 from allstep.common.reporting import open_reporter
 import time
 reporter = open_reporter(TrainConfig(schedule=ScheduleConfig(epochs=3)), RANK, Progress())
@@ -248,12 +248,12 @@ def test_progress_bar_on_a_terminal_alone(rank, terminal):
     )
     os.close(speaker)
     output, errors = process.communicate(timeout=60)
-    shown = read_all(listener) if terminal else errors.decode()
-    assert process.returncode == 0, shown
-    assert ("epoch 2/3" in shown) == (rank == 0 and terminal)
+    quote = read_all(listener) if terminal else errors.decode()
+    assert process.returncode == 0, quote
+    assert ("epoch 2/3" in quote) == (rank == 0 and terminal)
     assert re.fullmatch(r"Epoch =  2: [^\x1b]*\n" if rank == 0 else "", output.decode())
     if not terminal or rank:
-        assert shown == ""
+        assert quote == ""
 
 
 def read_all(terminal: int) -> str:

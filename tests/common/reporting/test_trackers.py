@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from requirements import need_packages
 
-from allstep.common.config.command_line import parse
+from allstep.common.base.errors import UserError
+from allstep.common.cli.command_line import parse
 from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.launch.placement import ALONE
-from allstep.common.process.errors import UserError
-from allstep.common.progress import Progress
+from allstep.common.recipe.progress import Progress
 from allstep.common.reporting import open_reporter
 from allstep.common.reporting.background import Background
 from allstep.common.reporting.base import Reporter
@@ -82,13 +82,13 @@ def wandb_records(data: bytes) -> list[Any]:
     """Return the records of a file in the format of LevelDB's logs: blocks of 32 KiB, with records split into parts."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    records, parts, place = [], b"", 7
-    while place < len(data):
-        if -place % 2**15 < 7:  # no room for another header in this block
-            place += -place % 2**15
-        length, kind = struct.unpack_from("<HB", data, place + 4)
-        parts += data[place + 7 : place + 7 + length]
-        place += 7 + length
+    records, parts, placement = [], b"", 7
+    while placement < len(data):
+        if -placement % 2**15 < 7:  # no room for another header in this block
+            placement += -placement % 2**15
+        length, kind = struct.unpack_from("<HB", data, placement + 4)
+        parts += data[placement + 7 : placement + 7 + length]
+        placement += 7 + length
         if kind in (1, 4):  # whole, or the last part
             records.append(Record.FromString(parts))
             parts = b""

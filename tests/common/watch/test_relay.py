@@ -14,9 +14,9 @@ SCRIPT = """
 import dataclasses, os, signal, socket, threading
 from unittest import mock
 from allstep.common import watch
-from allstep.common.hooks import Hook
+from allstep.common.training.hooks import Hook
 from allstep.common.process.exit import run_rank
-from allstep.common.start import start
+from allstep.common.training.start import start
 from allstep.pytorch import train
 
 class Breaks(Hook):
@@ -24,17 +24,17 @@ class Breaks(Hook):
         if session.progress.step == 7:
             targets = [getattr(thread, "_target", None) for thread in threading.enumerate()]
             threads = [one for one in targets if isinstance(getattr(one, "__self__", None), watch.Relay)]
-            print(f"rank {session.place.rank} has {len(threads)} relays", flush=True)
+            print(f"rank {session.placement.rank} has {len(threads)} relays", flush=True)
             session.worker.collectives.barrier()
-            if session.place.rank == 3:
+            if session.placement.rank == 3:
                 os.kill(os.getpid(), signal.NUMBER)
 
 def main():
-    config, place = start(train.strategies)
+    config, placement = start(train.strategies)
     mock.patch.object(watch, "RELAYED_FROM", 2).start()
-    mock.patch.object(socket, "gethostname", lambda: f"host{place.rank // 2}").start()
-    place = dataclasses.replace(place, local_rank=place.rank % 2, local_size=2)
-    train.session(config, place, [Breaks()]).train()
+    mock.patch.object(socket, "gethostname", lambda: f"host{placement.rank // 2}").start()
+    placement = dataclasses.replace(placement, local_rank=placement.rank % 2, local_size=2)
+    train.session(config, placement, [Breaks()]).train()
 
 run_rank(main)
 """

@@ -212,14 +212,14 @@ def test_strangers_are_turned_away_and_a_rank_is_let_in():
 FAILS = """
 import socket, threading
 from allstep.common.process.exit import run_rank
-from allstep.common.launch.placement import placement
+from allstep.common.launch.placement import find_placement
 from allstep.common.watch import Limits, ProgressState
 from allstep.common.watch.channel import Channel
 from allstep.common.watch.agent import Agent
 
 def fail():
     first, own = map(Channel, socket.socketpair())
-    agent = Agent(placement(), own, ProgressState(), Limits(stall=10, silence=30), list, first_host="a")
+    agent = Agent(find_placement(), own, ProgressState(), Limits(stall=10, silence=30), list, first_host="a")
     for watch in (agent.run, lambda: ask(first)):
         threading.Thread(target=watch, daemon=True).start()
     raise OSError("lost the disk")
@@ -236,8 +236,10 @@ run_rank(fail)
 
 def test_a_rank_that_waits_for_its_turn_to_tell_says_so_when_it_is_asked():
     """Otherwise it would be reported as stuck if its turn takes longer than --stall-timeout."""
-    place = {"RANK": "16", "SIZE": "32", "LOCAL_RANK": "16", "LOCAL_SIZE": "32"}
-    failed = run(sys.executable, "-c", FAILS, **{f"OMPI_COMM_WORLD_{name}": number for name, number in place.items()})
+    placement = {"RANK": "16", "SIZE": "32", "LOCAL_RANK": "16", "LOCAL_SIZE": "32"}
+    failed = run(
+        sys.executable, "-c", FAILS, **{f"OMPI_COMM_WORLD_{name}": number for name, number in placement.items()}
+    )
     assert (failed.returncode, failed.stdout) == (1, "it has failed\n"), failed.output
     assert "rank 16 of 32" in failed.stderr and "lost the disk" in failed.stderr
 

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from allstep.common.hooks import Hook, StopTraining
 from allstep.common.process.exit import run_rank
+from allstep.common.training.hooks import Hook, StopTraining
 
 FRAMEWORK, DIRECTORY = sys.argv[1], Path(sys.argv[2])
 BOTH, ONE = "localhost:2\n127.0.0.1:2\n", "localhost:2\n"
@@ -48,7 +48,7 @@ class Mishaps(Hook):
     def on_step(self, session) -> None:
         time.sleep(0.01)
         self._steps += 1
-        rank, size = session.place.rank, session.place.world_size
+        rank, size = session.placement.rank, session.placement.world_size
         if size == 2 and self._steps == STEPS_WITH_FOUR:
             hosts(rank, BOTH)
         if size < 4 or self._steps != STEPS_WITH_FOUR or not (left := self._left()):
@@ -58,7 +58,7 @@ class Mishaps(Hook):
         MISHAPS[left[0]](rank)
 
     def on_epoch(self, session) -> None:
-        if session.place.world_size == 4 and not self._left():
+        if session.placement.world_size == 4 and not self._left():
             raise StopTraining
 
     def _left(self) -> list[str]:

@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from allstep.common.hooks import Hook
 from allstep.common.process.exit import run_rank
+from allstep.common.training.hooks import Hook
 from allstep.pytorch import train
 
 KILLED, STEP = Path(sys.argv[1]) / "killed", int(sys.argv[2])
@@ -19,7 +19,7 @@ KILLED, STEP = Path(sys.argv[1]) / "killed", int(sys.argv[2])
 
 class KilledOnce(Hook):
     def on_step(self, session) -> None:
-        if session.place.rank == 1 and session.progress.step == STEP and not KILLED.exists():
+        if session.placement.rank == 1 and session.progress.step == STEP and not KILLED.exists():
             KILLED.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 

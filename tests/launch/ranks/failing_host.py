@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 
-from allstep.common.hooks import Hook
 from allstep.common.process.exit import run_rank
+from allstep.common.training.hooks import Hook
 from allstep.pytorch import train
 
 NUM_STEPS = 7
@@ -21,7 +21,7 @@ class Kill(Hook):
         self._last = session.progress.step + NUM_STEPS
 
     def on_step(self, session) -> None:
-        if session.place.rank == 1 and session.progress.step == self._last:
+        if session.placement.rank == 1 and session.progress.step == self._last:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

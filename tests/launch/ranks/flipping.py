@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from allstep.benchmarks.comparison.rank import open_session
+from allstep.commands.shared.rank import open_session
 from allstep.common.process.exit import run_rank
 
 PLANTED = 3
@@ -23,7 +23,7 @@ def main() -> None:
     session = open_session(framework, flags)
     if session is None:
         return
-    if session.place.rank == int(rank):
+    if session.placement.rank == int(rank):
         step = session.worker._step
         if framework == "tensorflow" and not session.strategy.reduction.is_ordered:
             flip_in_graph(session.worker)

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import numpy as np
 
-from allstep.common.slices import TreeSum, own_nodes, own_slices
+from allstep.common.data.slices import TreeSum, local_nodes, local_slices
 
 
 def tree_sum(num_slices: int, numbers: range, size: int) -> TreeSum:
@@ -34,8 +34,8 @@ rank, world_size = hvd.rank(), hvd.size()
 found = []
 for num_slices, size in [(world_size, 400), (world_size, 40_000), (world_size, 400_000), (world_size + 1, 40_000)]:
     ordered_sum = OrderedSum(num_slices, rank, world_size, HorovodExchange(keeps_order=True))
-    own = tree_sum(num_slices, own_slices(rank, world_size, num_slices), size).partial
-    assert tuple(own) == own_nodes(rank, world_size, num_slices)
+    own = tree_sum(num_slices, local_slices(rank, world_size, num_slices), size).partial
+    assert tuple(own) == local_nodes(rank, world_size, num_slices)
     total = ordered_sum({node: to_tensor(vector) for node, vector in own.items()})
     assert np.array_equal(total.numpy(), tree_sum(num_slices, range(num_slices), size).total)
     found.append(ordered_sum.in_order[size])

@@ -13,11 +13,11 @@ import sys
 
 import numpy as np
 
-from allstep.benchmarks.comparison.rank import open_session
-from allstep.benchmarks.proofs.fault_injection import Wrapped
-from allstep.common.hooks import Hook
-from allstep.common.loss_scale import LossScale
+from allstep.commands.shared.rank import open_session
+from allstep.commands.soak.fault_injection import Wrapped
 from allstep.common.process.exit import run_rank
+from allstep.common.recipe.loss_scale import LossScale
+from allstep.common.training.hooks import Hook
 
 PLANTED = 3
 
@@ -35,9 +35,9 @@ class Overflowing(Wrapped):
             float(result)  # so that no asynchronous step is in flight
         before = self.state()
         if planted and "model-parallel" in sys.argv:  # gradients carry the scale from stage to stage
-            from allstep.pytorch.state import own_parameters
+            from allstep.pytorch.state import local_parameters
 
-            _, parameter = list(own_parameters(self._network))[-1]
+            _, parameter = list(local_parameters(self._network))[-1]
             handle = parameter.register_hook(lambda gradient: gradient * math.inf)
             result = self.original.train_step(batch, learning_rate, loss_scale)
             handle.remove()
@@ -63,7 +63,7 @@ class Scaled(Hook):
         session.progress.loss_scale = LossScale(1024.0)
 
     def on_end(self, session):
-        print(f"all right on rank {session.place.rank}")
+        print(f"all right on rank {session.placement.rank}")
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     if session is None:
         return
     worker = Overflowing(session.worker)
-    worker.overflows = session.place.rank == int(rank)
+    worker.overflows = session.placement.rank == int(rank)
     dataclasses.replace(session, worker=worker, hooks=[Scaled()]).train()
 
 

@@ -13,8 +13,8 @@ import sys
 
 import numpy as np
 
-from allstep.benchmarks.comparison.rank import open_session
-from allstep.benchmarks.proofs.fault_injection import Wrapped
+from allstep.commands.shared.rank import open_session
+from allstep.commands.soak.fault_injection import Wrapped
 from allstep.common.process.exit import run_rank
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     session = open_session(framework, flags)
     if session is None:
         return
-    if session.place.rank == int(rank):
+    if session.placement.rank == int(rank):
         session = dataclasses.replace(session, worker=Planted(session.worker, fault, int(step)))
     dataclasses.replace(session, check_replicas=lambda *_: None).train()
 

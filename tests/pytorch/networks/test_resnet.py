@@ -7,7 +7,7 @@ import pytest
 import torch
 import torchvision
 
-from allstep.common.weights import checksum, initial_weights
+from allstep.common.recipe.weights import checksum, initial_weights
 from allstep.pytorch.models import build_model, export_weights, import_weights
 from allstep.pytorch.networks.batch_norm import BatchNorm
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm

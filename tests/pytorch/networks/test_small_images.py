@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from allstep.common.weights import initial_weights
+from allstep.common.recipe.weights import initial_weights
 from allstep.pytorch.models import build_model, export_weights, import_weights
 
 NUM_PARAMETERS = {"resnet32": 0.46e6, "resnet44": 0.66e6, "resnet56": 0.85e6, "resnet110": 1.7e6}

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from allstep.common.data.sharding import sample_order
-from allstep.common.hooks import Hook
+from allstep.common.training.hooks import Hook
 from allstep.pytorch import Session
 
 DIRECTORY, OPTIMIZER, *flags = sys.argv[1:]

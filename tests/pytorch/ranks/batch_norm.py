@@ -15,7 +15,7 @@ from allstep.common.config.train_config import StrategyConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
-from allstep.common.launch.placement import ALONE, Placement, placement
+from allstep.common.launch.placement import ALONE, Placement, find_placement
 from allstep.pytorch.compat import without_compiler
 from allstep.pytorch.strategies.horovod import Horovod
 from allstep.pytorch.strategies.single import Single
@@ -38,7 +38,7 @@ def batch(begin: int, end: int, rank: int, world_size: int) -> Batch:
 
 
 def trained(
-    strategy: Strategy, place: Placement, num_passes: int, *, num_norms: int = 1
+    strategy: Strategy, placement: Placement, num_passes: int, *, num_norms: int = 1
 ) -> tuple[Worker, nn.Module, list[np.ndarray]]:
     """Train on all batches; return the worker, its network, and its statistics after each batch."""
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def trained(
     worker = Worker(network, optimizer, config, strategy, torch.device("cpu"), DATASET)
     statistics = []
     for bounds in GLOBAL_BATCHES:
-        worker.train_step(batch(*bounds, place.rank, place.world_size), 0.1)
+        worker.train_step(batch(*bounds, placement.rank, placement.world_size), 0.1)
         statistics.append(np.concatenate([buffer.numpy() for buffer in network.buffers()]))
     return worker, network, statistics
 
@@ -82,7 +82,7 @@ def check_of_all_ranks(strategy: Horovod, num_passes: int, *, num_norms: int = 1
             np.testing.assert_allclose(received[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-PLACE = placement()
+PLACE = find_placement()
 horovod = Horovod(PLACE, StrategyConfig())
 horovod.init()
 check_of_each_rank(horovod)

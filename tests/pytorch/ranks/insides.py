@@ -13,7 +13,7 @@ import torch.distributed as dist
 from allstep.pytorch.compat import all_reduce_handles, gloo_is_busy
 
 NUM_SUMS = 50
-MOST_LOOKS = 1000
+MAX_LOOKS = 1000
 
 
 def check_handles(num_passes: int) -> None:
@@ -45,7 +45,7 @@ def check_gloo(folder: str) -> None:
             seen.add(gloo_is_busy())
         sum_.wait()
     assert True in seen, {Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
-    for _ in range(MOST_LOOKS):
+    for _ in range(MAX_LOOKS):
         if not gloo_is_busy():
             break
         time.sleep(0.01)

@@ -15,18 +15,18 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.data.loader import Batch, Slice
 from allstep.common.data.sharding import Position
-from allstep.common.launch.placement import placement
-from allstep.common.process.errors import UserError
+from allstep.common.launch.placement import find_placement
 from allstep.pytorch.compat import without_compiler
 from allstep.pytorch.passes import TrainPass
 from allstep.pytorch.precision import Precision
 from allstep.pytorch.slices import Slices
 
 LEARNING_RATE, NUM_STEPS, NUM_SAMPLES = 0.1, 6, 15
-PLACE = placement()
+PLACE = find_placement()
 IMAGES = torch.randn(NUM_SAMPLES, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 LABELS = torch.arange(NUM_SAMPLES) % 5
 # The two ranks have different numbers of samples, 7 and 8.

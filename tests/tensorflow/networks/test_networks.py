@@ -9,8 +9,8 @@ import tensorflow as tf
 import torch
 from ranks import full, last, train
 
-from allstep.common.models import MODELS
-from allstep.common.weights import checksum, initial_weights
+from allstep.common.catalog.networks import MODELS
+from allstep.common.recipe.weights import checksum, initial_weights
 from allstep.pytorch import models as pytorch_models
 from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
 

@@ -9,7 +9,7 @@ import torch
 import torchvision
 from ranks import last, train
 
-from allstep.common.weights import checksum
+from allstep.common.recipe.weights import checksum
 from allstep.tensorflow.models import build_model, canonical_weights, export_weights, import_weights
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 

@@ -9,7 +9,7 @@ import torch
 from ranks import last, train
 from torch import nn
 
-from allstep.common.weights import initial_weights
+from allstep.common.recipe.weights import initial_weights
 from allstep.pytorch import models as pytorch_models
 from allstep.tensorflow.models import build_model, canonical_weights, import_weights
 
@@ -26,7 +26,7 @@ def weights_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     }
 
 
-def by_pytorchs_own_layers(weights: dict[str, np.ndarray], *, causal: bool) -> torch.Tensor:
+def by_pytorchs_local_layers(weights: dict[str, np.ndarray], *, causal: bool) -> torch.Tensor:
     """Return the logits of nn.TransformerEncoder."""
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
     layer = nn.TransformerEncoderLayer(64, 4, 256, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True)
@@ -63,7 +63,7 @@ def test_logits_and_gradients(name):
     pytorch_models.import_weights(network, weights)
     import_weights(model, weights)
 
-    expected = by_pytorchs_own_layers(weights, causal=name == "text-decoder").detach().numpy()
+    expected = by_pytorchs_local_layers(weights, causal=name == "text-decoder").detach().numpy()
     logits = network(torch.from_numpy(TOKENS))
     np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=0, atol=1e-4)
     logits.logsumexp(-1).sum().backward()

@@ -13,7 +13,7 @@ from allstep.common.config.train_config import OptimizerConfig, StrategyConfig, 
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position, rank_slice
-from allstep.common.launch.placement import ALONE, Placement, placement
+from allstep.common.launch.placement import ALONE, Placement, find_placement
 from allstep.tensorflow.networks.batch_norm import BatchNorm
 from allstep.tensorflow.optimizers import build_optimizer
 from allstep.tensorflow.strategies.horovod import Horovod
@@ -27,11 +27,11 @@ DATASET = Dataset(None, None, (6, 6, 1), 3, mean=(0.5,), std=(0.25,))
 GLOBAL_BATCHES = ((0, 4), (4, 6), (6, 7))
 
 
-def batch(begin: int, end: int, place: Placement) -> Batch:
+def batch(begin: int, end: int, placement: Placement) -> Batch:
     """Return a batch as the loader makes it."""
-    first, after = rank_slice(begin, end, rank=place.rank, world_size=place.world_size)
+    first, after = rank_slice(begin, end, rank=placement.rank, world_size=placement.world_size)
     read = slice(first, max(after, first + 1))
-    loss_weight = place.world_size / (end - begin) if after > first else 0.0
+    loss_weight = placement.world_size / (end - begin) if after > first else 0.0
     return Batch(IMAGES[read], np.arange(7)[read] % 3, after - first, end - begin, loss_weight, Position(0, end))
 
 
@@ -84,7 +84,7 @@ def check_of_all_ranks(strategy: Horovod, num_passes: int) -> None:
             np.testing.assert_allclose(arrays[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-PLACE = placement()
+PLACE = find_placement()
 horovod = Horovod(PLACE, StrategyConfig())
 horovod.init()
 check_of_each_rank(horovod, 1)

@@ -11,15 +11,15 @@ os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
 
 import numpy as np
 
-from allstep.benchmarks.proofs.curves import weights_apart
+from allstep.commands.parity.curves import weights_apart
+from allstep.common.base.errors import Fault
 from allstep.common.config.train_config import OptimizerConfig, StrategyConfig, TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.data.sharding import Position
+from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.launch.placement import ALONE
-from allstep.common.process.errors import Fault
-from allstep.common.replica_check import check_replicas_equal
-from allstep.common.weights import initial_weights
+from allstep.common.recipe.weights import initial_weights
 from allstep.tensorflow.models import build_model, export_weights, import_weights
 from allstep.tensorflow.optimizers import build_optimizer
 from allstep.tensorflow.strategies.central_storage import CentralStorage

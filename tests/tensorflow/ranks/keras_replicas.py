@@ -47,7 +47,7 @@ def layers():
     return [keras.Input((4,)), keras.layers.Dense(5, name="hidden"), keras.layers.Dense(3, name="logits")]
 
 
-def own_step(averages: bool) -> OwnStep:
+def local_step(averages: bool) -> OwnStep:
     keras.utils.set_random_seed(0)
     model = OwnStep(layers())
     model.averages = averages
@@ -102,7 +102,7 @@ def not_refused():
     frozen.compile("rmsprop", loss, run_eagerly=True)
     fit(frozen, broadcast(), hvd.callbacks.MetricAverageCallback())
     compiled(None).evaluate(*samples(seed=0), verbose=0, callbacks=[broadcast(), hvd.callbacks.MetricAverageCallback()])
-    model = own_step(averages=True)
+    model = local_step(averages=True)
     fit(model, broadcast(), epochs=2)
     return values(model.weights)
 
@@ -150,7 +150,7 @@ def found_after_an_epoch():
         "iterations": changed(lambda m: m.optimizer._iterations, average(), by=1),
         "embedding": changed_words(0.1),
         "embedding, by rounding": changed_words(1e-7),
-        "own step": error(fit, own_step(averages=False), broadcast()),
+        "own step": error(fit, local_step(averages=False), broadcast()),
         "second optimizer": changed(
             lambda m: m.optimizers[1]["second"].variables[-1], broadcast(), two_optimizers(sgd(), sgd())
         ),
@@ -205,7 +205,7 @@ def each_ranks_own():
 
 
 @case
-def a_models_own_optimizers():
+def a_models_local_optimizers():
     """Only rank 0 has trained before; on rank 1, the slots of one optimizer are not even built."""
     model = two_optimizers(sgd(), sgd())
     first, second = model.optimizers[0], model.optimizers[1]["second"]

@@ -12,8 +12,8 @@ from hostile_files import zeros_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, array_cache, cifar10, load, prepare
-from allstep.common.process.errors import UserError
 
 GENERATOR = np.random.default_rng(0)
 NAMES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]

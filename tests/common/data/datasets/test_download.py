@@ -10,10 +10,10 @@ import threading
 
 import pytest
 
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import redact_url
 from allstep.common.data.datasets import DataConfig, load, prepare
-from allstep.common.data.datasets.config import redact_url
 from allstep.common.data.datasets.download import RemoteFile, fetch, print_checksum_source
-from allstep.common.process.errors import UserError
 
 BODY = bytes(range(256)) * 400
 NAME = "data.gz"
@@ -183,7 +183,7 @@ def test_a_password_does_not_follow_a_redirect(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "quote"),
     [
         ("https://host/folder", "https://host/folder"),
         ("https://user:p@ss@host:80/folder?token=1#part", "https://host:80/folder"),
@@ -192,8 +192,8 @@ def test_a_password_does_not_follow_a_redirect(server, tmp_path):
         ("file:///folder", "file:///folder"),
     ],
 )
-def test_without_secrets(url, shown):
-    assert redact_url(url) == shown
+def test_without_secrets(url, quote):
+    assert redact_url(url) == quote
 
 
 def test_a_folder_as_mirror(tmp_path):
@@ -254,7 +254,7 @@ import resource, sys
 from pathlib import Path
 from allstep.common.data.datasets.download import RemoteFile, fetch
 from allstep.common.data.datasets.files import data_dir_errors
-from allstep.common.process.errors import UserError
+from allstep.common.base.errors import UserError
 url, directory, limit = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
 try:

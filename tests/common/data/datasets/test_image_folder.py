@@ -12,11 +12,12 @@ import pytest
 from hostile_files import endless, png_of, sparse
 from PIL import Image
 
-from allstep.common.data.datasets import DataConfig, decoding, load, prepare
-from allstep.common.data.datasets.augment import NUM_CROP_DRAWS, centre_box, random_resized_box
-from allstep.common.data.datasets.encoded import PACKAGES
+from allstep.common.base.errors import UserError
+from allstep.common.data.datasets import DataConfig, load, prepare
 from allstep.common.data.datasets.hashing import uniform_draws
-from allstep.common.process.errors import UserError
+from allstep.common.data.images import decoding
+from allstep.common.data.images.crop import NUM_CROP_DRAWS, centre_box, random_resized_box
+from allstep.common.data.images.encoded import PACKAGES
 
 COLOURS = {"ant": (200, 30, 30), "bee": (30, 200, 30), "cat": (30, 30, 200)}
 

@@ -18,10 +18,10 @@ from hostile_files import idx, zeros_after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, load, mnist, prepare
 from allstep.common.data.datasets.download import RemoteFile
 from allstep.common.files import regular_file
-from allstep.common.process.errors import UserError
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
@@ -44,7 +44,7 @@ def published(monkeypatch) -> Iterator[None]:
     monkeypatch.setitem(mnist.FILES, "mnist", table)
 
 
-def own_files(directory: Path, vouch, **changed: bytes) -> DataConfig:
+def local_files(directory: Path, vouch, **changed: bytes) -> DataConfig:
     """Put the small files, some of them `changed`, where users put their own."""
     (directory / "mnist").mkdir(exist_ok=True)
     for name, body in {**FILES, **changed}.items():
@@ -121,7 +121,7 @@ def test_damaged_arrays_are_unpacked_again(published, server, tmp_path, damage):
 
 def test_intact_arrays_are_left_alone(tmp_path, vouch):
     # Ranks of another run may have the arrays mapped, and rewriting them would delay start-up.
-    config = own_files(tmp_path, vouch)
+    config = local_files(tmp_path, vouch)
     prepare(config)
     before = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
     prepare(config)
@@ -141,7 +141,7 @@ def test_a_changed_byte_in_the_arrays_is_noticed(published, server, tmp_path):
 
 
 def test_two_processes_prepare_at_once(tmp_path, vouch):
-    own_files(tmp_path, vouch)
+    local_files(tmp_path, vouch)
     program = (
         "import sys; from pathlib import Path; from allstep.common.data.datasets import *;"
         "config = DataConfig(dataset='mnist', data_dir=Path(sys.argv[1])); prepare(config);"
@@ -155,10 +155,10 @@ def test_two_processes_prepare_at_once(tmp_path, vouch):
 
 
 def test_own_files_in_place_of_earlier_ones(tmp_path, vouch):
-    config = own_files(tmp_path, vouch)
+    config = local_files(tmp_path, vouch)
     prepare(config)
     other = np.arange(50, dtype=np.uint8)[::-1] % 10
-    prepare(own_files(tmp_path, vouch, **{TRAIN_LABELS: idx(other)}))
+    prepare(local_files(tmp_path, vouch, **{TRAIN_LABELS: idx(other)}))
     np.testing.assert_array_equal(load(config).train.targets, other)
 
 
@@ -214,7 +214,7 @@ BAD_FILES = {
 @pytest.mark.parametrize("kind", BAD_FILES)
 def test_a_bad_file_is_one_clear_line(tmp_path, vouch, kind):
     name, body, reason = BAD_FILES[kind]
-    config = own_files(tmp_path, vouch, **{name: body})
+    config = local_files(tmp_path, vouch, **{name: body})
     with pytest.raises(UserError, match=reason) as caught:
         prepare(config)
     assert name in str(caught.value) and "\n" not in str(caught.value)
@@ -225,10 +225,10 @@ def test_a_bad_file_is_one_clear_line(tmp_path, vouch, kind):
 
 def test_a_full_disk_while_unpacking_leaves_nothing_that_is_used(tmp_path, vouch):
     """A limit on file size stands in for a full disk; the images, 39,200 bytes, do not fit."""
-    config = own_files(tmp_path, vouch)
+    config = local_files(tmp_path, vouch)
     program = (
         "import resource, sys; from pathlib import Path; from allstep.common.data.datasets import *\n"
-        "from allstep.common.process.errors import UserError\n"
+        "from allstep.common.base.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "try: prepare(DataConfig(dataset='mnist', data_dir=Path(sys.argv[1])))\n"
         "except UserError as error: print(error)"
@@ -243,11 +243,11 @@ def test_a_full_disk_while_unpacking_leaves_nothing_that_is_used(tmp_path, vouch
 def test_no_images_at_all(tmp_path, vouch):
     empty = {TEST_IMAGES: idx(np.zeros((0, 28, 28), np.uint8)), TEST_LABELS: idx(np.zeros(0, np.uint8))}
     with pytest.raises(UserError, match="expected at least one label"):
-        prepare(own_files(tmp_path, vouch, **empty))
+        prepare(local_files(tmp_path, vouch, **empty))
 
 
 def test_a_file_that_cannot_be_read(tmp_path, vouch):
-    config = own_files(tmp_path, vouch)
+    config = local_files(tmp_path, vouch)
     os.unlink(tmp_path / "mnist" / TRAIN_LABELS)
     os.mkdir(tmp_path / "mnist" / TRAIN_LABELS)
     with pytest.raises(UserError, match="expected a regular file, received a directory"):
@@ -268,7 +268,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_bomb_takes_no_more_than_its_header_says(tmp_path, vouch, kind):
-    config = own_files(tmp_path, vouch, **{TRAIN_IMAGES: BOMBS[kind]})
+    config = local_files(tmp_path, vouch, **{TRAIN_IMAGES: BOMBS[kind]})
     tracemalloc.start()
     with pytest.raises(UserError, match="expected .* received (more|3367254359280)"):
         prepare(config)
@@ -279,7 +279,7 @@ def test_a_bomb_takes_no_more_than_its_header_says(tmp_path, vouch, kind):
 
 def test_content_larger_than_memory_is_not_read(tmp_path, vouch, monkeypatch):
     monkeypatch.setattr(regular_file, "available_memory", lambda: 2**26)
-    config = own_files(tmp_path, vouch, **{TRAIN_IMAGES: empty_file_for(10**5)})
+    config = local_files(tmp_path, vouch, **{TRAIN_IMAGES: empty_file_for(10**5)})
     with pytest.raises(UserError, match="expected at most 67108864 bytes, the memory that is left, received 235200000"):
         prepare(config)
 
@@ -287,7 +287,7 @@ def test_content_larger_than_memory_is_not_read(tmp_path, vouch, monkeypatch):
 @pytest.mark.parametrize("name", [TRAIN_IMAGES, "SHA256SUMS", "unpacked-*/train_images.npy", "unpacked-*/SHA256SUMS"])
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path, vouch, name, kind):
-    config = own_files(tmp_path, vouch)
+    config = local_files(tmp_path, vouch)
     prepare(config)
     [path] = (tmp_path / "mnist").glob(name)
     path.unlink()
@@ -312,7 +312,7 @@ FORGED = {
 def test_forged_arrays_with_right_checksums(tmp_path, vouch, kind):
     """Oracle: the output of `_write`; a batch of anything else would train on other data than the data set's."""
     name, array, reason = FORGED[kind]
-    config = own_files(tmp_path, vouch)
+    config = local_files(tmp_path, vouch)
     prepare(config)
     [target] = (tmp_path / "mnist").glob("unpacked-*")
     np.save(target / f"{name}.npy", array)

@@ -6,8 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import DataConfig, load
-from allstep.common.process.errors import UserError
 
 
 def synthetic(**flags):

@@ -1,0 +1,173 @@
+"""Whether runs on a GPU end where they must: as on a CPU, as the other framework, and as the same run before.
+
+No time is measured, so that all these runs may be under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.benchmarks.gpu import synchronisation
+from allstep.benchmarks.gpu.effort import Effort
+from allstep.commands.parity import command as parity
+from allstep.commands.shared.measure import job, largest_relative_difference
+from allstep.commands.shared.records.figures import Figure
+from allstep.commands.shared.records.runs import Events, read_events
+from allstep.common.catalog.strategies import FRAMEWORKS
+
+SAME_CURVE = "<= 1e-5"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Runs, and what they show."""
+
+    commands: Sequence[Sequence[str]]
+    figures: Callable[[], list[Figure]]
+    """To be called when all have ended well."""
+
+
+def run_events(output_dir: Path) -> Events:
+    """What a run has reported."""
+    return read_events(output_dir / "metrics.jsonl")
+
+
+def curves(effort: Effort, folder: Path) -> Trial:
+    """The CNN on digits in float32, as `allstep parity` trains it: losses of every step."""
+    places = {
+        (framework, device): folder / f"{framework}-{device}" for framework in FRAMEWORKS for device in ("cpu", "gpu")
+    }
+    devices = {"cpu": "cpu", "gpu": effort.device}
+
+    def figures() -> list[Figure]:
+        return [
+            *(
+                _apart(
+                    f"{framework}: losses in float32, GPU from CPU", *(places[framework, at] for at in ("gpu", "cpu"))
+                )
+                for framework in FRAMEWORKS
+            ),
+            _apart(
+                "losses in float32 on the GPU, tensorflow from pytorch",
+                places["tensorflow", "gpu"],
+                places["pytorch", "gpu"],
+            ),
+        ]
+
+    return Trial([_curve(name, devices[at], output, effort) for (name, at), output in places.items()], figures)
+
+
+def compiled_curves(effort: Effort, folder: Path) -> Trial:
+    """The same on the GPU with and without --compile."""
+    flags = {"plain": (), "compiled": ("--compile",)}
+    places = {(framework, how): folder / f"{framework}-{how}" for framework in FRAMEWORKS for how in flags}
+
+    def figures() -> list[Figure]:
+        return [
+            _apart(
+                f"{framework}: losses in float32, --compile from without",
+                *(places[framework, how] for how in ("compiled", "plain")),
+            )
+            for framework in FRAMEWORKS
+        ]
+
+    commands = [_curve(name, effort.device, output, effort, *flags[how]) for (name, how), output in places.items()]
+    return Trial(commands, figures)
+
+
+def equal_bits(effort: Effort, folder: Path) -> Trial:
+    """ResNet-18 in bf16 with --deterministic, twice: the checksum of the weights."""
+    batch = effort.small_batch["resnet18"]
+    outputs = {(framework, turn): folder / f"{framework}-{turn}" for framework in FRAMEWORKS for turn in (1, 2)}
+
+    def figures() -> list[Figure]:
+        sums = {placement: run_events(output).ends[0].weights_checksum for placement, output in outputs.items()}
+        differ = {framework: float(sums[framework, 1] != sums[framework, 2]) for framework in FRAMEWORKS}
+        return [
+            Figure(f"{framework}: equal runs, --deterministic, that end in other bits", value, 0, value, "<= 0")
+            for framework, value in differ.items()
+        ]
+
+    commands = [
+        job(
+            f"allstep.{framework}.train",
+            *("--dataset", "synthetic", "--synthetic-shape", 32, 32, 3),
+            *("--synthetic-samples", batch * effort.deterministic_steps, "--batch-size", batch, "--epochs", 1),
+            *("--model", "resnet18", "--precision", "bf16", "--deterministic"),
+            *("--strategy", "single", "--device", effort.device, "--output-dir", output),
+            num_ranks=None,
+        )
+        for (framework, _), output in outputs.items()
+    ]
+    return Trial(commands, figures)
+
+
+def half_precision(effort: Effort, folder: Path) -> Trial:
+    """The CNN on digits in fp16, with its loss scaled, beside float32: what it has learned."""
+    outputs = {
+        (framework, precision): folder / f"{framework}-{precision}"
+        for framework in FRAMEWORKS
+        for precision in ("fp16", "float32")
+    }
+
+    def figures() -> list[Figure]:
+        scores = {
+            placement: run_events(output).epochs[-1].validation_accuracy or 0.0 for placement, output in outputs.items()
+        }
+        return [
+            Figure(
+                f"{framework}: validation accuracy, fp16 / float32",
+                scores[framework, "fp16"],
+                scores[framework, "float32"],
+                scores[framework, "fp16"] / scores[framework, "float32"],
+                ">= 0.98",
+            )
+            for framework in FRAMEWORKS
+        ]
+
+    commands = [
+        job(
+            f"allstep.{framework}.train",
+            *("--dataset", "digits", "--model", "cnn", "--epochs", 3, "--precision", precision),
+            *("--strategy", "single", "--device", effort.device, "--output-dir", output),
+            num_ranks=None,
+        )
+        for (framework, precision), output in outputs.items()
+    ]
+    return Trial(commands, figures)
+
+
+def first_run(effort: Effort, folder: Path) -> Trial:
+    """README's first command, two ranks on however many GPUs there are, without a flag: whatever `effort` says."""
+    commands = [job(f"allstep.{framework}.train", "--epochs", 1) for framework in FRAMEWORKS]
+    return Trial(commands, lambda: [Figure("make train's runs that fail", 0, 0, 0, "<= 0")])
+
+
+def synchronisations(effort: Effort, folder: Path) -> Trial:
+    """Steps of ResNet-18 in bf16, as torch's debug mode sees them."""
+    output = folder / "waits"
+    flags = ("--dataset", "synthetic", "--synthetic-shape", 32, 32, 3, "--model", "resnet18", "--precision", "bf16")
+
+    def figures() -> list[Figure]:
+        waits = int(output.read_text()) / synchronisation.NUM_STEPS
+        return [Figure("pytorch: waits of the host for the GPU in a step", waits, 0, waits, "<= 0")]
+
+    return Trial([job(synchronisation.__name__, output, *flags, "--device", effort.device, num_ranks=None)], figures)
+
+
+def _curve(framework: str, device: str, output: Path, effort: Effort, *flags: str) -> list[str]:
+    return job(
+        f"allstep.{framework}.train",
+        *(*parity.DATA_FLAGS, *parity.SGD, "--momentum", 0.9, "--seed", parity.SEED),
+        *("--epochs", effort.exact_epochs, "--log-every", 1, "--precision", "float32"),
+        *("--strategy", "single", "--device", device, "--output-dir", output, *flags),
+        num_ranks=None,
+    )
+
+
+def _apart(what: str, ours: Path, reference: Path) -> Figure:
+    """The largest difference of the losses of two runs."""
+    one, other = ([step.loss for step in run_events(output).steps] for output in (ours, reference))
+    return Figure(what, one[-1], other[-1], largest_relative_difference(one, other), SAME_CURVE)

@@ -1,0 +1,159 @@
+"""How fast the trainers are beside loops by hand: all are there at once and train a block of batches in turn.
+
+So they see the same clocks and temperature, and compile at the same time. Ours runs under horovodrun on one rank.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from allstep.benchmarks.gpu import decode
+from allstep.benchmarks.gpu.effort import Effort
+from allstep.benchmarks.gpu.images import write_images
+from allstep.commands.shared.measure import epoch_rates, job, median_ratio, run
+from allstep.commands.shared.records.figures import Figure, missing
+from allstep.commands.shared.records.files import read_json
+from allstep.commands.shared.turns import Launch, run_in_turn
+
+NUM_THREADS = 4
+# Launches of the same program on one GPU differ by 1 to 2 %.
+AS_FAST = ">= 0.97"
+SMALL_SHAPES = {"cnn": (28, 28, 1), "resnet18": (32, 32, 3)}
+SMALL_NETWORKS = {"pytorch": ("cnn", "resnet18"), "tensorflow": ("cnn",)}
+"""That are held against loops by hand; the CNN with and without --compile."""
+
+Rates = Mapping[str, Sequence[float]]
+"""Images per second of each block of each command that ended well, by the commands' names."""
+
+
+def rates_in_turn(commands: dict[str, Sequence[object]], effort: Effort, folder: Path) -> Rates:
+    """Run commands in turn; those that do not end well are reported on stderr, and left out."""
+    folder.mkdir(parents=True)
+    outputs = {name: folder / f"{name}.json" for name in commands}
+    launches = []
+    for name, command in commands.items():
+        socket = folder / f"{name}.turns"
+        words = [*command, "--turns", socket, "--output", outputs[name]]
+        # Horovod polls, but a machine with a GPU has cores to spare for one rank.
+        launches.append(Launch([list(map(str, words))], socket, polls=False))
+    # Before the whole check is ended, so that what a job printed that does not end is seen.
+    time_limit = 0.9 * effort.seconds
+    outcomes = run_in_turn(launches, time_limit=time_limit, num_threads=NUM_THREADS, starting=len(launches))
+    rates = {}
+    for name, outcome in zip(commands, outcomes, strict=True):
+        if outcome.status == "ok":
+            rates[name] = _rates(json.loads(outputs[name].read_text()))
+        else:
+            print(f"{name}: {outcome.reason}\n{outcome.log}", file=sys.stderr)
+    return rates
+
+
+def _rates(measured: dict) -> list[float]:
+    return [block["num_images"] / max(block["seconds_by_rank"]) for block in measured["blocks"]]
+
+
+def large(framework: str, effort: Effort, folder: Path, *, compiled: bool) -> Figure:
+    """ResNet-50 in bf16 on synthetic images."""
+    flags = _flags("resnet50", effort.large_shape, effort.large_batch[framework], 1000, effort.num_batches, effort)
+    flags += ["--precision", "bf16", *(["--compile"] if compiled else [])]
+    what = f"{framework}: resnet50 bf16{' compiled' if compiled else ''}, images/s / by hand"
+    rates = rates_in_turn({"ours": _ours(framework, flags), "hand": _by_hand(framework, flags)}, effort, folder / "it")
+    return _figure(what, rates, "ours", "hand", AS_FAST)
+
+
+def small(framework: str, effort: Effort, folder: Path) -> list[Figure]:
+    """Networks whose steps are bound by what starts them; and what --compile gains and --deterministic costs there."""
+    commands: dict[str, Sequence[object]] = {}
+    for model, shape in SMALL_SHAPES.items():
+        flags = _flags(model, shape, effort.small_batch[model], 10, 5 * effort.num_batches, effort)
+        flags += ["--precision", "float32" if model == "cnn" else "bf16"]
+        commands[model] = _ours(framework, flags)
+        if model in SMALL_NETWORKS[framework]:
+            commands[f"{model}-hand"] = _by_hand(framework, flags)
+        if model == "cnn":
+            commands[f"{model}-compiled"] = [*commands[model], "--compile"]
+            commands[f"{model}-compiled-hand"] = [*commands[f"{model}-hand"], "--compile"]
+        else:
+            commands[f"{model}-deterministic"] = [*commands[model], "--deterministic"]
+    rates = rates_in_turn(commands, effort, folder / "it")
+    return [
+        *(
+            _figure(f"{framework}: {model}, images/s / by hand", rates, model, f"{model}-hand", ">= 1.0")
+            for model in SMALL_NETWORKS[framework]
+        ),
+        _figure(f"{framework}: cnn compiled, images/s / by hand", rates, "cnn-compiled", "cnn-compiled-hand", ">= 1.0"),
+        _figure(f"{framework}: cnn, images/s --compile / without", rates, "cnn-compiled", "cnn", ">= 1.0"),
+        _figure(
+            f"{framework}: resnet18, images/s --deterministic / without", rates, "resnet18-deterministic", "resnet18"
+        ),
+    ]
+
+
+def real_images(effort: Effort, folder: Path) -> Figure:
+    """Training from JPEG files beside training from images that lie on the device: what the input costs."""
+    data, output = folder / "images", folder / "real"
+    write_images(data, effort.num_images)
+    batch = effort.large_batch["pytorch"]
+    flags = _flags("resnet50", effort.large_shape, batch, 1000, effort.num_batches, effort)
+    rates = rates_in_turn(
+        {"synthetic": _ours("pytorch", [*flags, "--precision", "bf16"])}, effort, folder / "synthetic"
+    )
+    run(
+        job(
+            "allstep.pytorch.train",
+            *("--dataset", "image-folder", "--data-dir", data, "--image-size", effort.large_shape[0]),
+            *("--decode-threads", effort.decode_threads, "--model", "resnet50"),
+            *("--precision", "bf16", "--batch-size", batch, "--base-lr", 1e-6, "--epochs", 3, "--drop-last"),
+            *("--device", effort.device, "--output-dir", output),
+            num_ranks=1,
+        )
+    )
+    what = "pytorch: resnet50 bf16, images/s JPEG files / synthetic"
+    return _figure(what, {**rates, "real": epoch_rates(output)}, "real", "synthetic", ">= 0.95")
+
+
+def decoding(effort: Effort, folder: Path) -> list[Figure]:
+    """JPEG files by --decode gpu and by the CPU, with no network behind: how fast, and how far pixels are apart."""
+    data, output, threads = folder / "images", folder / "decoding.json", effort.decode_threads
+    write_images(data, effort.num_images // 4)
+    flags = ("--data-dir", data, "--batch-size", effort.large_batch["pytorch"], "--image-size", effort.large_shape[0])
+    run(job(decode.__name__, output, *flags, "--decode-threads", threads, "--device", effort.device, num_ranks=None))
+    found = read_json(decode.Decoding, output)
+    ours, cpu, apart = found.images_per_second, found.images_per_second_cpu, found.mean_difference
+    return [
+        Figure(f"JPEG files by --decode gpu: images/s / by {threads} threads of the CPU", ours, cpu, ours / cpu, ""),
+        Figure("the same: how far pixels of 0 to 255 are apart on average", apart, 0, apart, "<= 2"),
+    ]
+
+
+def _flags(
+    model: str, shape: Sequence[int], batch: int, num_classes: int, num_batches: int, effort: Effort
+) -> list[object]:
+    """Flags that ours and the loops by hand have in common."""
+    return [
+        *("--model", model, "--batch-size", batch, "--device", effort.device),
+        *("--synthetic-shape", *shape, "--synthetic-classes", num_classes),
+        *("--num-warmup-batches", effort.num_warmup, "--num-batches-per-iter", num_batches),
+        *("--num-iters", effort.num_blocks),
+    ]
+
+
+def _ours(framework: str, flags: Sequence[object]) -> list[object]:
+    return [*job("allstep.commands.compare.synthetic", num_ranks=1), "--framework", framework, *flags]
+
+
+def _by_hand(framework: str, flags: Sequence[object]) -> list[object]:
+    return [*job(f"allstep.benchmarks.handwritten.{framework}_gpu", num_ranks=None), *flags]
+
+
+def _figure(what: str, rates: Rates, ours: str, reference: str, target: str = "") -> Figure:
+    """The rates of one command over those of another; a row that says so where one has failed."""
+    if failed := [name for name in (ours, reference) if name not in rates]:
+        return missing(what, f"{' and '.join(failed)} failed")
+    one, other = rates[ours], rates[reference]
+    ratio = median_ratio(one, other) if len(one) == len(other) else statistics.median(one) / statistics.median(other)
+    return Figure(what, statistics.median(one), statistics.median(other), ratio, target)

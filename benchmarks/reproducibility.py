@@ -1,0 +1,89 @@
+"""Whether two runs of `allstep compare` agree:
+
+    allstep compare --output-dir runs/first
+    allstep compare --output-dir runs/second
+    python -m allstep.benchmarks.reproducibility runs/first runs/second
+
+For every cell that both have: its share of the machine's limit (images/s over that of independent processes in the same
+round, the median over rounds) in both runs; and for every place in the table, the strategies' rankings (`>` is faster,
+`~` not distinguished), and whether a strategy is faster than another in one and slower in the other. Images/s
+themselves follow the machine, which may be slower today. How well each run knew its shares stands below. The exit
+status is 0 where no share differs by more than 5 % and no ranking contradicts the other, 1 else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from allstep.commands.compare.ranking import is_faster, rankings
+from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult
+from allstep.commands.compare.samples import resolution
+from allstep.commands.shared.records import files
+from allstep.common.base.errors import UserError
+from allstep.common.base.flag_types import Parser, nonempty_path
+from allstep.common.process.exit import run_rank
+
+BOUND = 0.05
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A share of the limit in two runs."""
+
+    cell: str
+    first: float
+    second: float
+
+    @property
+    def change(self) -> float:
+        return self.second / self.first - 1
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.change) <= BOUND
+
+
+def repetitions(first: Sequence[CellResult], second: Sequence[CellResult]) -> list[Repetition]:
+    """The cells of two runs that are compared with independent processes in both."""
+    shares = {cell.id: cell.share_of_limit for cell in first}
+    again = {cell.id: cell.share_of_limit for cell in second}
+    pairs = [(name, share, again.get(name)) for name, share in shares.items()]
+    return [Repetition(name, one.median, two.median) for name, one, two in pairs if one and two]
+
+
+def contradicted(first: Sequence[CellResult], second: Sequence[CellResult]) -> set[tuple]:
+    """The places where a strategy is faster than another in one run, and slower in the other."""
+    found, again = (
+        {(cell.placement, cell.strategy, rival) for cell in cells for rival in cell.against if is_faster(cell, rival)}
+        for cells in (first, second)
+    )
+    return {placement for placement, faster, slower in found if (placement, slower, faster) in again}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, and end with status 1 where the runs do not agree."""
+    parser = Parser("python -m allstep.benchmarks.reproducibility", __doc__)
+    parser.add_argument("directories", nargs=2, type=nonempty_path, metavar="DIR")
+    flags = parser.parse_args(argv)
+    first, second = (files.read_input(ComparisonResult, path / SUMMARY).cells for path in flags.directories)
+    found, before, after = repetitions(first, second), rankings(first), rankings(second)
+    if not found:
+        raise UserError("expected two comparisons with cells in common, received none; repeat the same command")
+    for one in found:
+        print(f"{one.cell:64} {one.first:6.3f} {one.second:6.3f} {one.change:+7.1%}  {_verdict(one.holds)}")
+    changed = contradicted(first, second)
+    for cell in sorted(before.keys() & after.keys()):
+        print(f"{'.'.join(map(str, cell)):64} {before[cell]}; {after[cell]}  {_verdict(cell not in changed)}")
+    for directory, cells in zip(flags.directories, (first, second), strict=True):
+        print(f"{directory}: {resolution(cells)}")
+    sys.exit(0 if not changed and all(one.holds for one in found) else 1)
+
+
+def _verdict(holds: bool) -> str:
+    return "yes" if holds else "NO"
+
+
+if __name__ == "__main__":
+    run_rank(main)

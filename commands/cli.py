@@ -1,0 +1,130 @@
+"""Console script `allstep` with all commands but the trainers; a command's module is imported only when it is called.
+
+allstep --help
+allstep parity --optimizers momentum,adam
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from allstep.common.base.errors import UserError, quote
+from allstep.common.process.exit import run_rank
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `allstep`."""
+
+    module: str
+    """Module whose `main` takes the arguments that follow the command."""
+    summary: str
+    """One line for `allstep --help`."""
+
+
+COMMANDS = {
+    "compare": Command(
+        "allstep.commands.compare.command",
+        "Compare frameworks and strategies on this machine: speed, scaling, time to accuracy, memory, start-up.",
+    ),
+    "hosts": Command(
+        "allstep.commands.hosts.command",
+        "Check a job's hosts, convert them between launcher notations, and print each launcher's start command.",
+    ),
+    "doctor": Command(
+        "allstep.commands.doctor.command",
+        "Check hosts before a job: software, GPUs, memory, ssh, clocks, ports, bandwidth; print a fix for each fault.",
+    ),
+    "launch": Command(
+        "allstep.commands.launch.command",
+        "Write or submit a Slurm batch script that saves before its time limit, requeues itself, and resumes.",
+    ),
+    "parity": Command(
+        "allstep.commands.parity.command",
+        "Train the same network in both frameworks on 1, 2 and 4 ranks; print how far the results differ.",
+    ),
+    "predict": Command(
+        "allstep.commands.forecast.command",
+        "Forecast step time, efficiency and time to accuracy on 1 to 100,000 ranks; check against published tables.",
+    ),
+    "collectives": Command(
+        "allstep.commands.collectives.command",
+        "Measure all-reduce and other collectives in MPI, Horovod, torch and TensorFlow; recommend Horovod settings.",
+    ),
+    "timeline": Command(
+        "allstep.commands.timeline.command",
+        "Break down the time in a Horovod timeline: negotiation, queue, reduction, and overlap.",
+    ),
+    "report": Command(
+        "allstep.commands.report.command",
+        "Write report.html and report.md from results of the other commands, benchmarks and training runs.",
+    ),
+    "study": Command(
+        "allstep.commands.study.command",
+        "Run a study of large batches, optimizers or strategies; report whether it agrees with the literature.",
+    ),
+    "prove": Command(
+        "allstep.commands.prove.command",
+        "Check any distributed training script: are the ranks in sync, and if not, which line is wrong?",
+    ),
+    "bisect": Command(
+        "allstep.commands.bisect.command",
+        "Find where two runs with --trace diverge: first step, tensor and rank; run that step again on both sides.",
+    ),
+    "tune": Command(
+        "allstep.commands.tune.command",
+        "Search for the flags that train best, trial by trial, under any launcher; resume after a kill.",
+    ),
+    "difficulty": Command(
+        "allstep.commands.difficulty.command",
+        "Train briefly and write the loss of each training sample, for --curriculum to order the samples.",
+    ),
+    "soak": Command(
+        "allstep.commands.soak.command",
+        "Kill training at random moments, resume it, and check that the result is as without a kill.",
+    ),
+}
+
+
+def main() -> None:
+    """Run the command that the command line names."""
+    run_rank(lambda: call(sys.argv[1:]))
+
+
+def call(arguments: Sequence[str]) -> None:
+    """Call the command that the first argument names with the others; without arguments, or for --help, list commands.
+
+    Raises:
+        UserError: the command does not exist, or does not take these arguments.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        advice = f"did you mean {near[0]}?" if near else "see allstep --help"
+        raise UserError(f"expected one of the commands {', '.join(COMMANDS)}, received {quote(name)}; {advice}")
+    importlib.import_module(COMMANDS[name].module).main(rest)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: allstep COMMAND [FLAGS]     (allstep COMMAND --help lists a command's flags)",
+            "",
+            *lines,
+            "",
+            "To train: python pytorch/train.py or python tensorflow/train.py, with --help for their flags.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

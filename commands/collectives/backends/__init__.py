@@ -1,0 +1,63 @@
+"""Backends of `allstep collectives`: one file per library, with the collectives that the library has.
+
+A backend has `rank` and `size` and, for each collective in COLLECTIVES that its library offers, a method of that name
+with `_` for `-`. The method takes this rank's input, a float32 array, and returns an operation.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+COLLECTIVES = ("all-reduce", "all-gather", "broadcast", "reduce-scatter", "all-to-all")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective on one buffer, to be run many times."""
+
+    run: Callable[[], object]
+    """Function that moves the data and returns when the result is there."""
+    result: Callable[[], np.ndarray]
+    """Function that returns the result of the last run."""
+    times: int = 1
+    """Number of times that one run moves the data, one after the other."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """Module, class and launcher of a backend."""
+
+    module: str
+    """Name of the module in this package."""
+    name: str
+    """Name of the class in that module."""
+    launcher: str
+    """Key in `harness.launchers.LAUNCHERS`."""
+    is_horovod: bool = False
+    """Whether this is Horovod, in either framework: settings are recommended from its times."""
+
+
+BACKENDS = {
+    "memcpy": Library("memcpy", "Memcpy", "mpirun"),
+    "mpi4py": Library("mpi", "Mpi", "mpirun"),
+    "horovod-torch": Library("horovod_torch", "HorovodTorch", "horovodrun-mpi", is_horovod=True),
+    "horovod-tensorflow": Library("horovod_tensorflow", "HorovodTensorFlow", "horovodrun-mpi", is_horovod=True),
+    "torch-gloo": Library("torch_gloo", "TorchGloo", "torchrun"),
+    "tf-distribute": Library("tf_distribute", "TfDistribute", "horovodrun-mpi"),
+}
+
+
+def is_horovod(name: str) -> bool:
+    """Return whether the backend is Horovod, in either framework."""
+    return BACKENDS[name].is_horovod
+
+
+def create(name: str) -> Any:
+    """Import the library of a backend, connect its ranks and return the backend."""
+    library = BACKENDS[name]
+    return getattr(importlib.import_module(f"allstep.commands.collectives.backends.{library.module}"), library.name)()

@@ -1,0 +1,239 @@
+"""Measure collectives in MPI, Horovod, torch.distributed and tf.distribute, and recommend settings for Horovod.
+
+    allstep collectives --ranks 2
+    allstep collectives --backends mpi4py,horovod-torch --collectives all-reduce --sizes 1048576,67108864
+    allstep collectives --backends mpi4py,horovod-tensorflow --ranks 4
+    allstep collectives --tune
+
+Starts the ranks with each library's launcher, in interleaved rounds, checks every result, and prints size, time,
+algorithm bandwidth and bus bandwidth as nccl-tests define them (doc/PERFORMANCE.md there): S/t, and S/t times 2(n-1)/n
+for all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, 1 for broadcast. S is the output's size for
+all-gather and the input's for the others. A launch passes over the sizes three times; a rank's time is the median of
+several runs in a pass. The table has minimum, average and maximum over ranks of the fastest pass, and the average's
+median over passes. Where a hypervisor moves cores between shared and separate caches, MPI takes 0.2 or 0.8 ms for a
+MiB, changing by the second: fastest passes are comparable between libraries, medians are not. `memcpy` copies the
+buffer on every rank at once and is the limit. `mpi4py` is MPI without a framework.
+
+Recommends HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME for a network from Horovod's times; --tune trains with and
+without them and prints the ratio. The exit status is 1 if a result was wrong or a library failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from allstep.commands.collectives.backends import BACKENDS, COLLECTIVES, horovod_settings, is_horovod
+from allstep.commands.forecast.networks import known_networks
+from allstep.commands.shared.jobs import Outcome, environment, run_job
+from allstep.commands.shared.launchers import start
+from allstep.commands.shared.machine import variables
+from allstep.commands.shared.records import files
+from allstep.commands.shared.records.collectives import CollectivesResult, OverMpi, OverRanks, RankResult, RankRow, Row
+from allstep.common.base.errors import Fault, quote
+from allstep.common.base.flag_types import MAX_COUNT, MAX_ROUNDS, WEEK, Parser, listed, local_ranks, one_of, whole
+from allstep.common.base.terminal import print_line
+from allstep.common.catalog.networks import IMAGE_MODELS, MODELS
+
+_BUS_FACTORS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
+_SAME_PAGES = ("env", "NUMPY_MADVISE_HUGEPAGE=0")
+"""NumPy asks for huge pages from 4 MiB on; torch and TensorFlow do not, so mpi4py and memcpy would look too fast."""
+SIZES = tuple(8 * 8**power for power in range(9)) + (2**28,)
+"""8 B to 128 MiB by factors of 8, and 256 MiB."""
+_TUNED = [name for name in IMAGE_MODELS if MODELS[name].smallest_image <= 28]
+"""Networks that accept the trainers' synthetic images of 28 x 28 pixels."""
+
+
+def algorithm_bandwidth(num_bytes: int, seconds: float) -> float:
+    """Return the bandwidth that a user sees: bytes of the message per second."""
+    return num_bytes / seconds
+
+
+def bus_bandwidth(collective: str, num_bytes: int, seconds: float, num_ranks: int) -> float:
+    """Return the minimum bytes per second over each rank's link: comparable across collectives and world sizes."""
+    moved = _BUS_FACTORS[collective] * (num_ranks - 1) / num_ranks if collective in _BUS_FACTORS else 1
+    return algorithm_bandwidth(num_bytes, seconds) * moved
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print and write the results; exit with status 1 if a result was wrong or a library failed."""
+    flags = _flags(argv)
+    samples: dict[str, list[list[tuple[RankRow, ...]]]] = {name: [] for name in flags.backends}
+    missing: dict[str, tuple[str, ...]] = {}
+    failures: dict[str, str] = {}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the ranks end with this process
+    for number in range(flags.rounds):
+        for name in flags.backends:
+            if name in failures:
+                continue
+            print_line(f"round {number + 1} of {flags.rounds}: {name}", sys.stderr)
+            try:
+                ranks = launch(name, flags.collectives, flags.sizes, flags.ranks, time_limit=flags.time_limit)
+            except Fault as error:
+                failures[name] = str(error)
+                print_line(f"{name}: failed: {failures[name]}", sys.stderr)
+                continue
+            missing[name] = ranks[0].missing
+            samples[name].append([rank.rows for rank in ranks])
+    rows = [row for name in flags.backends if samples[name] for row in summed_up(name, samples[name])]
+    _print(rows, missing)
+    ratios = horovod_over_mpi(rows)
+    for one in ratios:
+        medians = f"(medians {one.ratio_of_medians:.2f})"
+        print(f"{one.backend} / mpi4py, all-reduce of {size_name(one.bytes)}: {one.ratio:.2f} {medians}")
+    costs = horovod_settings.costs_of(rows)
+    recommendation = horovod_settings.recommend(costs, flags.network, flags.step_ms) if costs else None
+    result = CollectivesResult(
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=files.command("collectives", argv),
+        ranks=flags.ranks,
+        rounds=flags.rounds,
+        load_average=os.getloadavg(),
+        num_cores=len(os.sched_getaffinity(0)),
+        variables=variables(environment()),
+        rows=tuple(rows),
+        missing=missing,
+        failures=failures,
+        horovod_over_mpi=tuple(ratios),
+        recommendation=recommendation,
+    )
+    files.write_output(flags.output, result)
+    if recommendation:
+        print(horovod_settings.sentence(recommendation))
+        if flags.tune:
+            tuning = horovod_settings.try_out(recommendation, flags.ranks, flags.rounds)
+            files.write_output(flags.output, dataclasses.replace(result, tuning=tuning))
+    if failures or not all(row.right for row in rows):
+        sys.exit(1)
+
+
+def _flags(argv: Sequence[str] | None) -> Namespace:
+    parser = Parser("allstep collectives", __doc__)
+    parser.add_argument("--ranks", type=local_ranks(2), default=2, metavar="N")
+    parser.add_argument("--backends", type=listed(one_of(*BACKENDS)), default=tuple(BACKENDS), metavar="NAME,...")
+    parser.add_argument("--collectives", type=listed(one_of(*COLLECTIVES)), default=COLLECTIVES, metavar="NAME,...")
+    parser.add_argument("--sizes", type=listed(whole(1, 2**40)), default=SIZES, metavar="BYTES,...")
+    parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, metavar="N", help="launches of each library")
+    parser.add_argument("--network", default="cnn", metavar="NAME", help="for which to recommend; see predict --help")
+    parser.add_argument("--step-ms", type=whole(1, MAX_COUNT), default=40, metavar="MS", help="step time on one rank")
+    parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
+    parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="limit of a launch")
+    parser.add_argument("--output", type=files.output_file, default="runs/collectives.json", metavar="FILE")
+    flags = parser.parse_args(argv)
+    networks = [name for name in known_networks() if name in _TUNED or not flags.tune]
+    if flags.network not in networks:
+        parser.error(
+            f"expected --network to be one of {', '.join(networks)}, received {quote(flags.network)}; name one"
+        )
+    # Each rank holds a send and a receive buffer for every size at the same time.
+    needed, memory = 2 * flags.ranks * sum(flags.sizes), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        parser.error(
+            f"expected messages for the {memory / 2**30:.3g} GiB of this machine, received --sizes "
+            f"{','.join(map(str, flags.sizes))} for {flags.ranks} ranks, which take "
+            f"{needed / 2**30:.3g} GiB; lower them"
+        )
+    return flags
+
+
+def launch(
+    name: str, collectives: Sequence[str], sizes: Sequence[int], num_ranks: int, *, time_limit: float
+) -> list[RankResult]:
+    """Measure one library once and return what each rank wrote, by rank.
+
+    Raises:
+        Fault: the launcher is not installed, or the job failed, or it hung and was ended with all its processes.
+    """
+    launcher = start(BACKENDS[name].launcher, num_ranks)
+    if shutil.which(launcher[0], path=environment()["PATH"]) is None:
+        raise Fault(f"expected {launcher[0]} on the path, received none; run make setup")
+    wanted = ["copy"] if name == "memcpy" else collectives
+    with tempfile.TemporaryDirectory(prefix="allstep-collectives-") as directory:
+        worker = "allstep.commands.collectives.backends.worker"
+        texts = (",".join(wanted), ",".join(map(str, sizes)))
+        command = [*_SAME_PAGES, *launcher, "-m", worker, name, *texts, directory]
+        outcome = run_job([command], time_limit=time_limit, num_threads=1)
+        if outcome.status != "ok":
+            raise Fault(_reason(outcome))
+        outputs = [Path(directory, f"rank-{rank}.json") for rank in range(num_ranks)]
+        return [files.read_json(RankResult, output) for output in outputs]
+
+
+def summed_up(name: str, rounds: Sequence[Sequence[Sequence[RankRow]]]) -> list[Row]:
+    """Return the rows of one library, each with its fastest pass (by average over ranks) and its median pass.
+
+    Args:
+        rounds: the rows that each rank wrote, by round and rank.
+    """
+    num_ranks, found = len(rounds[0]), []
+    for number, row in enumerate(rounds[0][0]):
+        by_rank = [[rank[number].seconds for rank in ranks] for ranks in rounds]
+        passes = [seconds for ranks in by_rank for seconds in zip(*ranks, strict=True)]
+        fastest = min(passes, key=statistics.fmean)
+        average = statistics.fmean(fastest)
+        found.append(
+            Row(
+                backend=name,
+                collective=row.collective,
+                bytes=row.bytes,
+                seconds=OverRanks(min(fastest), average, max(fastest)),
+                median_seconds=statistics.median(map(statistics.fmean, passes)),
+                algorithm_bandwidth=algorithm_bandwidth(row.bytes, average),
+                bus_bandwidth=bus_bandwidth(row.collective, row.bytes, average, num_ranks),
+                right=all(rank[number].right for ranks in rounds for rank in ranks),
+                passes=tuple(passes),
+            )
+        )
+    return found
+
+
+def horovod_over_mpi(rows: Sequence[Row]) -> list[OverMpi]:
+    """Return Horovod's all-reduce bandwidth over mpi4py's at each size, for the fastest passes and for the medians."""
+    reduced = [row for row in rows if row.collective == "all-reduce"]
+    mpis = {row.bytes: row for row in reduced if row.backend == "mpi4py"}
+    pairs = [(row, mpis[row.bytes]) for row in reduced if is_horovod(row.backend) and row.bytes in mpis]
+    return [
+        OverMpi(row.backend, row.bytes, row.bus_bandwidth / mpi.bus_bandwidth, mpi.median_seconds / row.median_seconds)
+        for row, mpi in pairs
+    ]
+
+
+def size_name(num_bytes: int) -> str:
+    """Format a size, as in 8 B, 64 KiB, 256 MiB."""
+    for unit, length in (("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= length:
+            return f"{num_bytes / length:g} {unit}"
+    return f"{num_bytes} B"
+
+
+def _print(rows: Sequence[Row], missing: dict[str, tuple[str, ...]]) -> None:
+    titles = ("min us", "avg us", "max us", "median us", "alg GB/s", "bus GB/s")
+    print(f"{'':34} {'size':>8} {' '.join(f'{title:>9}' for title in titles)}  result")
+    for row in rows:
+        times = [*dataclasses.astuple(row.seconds), row.median_seconds]
+        bandwidths = [f"{bandwidth / 1e9:>9.3f}" for bandwidth in (row.algorithm_bandwidth, row.bus_bandwidth)]
+        print(
+            f"{row.backend:19}{row.collective:15} {size_name(row.bytes):>8} "
+            f"{' '.join([*(f'{1e6 * seconds:>9.1f}' for seconds in times), *bandwidths])}  "
+            f"{'right' if row.right else 'WRONG'}"
+        )
+    for name, lacking in missing.items():
+        if lacking:
+            print(f"{name} has no {', '.join(lacking)}")
+
+
+def _reason(outcome: Outcome) -> str:
+    """Return why a launch failed, in one line: the error that a rank reported, else the log's last lines' first."""
+    log, reason = outcome.log or "", outcome.reason or ""
+    lines = [line for line in log.splitlines() if line.strip(" -")]
+    named = "allstep: " in reason or outcome.status == "timeout" or not lines
+    return " ".join((reason if named else f"{reason}: {lines[0]}").split())[:300]

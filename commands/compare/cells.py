@@ -1,0 +1,213 @@
+"""The cells of a comparison: workload, framework, strategy and ranks, and the commands that launch them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from allstep.commands.shared.launchers import train_command
+from allstep.common.catalog.networks import entry_of
+from allstep.common.catalog.strategies import STRATEGIES, StrategyEntry
+from allstep.common.files.records import Count
+from allstep.common.files.schema import one_of
+
+INDEPENDENT = "independent"
+"""Simultaneous single processes without communication, one per rank: on one rank the plain program, on several ranks
+the machine's own limit."""
+WORKLOADS = ("synthetic-weak", "synthetic-strong", "real-weak", "real-strong")
+PRECISIONS = ("float32", "tf32", "bf16", "fp16")
+_A_DAY = 24 * 60 * 60
+
+
+def synthetic_images(model: str) -> tuple[str | int, ...]:
+    """Return flags for the image size and the number of classes for which the network was designed."""
+    entry = entry_of(model)
+    return "--synthetic-shape", *entry.benchmark_image, "--synthetic-classes", entry.benchmark_classes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that all cells have in common; a results directory holds cells of only one setting."""
+
+    num_warmup_batches: int
+    """Synthetic input: steps before the clock starts."""
+    num_batches_per_iter: Count
+    """Synthetic input: steps that are timed together."""
+    num_iters: int
+    """Synthetic input: timed blocks in a launch."""
+    dataset: str
+    """Real input: name of the data set."""
+    data_dir: str | None
+    epochs: int
+    """Real input: epochs in a launch, including the first one, which warms up."""
+    base_lr: float
+    target_accuracy: float
+    """Real input: validation accuracy, in 0..1; the time to reach it is reported."""
+    gate_steps: int
+    """Steps over which curves are compared."""
+    threads_per_rank: int
+    turns: bool
+    """Whether the cells of a table are launched together and take turns, block by block."""
+    slices: Count | None = None
+    """Number of slices of a global batch, for strategies that have --slices."""
+    device: Annotated[str, one_of("cpu", "cuda")] = "cpu"
+    """Device of all cells: CPUs, or a GPU for each rank."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a table."""
+
+    DERIVED: ClassVar[tuple[str, ...]] = ("id", "input", "scaling", "global_batch_size")
+
+    workload: Annotated[str, one_of(*WORKLOADS)]
+    """Input (synthetic: compute only; real: a data set through the input pipeline) and scaling (weak: the same batch
+    per rank; strong: the same global batch)."""
+    framework: str
+    strategy: str
+    """A strategy of the trainers, or INDEPENDENT."""
+    ranks: Count
+    model: str
+    batch_size: Count
+    """Samples per step on each rank."""
+    precision: str
+    """A precision of the trainers."""
+    compiled: bool = False
+    """Whether it trains with --compile."""
+
+    @property
+    def table(self) -> tuple[str, str, int, str]:
+        """Key that the cells of one table share."""
+        return self.workload, self.model, self.batch_size, self.arithmetic
+
+    @property
+    def placement(self) -> tuple[str, str, str, int, str, int]:
+        """Key that cells share if they are ranked against each other."""
+        return self.workload, self.framework, self.model, self.batch_size, self.arithmetic, self.ranks
+
+    @property
+    def id(self) -> str:
+        parts = (self.workload, self.framework, self.strategy, self.ranks, self.model, self.batch_size, self.precision)
+        return ".".join((*map(str, parts), *(["compiled"] if self.compiled else [])))
+
+    @property
+    def arithmetic(self) -> str:
+        """Precision, and whether steps are compiled, in words."""
+        return f"{self.precision}, compiled" if self.compiled else self.precision
+
+    @property
+    def input(self) -> str:
+        return self.workload.partition("-")[0]
+
+    @property
+    def scaling(self) -> str:
+        return self.workload.partition("-")[2]
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step over all ranks; per update if updates are asynchronous."""
+        many = self.scaling == "weak" and strategy_entry(self).synchronous
+        return self.batch_size * (self.ranks if many else 1)
+
+
+def trainers_name(strategy: str) -> str:
+    """Return the trainers' name of a strategy."""
+    return "single" if strategy == INDEPENDENT else strategy
+
+
+def strategy_entry(cell: Cell) -> StrategyEntry:
+    """Return the entry of a cell's strategy in the trainers' registry."""
+    return STRATEGIES[cell.framework][trainers_name(cell.strategy)]
+
+
+def slices_of(cell: Cell, settings: Settings) -> int | None:
+    """Return the --slices of a cell, or of each process if they are independent; None without them."""
+    if settings.slices is None or "slices" not in strategy_entry(cell).flags:
+        return None
+    return max(1, settings.slices // cell.ranks) if cell.strategy == INDEPENDENT else settings.slices
+
+
+def matrix(
+    workloads: Sequence[str],
+    frameworks: Sequence[str],
+    strategies: Sequence[str],
+    ranks: Sequence[int],
+    models: Sequence[str],
+    batch_sizes: Sequence[int],
+    precisions: Sequence[str],
+    *,
+    compilations: Sequence[bool] = (False,),
+) -> list[Cell]:
+    """Return all cells in the order of the table, without combinations that a framework or strategy does not support.
+
+    INDEPENDENT and one rank are always included, since the others are compared with them.
+
+    Args:
+        compilations: whether steps are compiled; strategies that cannot compile are left out of those tables.
+    """
+    strategies = (INDEPENDENT, *(name for name in strategies if name != INDEPENDENT))
+    ranks = sorted({1, *ranks})
+    cells = []
+    tables = itertools.product(workloads, models, batch_sizes, precisions, compilations)
+    for workload, model, batch_size, precision, compiled in tables:
+        for framework, strategy, number in itertools.product(frameworks, strategies, ranks):
+            cell = Cell(workload, framework, strategy, number, model, batch_size, precision, compiled)
+            if strategy == INDEPENDENT or (strategy in STRATEGIES[framework] and _can_be(cell)):
+                cells.append(cell)
+    return list(dict.fromkeys(cells))
+
+
+def _can_be(cell: Cell) -> bool:
+    entry = strategy_entry(cell)
+    return entry.can_have(cell.ranks) and (not cell.compiled or "compile" in entry.flags)
+
+
+def commands(
+    cell: Cell, settings: Settings, folder: Path, *, turns: Path | None = None
+) -> tuple[list[list[str]], list[Path]]:
+    """Return the commands of a cell's launch, which run at the same time, and the files that they write to `folder`.
+
+    Args:
+        turns: socket on which the ranks wait for their turns.
+    """
+    number = cell.ranks if cell.strategy == INDEPENDENT else 1
+    outputs = [folder / f"output-{process}.json" for process in range(number)]
+    batch = cell.global_batch_size // number
+    waiting = ("--turns", turns) if turns else ()
+    trained = ("--framework", cell.framework, "--global-batch-size", batch, "--precision", cell.precision)
+    trained += ("--compile",) if cell.compiled else ()
+    trained += ("--slices", slices) if (slices := slices_of(cell, settings)) else ()
+    flags = (*training_flags(cell.input, cell.model, settings), *trained, "--device", settings.device)
+    module = "allstep.commands.compare.synthetic" if cell.input == "synthetic" else "allstep.commands.shared.real"
+    strategy, ranks = trainers_name(cell.strategy), cell.ranks // number
+    launches = [
+        train_command(cell.framework, strategy, ranks, (*flags, *waiting, "--output", output), module=module)
+        for output in outputs
+    ]
+    if number > 1 and settings.device == "cuda":  # otherwise each would take the first GPU
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(number)))
+        pairs = zip(visible.split(","), launches, strict=False)  # a cell of more processes than GPUs is not launched
+        launches = [["env", f"CUDA_VISIBLE_DEVICES={gpu}", *one] for gpu, one in pairs]
+    return launches, outputs
+
+
+def training_flags(kind: str, model: str, settings: Settings) -> tuple[object, ...]:
+    """Return the flags that set what a rank trains, on which images and for how long."""
+    if kind == "synthetic":
+        return (
+            *("--model", model, *synthetic_images(model)),
+            *("--num-warmup-batches", settings.num_warmup_batches),
+            *("--num-batches-per-iter", settings.num_batches_per_iter),
+            *("--num-iters", settings.num_iters),
+        )
+    data_dir = ("--data-dir", settings.data_dir) if settings.data_dir else ()
+    return (
+        *("--model", model, "--dataset", settings.dataset, *data_dir),
+        *("--epochs", settings.epochs, "--base-lr", settings.base_lr),
+        # A rank that is stopped between its turns is neither lost nor stuck.
+        *(("--fault-timeout", _A_DAY, "--stall-timeout", 0) if settings.turns else ()),
+    )

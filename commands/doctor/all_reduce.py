@@ -1,0 +1,92 @@
+"""Real all-reduce by MPI, on each host and across hosts, compared with the bandwidth of memory and network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
+from allstep.commands.hosts.command import Host, to_list
+from allstep.common.base.terminal import quoted
+from allstep.common.files import strict_json
+from allstep.common.files.records import Count, Positive, from_json
+
+_SECONDS = 60
+# Protocol overhead cannot explain a bus bandwidth below this share of the link's bandwidth.
+_ENOUGH = 0.3
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measurement of an all-reduce by a few ranks."""
+
+    num_ranks: Count
+    num_bytes: Count
+    """Size of the message."""
+    seconds: Positive
+    copy_bandwidth: Positive
+    """Bytes per second of the slowest rank while all ranks of a host copy memory at the same time."""
+    right: bool
+    """Whether the result was correct."""
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bus bandwidth in bytes per second (nccl-tests, doc/PERFORMANCE.md): 2(n-1)/n S/t."""
+        return 2 * (self.num_ranks - 1) / self.num_ranks * self.num_bytes / self.seconds
+
+
+def measure(hosts: Sequence[Host]) -> Measurement | str:
+    """Run an all-reduce over the slots of hosts; if it fails, return the reason in one line."""
+    num_ranks = sum(host.slots for host in hosts)
+    command = [f"{sys.prefix}/bin/mpirun", "--allow-run-as-root", "--timeout", str(_SECONDS), "--bind-to", "none"]
+    command += ["-np", str(num_ranks), "-H", to_list(hosts)]
+    command += [sys.executable, "-m", "allstep.commands.doctor.all_reduce_rank"]
+    result = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)
+    lines = result.stdout.splitlines()
+    if result.returncode or not lines:
+        said = [line for line in result.stderr.decode(errors="replace").splitlines() if line.strip(" -")]
+        return quoted(said[0].strip()) if said else f"mpirun ended with status {result.returncode}"
+    return from_json(Measurement, strict_json.loads(lines[-1]), "measurement")
+
+
+def check_host(found: Measurement | str) -> Finding:
+    """Check the all-reduce among the ranks of a host, whose link is memory."""
+    if failed := _failure(found, "on this host"):
+        return failed
+    assert isinstance(found, Measurement)
+    link = f"a copy in memory has {size(found.copy_bandwidth)}/s"
+    return ok("all-reduce", f"{found.num_ranks} ranks: {_bandwidth(found)} ({link})")
+
+
+def check_across(found: Measurement | str, megabits: int) -> Finding:
+    """Check the all-reduce with one rank per host.
+
+    Args:
+        megabits: speed of the network in Mbit/s, 0 if it is not known.
+    """
+    if failed := _failure(found, "across hosts"):
+        return failed
+    assert isinstance(found, Measurement)
+    expected = megabits * 1e6 / 8
+    text = f"{found.num_ranks} hosts: {_bandwidth(found)}"
+    if not megabits:
+        return ok("all-reduce", f"{text} (no interface says how fast it is)")
+    beside = f"{text}, where the link should give {size(expected)}/s"
+    if found.bus_bandwidth < _ENOUGH * expected:
+        fix = "look at cables, switches and other traffic; name the fastest network by --network-interfaces"
+        return warning("all-reduce", beside, fix)
+    return ok("all-reduce", beside)
+
+
+def _bandwidth(found: Measurement) -> str:
+    return f"{size(found.bus_bandwidth)}/s of bus bandwidth, messages of {size(found.num_bytes)}"
+
+
+def _failure(found: Measurement | str, where: str) -> Finding | None:
+    if isinstance(found, str):
+        return fault("all-reduce", f"fails {where}: {found}", "fix the faults above; try allstep collectives")
+    if not found.right:
+        return fault("all-reduce", f"gives a wrong sum {where}", "take the host out, and test its memory")
+    return None

@@ -1,0 +1,136 @@
+"""All checks of the doctor, on each host and between hosts, in the order in which findings are printed."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allstep.commands.doctor import (
+    agreement,
+    all_reduce,
+    disk,
+    frameworks,
+    gpus,
+    launchers,
+    machine,
+    network,
+    toolchain,
+)
+from allstep.commands.doctor.agent import Address, Connected, Question
+from allstep.commands.doctor.conversation import Agent, Clock, NoAnswer, is_this_host
+from allstep.commands.doctor.facts import Facts
+from allstep.commands.doctor.finding import Finding, ok
+from allstep.commands.hosts.command import Host
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Answers of a host."""
+
+    agent: Agent
+    facts: Facts
+    clock: Clock
+    port: int
+
+
+def examine(hosts: Sequence[Host], *, skip: Collection[str] = (), data_dir: Path | None = None) -> list[Finding]:
+    """Check all hosts at once, then what is between them.
+
+    Args:
+        skip: checks to leave out: frameworks, data, ports, all-reduce.
+        data_dir: folder of the data sets; None for the default of --data-dir.
+    """
+    here = next((host.name for host in hosts if is_this_host(host.name)), socket.gethostname())
+    agents = [_agent(host.name, is_here=host.name == here, skip=skip, data_dir=data_dir) for host in hosts]
+    if here not in [host.name for host in hosts]:  # this host only launches ranks on others
+        agents.append(_agent(here, is_here=True, skip=("frameworks", "data", *skip), data_dir=data_dir))
+    try:
+        with ThreadPoolExecutor(len(agents)) as pool:
+            answers = list(pool.map(_visit, agents))
+        visits = {answer.agent.host: answer for answer in answers if isinstance(answer, Visit)}
+        findings = [answer for answer in answers if isinstance(answer, Finding)]
+        if here not in visits:  # all others would be compared with this host
+            return findings
+        slots = {host.name: host.slots for host in hosts}
+        for name, visit in visits.items():
+            findings += [replace(one, host=name) for one in _check_host(visit, slots.get(name, 0), visits[here])]
+        if len(agents) > 1:
+            findings += _check_between(visits, slots, skip)
+    finally:
+        for agent in agents:
+            agent.end()
+    if "all-reduce" not in skip:
+        findings += _check_all_reduce(hosts, visits, findings)
+    return findings
+
+
+def _agent(name: str, *, is_here: bool, skip: Collection[str], data_dir: Path | None) -> Agent:
+    flags = [f"--{part}" for part in ("frameworks", "data") if part not in skip]
+    flags += ["--data-dir", str(data_dir.absolute())] if data_dir else []
+    return Agent(name, flags, is_here=is_here)
+
+
+def _visit(agent: Agent) -> Visit | Finding:
+    try:
+        clock, port = agent.clock()
+        return Visit(agent, agent.ask(Question("facts"), Facts), clock, port)
+    except NoAnswer as error:
+        return replace(error.finding, host=agent.host)
+
+
+def _check_host(visit: Visit, num_ranks: int, here: Visit) -> list[Finding]:
+    """Check one host; `num_ranks` is 0 if it only launches ranks on other hosts."""
+    facts, is_here = visit.facts, visit is here
+    findings = [] if is_here else [ok("ssh", "logs in without a prompt")]
+    findings += launchers.check(facts.launchers)
+    if is_here:
+        findings += launchers.check_path(facts.launchers)
+    if num_ranks:
+        findings += toolchain.check(facts.toolchain)
+        findings += frameworks.check(facts.frameworks) if facts.frameworks else []
+        findings += gpus.check(facts.gpus, facts.frameworks)
+        findings += machine.check(facts.machine, num_ranks, len(facts.gpus.names))
+    findings += disk.check(facts.disk)
+    if not is_here:
+        findings += agreement.check_software(facts.software, here.facts.software, here.agent.host)
+        findings.append(agreement.check_clock(visit.clock, here.agent.host))
+    return findings
+
+
+def _check_between(visits: Mapping[str, Visit], hosts: Collection[str], skip: Collection[str]) -> list[Finding]:
+    """Check networks, data and ports between all visited hosts, of which `hosts` run ranks."""
+    findings = network.check({name: visit.facts.interfaces for name, visit in visits.items()})
+    if "data" not in skip:
+        findings += agreement.check_data({name: visits[name].facts.software for name in hosts if name in visits})
+    if "ports" not in skip and len(visits) > 1:
+        with ThreadPoolExecutor(len(visits)) as pool:
+            reasons = pool.map(lambda visit: _unreached(visit, visits), visits.values())
+            findings += agreement.check_ports(dict(zip(visits, reasons, strict=True)), len(visits))
+    return findings
+
+
+def _unreached(visit: Visit, visits: Mapping[str, Visit]) -> dict[str, str]:
+    """Return the reasons for which a host does not reach others, by their names."""
+    others = tuple(Address(name, other.port) for name, other in visits.items() if other is not visit)
+    try:
+        connected = visit.agent.ask(Question("connect", others), Connected)
+    except NoAnswer as error:  # the host has gone down since it answered the first question
+        return {address.host: str(error) for address in others}
+    return {one.host: one.why for one in connected.unreached}
+
+
+def _check_all_reduce(hosts: Sequence[Host], visits: Mapping[str, Visit], before: Sequence[Finding]) -> list[Finding]:
+    """Measure all-reduce on each host with several ranks, and across hosts if ranks can be started there."""
+    several = [[host] for host in hosts if host.name in visits and host.slots > 1]
+    with ThreadPoolExecutor(max(1, len(several))) as pool:
+        measured = zip(several, pool.map(all_reduce.measure, several), strict=True)
+        findings = [replace(all_reduce.check_host(found), host=host.name) for [host], found in measured]
+    hindered = any(one.level == "fault" and one.subject in ("ssh", "checkout", "ports", "mpi daemon") for one in before)
+    if len(hosts) < 2 or hindered:
+        return findings
+    shared = network.common_networks({host.name: visits[host.name].facts.interfaces for host in hosts})
+    speed = max((network.slowest(interfaces) for interfaces in shared.values()), default=0)
+    return [*findings, all_reduce.check_across(all_reduce.measure([Host(host.name, 1) for host in hosts]), speed)]

@@ -1,0 +1,46 @@
+"""All facts that the doctor gathers on one host."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.commands.doctor import disk, frameworks, gpus, launchers, machine, network, software, toolchain
+from allstep.common.config.data_config import default_data_dir
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a host."""
+
+    toolchain: toolchain.Toolchain
+    launchers: launchers.Launchers
+    gpus: gpus.Gpus
+    machine: machine.Machine
+    disk: tuple[disk.Folder, ...]
+    interfaces: tuple[network.Interface, ...]
+    software: software.Software
+    frameworks: frameworks.Frameworks | None
+    """None if frameworks were skipped."""
+
+
+def gather(data_dir: Path | None, *, with_frameworks: bool, with_data: bool) -> Facts:
+    """Gather the facts about this host, while separate processes import the frameworks.
+
+    Args:
+        data_dir: folder of the data sets; None for the default of --data-dir.
+    """
+    folder = data_dir or default_data_dir()
+    with ThreadPoolExecutor() as pool:
+        reports = pool.submit(frameworks.read) if with_frameworks else None
+        return Facts(
+            toolchain=toolchain.read(),
+            launchers=launchers.read(),
+            gpus=gpus.read(),
+            machine=machine.read(),
+            disk=disk.read(folder),
+            interfaces=network.read(),
+            software=software.read(folder, data=with_data),
+            frameworks=reports.result() if reports else None,
+        )

@@ -1,0 +1,81 @@
+"""Checks whether PyTorch, TensorFlow and Horovod can be imported, and whether Horovod was built for these versions.
+
+This process imports neither framework: each is imported by its own process (`installation.py` in its folder).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from allstep.commands.doctor.finding import Finding, fault, ok, warning
+from allstep.common.catalog.strategies import TITLES
+from allstep.common.files import strict_json
+from allstep.common.files.records import from_json
+from allstep.common.launch.horovod_build import HorovodBuild, read_build
+from allstep.common.process.installation import Installation
+
+_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Frameworks:
+    """Installed frameworks, by the names `pytorch` and `tensorflow`."""
+
+    installed: dict[str, Installation]
+    errors: dict[str, str]
+    """Import error of each framework that cannot be imported, in one line."""
+    horovod: HorovodBuild | None
+
+
+def read() -> Frameworks:
+    """Import both frameworks at once, each in its own process."""
+    with ThreadPoolExecutor() as pool:
+        answers = dict(zip(TITLES, pool.map(_ask, TITLES), strict=True))
+    return Frameworks(
+        installed={name: answer for name, answer in answers.items() if isinstance(answer, Installation)},
+        errors={name: answer for name, answer in answers.items() if isinstance(answer, str)},
+        horovod=read_build(),
+    )
+
+
+def _ask(framework: str) -> Installation | str:
+    command = [sys.executable, "-m", f"allstep.{framework}.installation"]
+    try:
+        result = subprocess.run(command, capture_output=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"its import takes longer than {_SECONDS} s"
+    if result.returncode:
+        lines = result.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"its import ended with status {result.returncode}"
+    return from_json(Installation, strict_json.loads(result.stdout.splitlines()[-1]), framework)
+
+
+def check(facts: Frameworks) -> list[Finding]:
+    """Return a finding for each framework, and one for Horovod's features."""
+    found = [_check_one(name, facts) for name in TITLES]
+    if facts.horovod is None:
+        return [*found, fault("horovod", "not installed", "run make setup")]
+    features = ", ".join(facts.horovod.features)
+    num_gpus = max((one.num_gpus for one in facts.installed.values()), default=0)
+    if num_gpus and "NCCL" not in facts.horovod.features:
+        found.append(warning("horovod", f"built with {features}, without NCCL for the GPUs", "run make setup GPU=1"))
+    else:
+        found.append(ok("horovod", f"built with {features}"))
+    return found
+
+
+def _check_one(name: str, facts: Frameworks) -> Finding:
+    if name in facts.errors:
+        return fault(name, f"cannot be imported: {facts.errors[name]}", "run make setup")
+    one = facts.installed[name]
+    built_for = facts.horovod.versions.get(name) if facts.horovod else None
+    if facts.horovod and built_for != one.version:
+        received = f"was built for {built_for}" if built_for else "was built without it"
+        return fault(name, f"{TITLES[name]} {one.version}, but Horovod {received}", "run make setup")
+    if one.horovod_error:
+        return fault(name, f"Horovod cannot be imported for it: {one.horovod_error}", "run make setup")
+    built = f"for CUDA {one.cuda}" if one.cuda else "for CPUs"
+    return ok(name, f"{TITLES[name]} {one.version} {built}, and Horovod built for it")

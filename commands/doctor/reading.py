@@ -1,0 +1,31 @@
+"""Output of other programs and content of kernel files, or None if there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+
+def run_output(*command: str, given: str = "", seconds: float = 10) -> str | None:
+    """Return the output of a command; None if the command does not exist, fails or hangs."""
+    environ = {**os.environ, "LC_ALL": "C"}
+    try:
+        result = subprocess.run(command, input=given, capture_output=True, text=True, timeout=seconds, env=environ)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def first_line(*command: str) -> str | None:
+    """Return the first line of a command's output; None if there is none."""
+    lines = (run_output(*command) or "").splitlines()
+    return lines[0] if lines else None
+
+
+def content(path: str | Path) -> str | None:
+    """Return the content of a kernel file; None if it cannot be read."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,86 @@
+"""Software and data that must be the same on all hosts: Python, packages, the checkout's files, data sets' files."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import allstep.common
+from allstep.commands.doctor.reading import run_output
+from allstep.common.files.disk import sha256_of
+
+# Larger data sets are compared only by names and sizes: reading all of ImageNet takes minutes.
+READ_BYTES = 2**28
+_PARTS = ("common", "pytorch", "tensorflow", "benchmarks")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Files of a data set."""
+
+    num_files: int
+    num_bytes: int
+    digest: str
+    """Hash of all names and sizes, and of the contents if the data set is small."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """Software and data sets on a host."""
+
+    python: str
+    packages: dict[str, str]
+    """Version by name."""
+    commit: str | None
+    """Commit of the checkout; None if it cannot be read."""
+    sources: dict[str, str]
+    """Checksum of each source file, by path."""
+    data_dir: str
+    data_sets: dict[str, DataSet]
+    """Data sets by the name of their folder."""
+
+
+def read(data_dir: Path, *, data: bool) -> Software:
+    """Read what is installed, and the data sets if `data` is true.
+
+    Args:
+        data_dir: folder of the data sets (--data-dir).
+    """
+    root = Path(allstep.common.__path__[0]).parent
+    return Software(
+        python=platform.python_version(),
+        packages={one.name: one.version for one in importlib.metadata.distributions()},
+        commit=run_output("git", "-C", str(root), "rev-parse", "HEAD"),
+        sources={str(path.relative_to(root)): sha256_of(path)[:16] for path in _sources(root)},
+        data_dir=str(data_dir),
+        data_sets={folder.name: _read_data_set(folder) for folder in _folders(data_dir)} if data else {},
+    )
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for part in _PARTS:
+        yield from sorted((root / part).rglob("*.py"))
+
+
+def _folders(data_dir: Path) -> list[Path]:
+    return sorted(path for path in data_dir.iterdir() if path.is_dir()) if data_dir.is_dir() else []
+
+
+def _read_data_set(folder: Path) -> DataSet:
+    files = sorted(
+        Path(parent, name)
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".") and Path(parent, name).is_file()
+    )
+    num_bytes = sum(path.stat().st_size for path in files)
+    digest = hashlib.sha256()
+    for path in files:
+        content = sha256_of(path) if num_bytes <= READ_BYTES else ""
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0{content}\0".encode(errors="replace"))
+    return DataSet(len(files), num_bytes, digest.hexdigest()[:16])

@@ -1,0 +1,62 @@
+"""Time of an all-reduce, in closed form, for each algorithm.
+
+It consists of a number of hops, which cost latency, and of the times that the message crosses the slowest link.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from allstep.commands.forecast.links import Cluster
+
+AllReduce = Callable[[float, int, Cluster], float]
+
+
+def ring(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
+    """Return the seconds of a ring: 2(N-1) latency + 2(N-1)/N S/B (Patarasuk and Yuan 2009, section 3).
+
+    All ranks send at once, 2(N-1) times, so the slowest link paces every turn: one between nodes, if there is one.
+    """
+    if num_ranks == 1:
+        return 0.0
+    num_turns = 2 * (num_ranks - 1)
+    links = (cluster.intra, cluster.inter) if cluster.num_nodes(num_ranks) > 1 else (cluster.intra,)
+    return max(num_turns * (link.latency + num_bytes / num_ranks / link.bandwidth) for link in links)
+
+
+def tree(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
+    """Return the seconds of a double binary tree over nodes and a chain in each, as in NCCL 2.4.
+
+    Up and down, the message crosses log2 M links between nodes and the chain's k-1 links in a node, and every link
+    carries the message twice (Sanders, Speck and Traeff 2009).
+    """
+    if num_ranks == 1:
+        return 0.0
+    num_nodes = cluster.num_nodes(num_ranks)
+    per_node = min(num_ranks, cluster.ranks_per_node)
+    hops_between, hops_within = math.ceil(math.log2(num_nodes)), per_node - 1
+    bandwidth = min(
+        cluster.intra.bandwidth if hops_within else math.inf, cluster.inter.bandwidth if hops_between else math.inf
+    )
+    latency = hops_between * cluster.inter.latency + hops_within * cluster.intra.latency
+    return 2 * latency + 2 * num_bytes / bandwidth
+
+
+def hierarchical(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
+    """Return the seconds of reduce-scatter in nodes, recursive halving and doubling between them, all-gather in nodes.
+
+    Horovod does this under HOROVOD_HIERARCHICAL_ALLREDUCE, and Goyal et al. 2017 did it (section 4.1); halving and
+    doubling takes 2 log2 M hops and 2(M-1)/M S/B (Thakur, Rabenseifner and Gropp 2005).
+    """
+    if num_ranks == 1:
+        return 0.0
+    num_nodes = cluster.num_nodes(num_ranks)
+    per_node = min(num_ranks, cluster.ranks_per_node)
+    within = 2 * (per_node - 1) * (cluster.intra.latency + num_bytes / per_node / cluster.intra.bandwidth)
+    hops = 2 * math.ceil(math.log2(num_nodes))
+    crossings = 2 * (num_nodes - 1) / num_nodes
+    return within + hops * cluster.inter.latency + crossings * num_bytes / cluster.inter.bandwidth
+
+
+ALGORITHMS: dict[str, AllReduce] = {"ring": ring, "tree": tree, "hierarchical": hierarchical}

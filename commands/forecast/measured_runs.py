@@ -1,0 +1,226 @@
+"""Our own measurements: a run on one rank, links from `allstep collectives`, speeds from `allstep compare`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.commands.compare.cells import INDEPENDENT, Cell
+from allstep.commands.compare.records import SUMMARY, CellResult, ComparisonResult, Sample
+from allstep.commands.forecast.forecast import Machine, Workload, forecast
+from allstep.commands.forecast.links import Cluster, Link
+from allstep.commands.forecast.networks import known_networks
+from allstep.commands.forecast.simulation import MIB, Fusion
+from allstep.commands.forecast.stragglers import jitter_of, slowdown
+from allstep.commands.forecast.validation import Checked
+from allstep.commands.shared.records import files
+from allstep.commands.shared.records.collectives import CollectivesResult, Row
+from allstep.commands.shared.records.runs import FILE, read_events
+from allstep.common.base.errors import UserError
+from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
+from allstep.common.files.schema import Mismatch, brief
+
+CPU_CONTENTION = 1.0
+"""Contention on CPUs, where ranks reduce with the cores that backward would use."""
+STRATEGIES = {
+    # A rank that awaits the last gradient skips the cycle (tools/horovod_patches/better, awaited-cycles).
+    "horovod": ("mpi4py", Fusion(FUSION_THRESHOLD_ON_CPU, 0.0)),
+    "ddp": ("torch-gloo", Fusion(25 * MIB, 0.0, buckets=True)),
+    "multi-worker-mirrored": ("tf-distribute", Fusion(0, 0.0)),
+}
+"""Backend of `allstep collectives` that carries a strategy's gradients, and how the trainers fuse them on CPUs."""
+NOTES = (
+    "Own runs: a step is that of one plain process; sharing cores and memory slows it as much as it slows the same "
+    "number of independent processes. Those wait for the slowest once in a block of steps, ranks in each step; the "
+    "deviation of a step is estimated from that of the independent processes' blocks as if steps were independent. An "
+    "all-reduce takes what allstep collectives measured on as many ranks for that many bytes, and computing stops "
+    "meanwhile. Nothing is estimated from the rows themselves.",
+)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A training run on one rank."""
+
+    step_seconds: float
+    """Median step time of the epochs after the first."""
+    batch_size: int
+    num_parameters: int
+    jitter: float | None
+    """Deviation over mean of the epochs' step times after the first epoch; None if there is only one.
+
+    Deviations that average out within an epoch are not seen. Other load on a machine lasts longer: under it, single
+    steps of the CNN deviated by 21%, means of 30 steps still by 14%.
+    """
+    noise_scale: float | None = None
+    """Gradient noise scale, in samples, of the last epoch that has one; runs with --accumulate-steps measure it."""
+
+
+@dataclass(frozen=True)
+class MeasuredMachine(Machine):
+    """A machine whose all-reduces were measured."""
+
+    times: tuple[tuple[float, float], ...] = ()
+    """Pairs of bytes and seconds, by size."""
+
+    def all_reduce(self, num_bytes: float, num_ranks: int) -> float:
+        """Return the seconds, interpolated between sizes because caches make large messages slower per byte."""
+        return interpolated(self.times, num_bytes)
+
+
+def read_run(directory: Path) -> MeasuredRun:
+    """Read a training run on one rank.
+
+    Raises:
+        UserError: there is no such run, or it had several ranks.
+    """
+    path = directory / FILE
+    try:
+        events = read_events(path)
+    except (OSError, Mismatch) as error:
+        raise UserError(f"expected a training run's {FILE}, received {path}: {error}") from None
+    if events.num_broken or not events.starts:
+        raise UserError(
+            f"expected a training run's {FILE}, received {path} with {len(events.starts)} start events and "
+            f"{events.num_broken} broken lines; name another run"
+        )
+    start, rates = events.starts[0], [epoch.images_per_second for epoch in events.epochs if epoch.images_per_second]
+    if start.world_size != 1 or not rates or not start.parameter_count:
+        raise UserError(
+            f"expected a run of one rank and of an epoch at least, received {start.world_size} ranks and {len(rates)} "
+            f"epochs in {path}; train one by `python pytorch/train.py --output-dir DIR`"
+        )
+    warm = rates[1:] or rates
+    jitter = jitter_of([1 / rate for rate in warm]) if len(warm) > 1 else None
+    step_seconds = start.global_batch_size / statistics.median(warm)
+    measured = [epoch.gradient_noise_scale for epoch in events.epochs if epoch.gradient_noise_scale]
+    noise_scale = measured[-1] if measured else None
+    return MeasuredRun(step_seconds, start.global_batch_size, start.parameter_count, jitter, noise_scale)
+
+
+def read_link(path: Path) -> Link:
+    """Return the link that corresponds to MPI's all-reduces of `allstep collectives` on one node.
+
+    Its latency is a hop's share of the smallest message's time, its bandwidth the largest message's bus bandwidth.
+
+    Raises:
+        UserError: the file is no result of `allstep collectives`, or lacks all-reduces of mpi4py.
+    """
+    result = files.read_input(CollectivesResult, path)
+    rows = _all_reduces(result, "mpi4py", path)
+    num_turns = 2 * (result.ranks - 1)
+    return Link(rows[0].seconds.average / num_turns, rows[-1].bus_bandwidth)
+
+
+def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]:
+    """Forecast the cells of `allstep compare` whose strategy is in STRATEGIES, on synthetic input.
+
+    Cells are left out if their network is unknown, if they may not be compared, or if the result has no independent
+    processes to match.
+
+    Args:
+        collectives: results of `allstep collectives`, one for each number of ranks.
+
+    Raises:
+        UserError: the directory has no complete compare result, or `collectives` lacks a number of ranks or a backend.
+    """
+    result = files.read_input(ComparisonResult, directory / SUMMARY)
+    links = {(found := files.read_input(CollectivesResult, path)).ranks: (found, path) for path in collectives}
+    cells = [cell for cell in result.cells if cell.workload == "synthetic-weak" and cell.comparable]
+    by_id = {cell.id: cell for cell in cells}
+    networks, checked = known_networks(), []
+    for cell in cells:
+        num_ranks = cell.ranks
+        alone, together = (by_id.get(_independent(cell, ranks).id) for ranks in (1, num_ranks))
+        if cell.strategy not in STRATEGIES or cell.model not in networks:
+            continue
+        if not (alone and alone.images_per_second and together):
+            continue
+        if num_ranks > 1 and num_ranks not in links:
+            raise UserError(
+                f"expected collectives on {num_ranks} ranks for {cell.id}, received those on "
+                f"{','.join(map(str, links))}; run allstep collectives --ranks {num_ranks} and name its file, too"
+            )
+        backend, fusion = STRATEGIES[cell.strategy]
+        rows = _all_reduces(links[num_ranks][0], backend, links[num_ranks][1]) if num_ranks > 1 else []
+        block_jitter = _block_jitter(directory, together)
+        nowhere = Link(0.0, 1.0)  # not used
+        on = MeasuredMachine(
+            Cluster(num_ranks, nowhere, nowhere),
+            fusion=fusion,
+            crowding=max(1.0, 1 / _efficiency(together) / slowdown(num_ranks, block_jitter)),
+            contention=CPU_CONTENTION,
+            times=tuple((row.bytes, row.seconds.average) for row in rows),
+        )
+        step_seconds = cell.batch_size / alone.images_per_second.median
+        step_jitter = math.sqrt(result.settings.num_batches_per_iter) * block_jitter
+        workload = Workload(networks[cell.model], cell.batch_size, step_seconds, jitter=step_jitter)
+        predicted = forecast(workload, on, num_ranks).efficiency
+        title = f"own runs, {cell.framework}"
+        checked.append(Checked(title, cell.strategy, cell.model, num_ranks, 1, _efficiency(cell), predicted, ""))
+    return checked
+
+
+def interpolated(times: Sequence[tuple[float, float]], num_bytes: float) -> float:
+    """Return the seconds of a message between measured sizes; beyond them, it takes as long per byte as the largest.
+
+    Args:
+        times: pairs of bytes and seconds, by size.
+    """
+    if num_bytes <= times[0][0]:
+        return times[0][1]
+    for (less, before), (more, after) in itertools.pairwise(times):
+        if num_bytes <= more:
+            return before + (after - before) * (num_bytes - less) / (more - less)
+    return times[-1][1] * num_bytes / times[-1][0]
+
+
+def _all_reduces(result: CollectivesResult, backend: str, path: Path) -> list[Row]:
+    """Return the rows of a library's all-reduces, by size."""
+    rows = [row for row in result.rows if (row.collective, row.backend) == ("all-reduce", backend)]
+    if not rows:
+        raise UserError(f"expected all-reduces of {backend} in {path}, received none; measure it with --backends")
+    return sorted(rows, key=lambda row: row.bytes)
+
+
+def _independent(cell: Cell, ranks: int) -> Cell:
+    """Return the cell of `ranks` independent processes with which a cell is compared."""
+    what = (cell.model, cell.batch_size, cell.precision, cell.compiled)
+    return Cell(cell.workload, cell.framework, INDEPENDENT, ranks, *what)
+
+
+def _block_jitter(directory: Path, cell: CellResult) -> float:
+    """Return the deviation of a block's time within a launch, the median over launches; 0 with single blocks."""
+    launches = [_sample(directory, name).blocks for name in cell.samples]
+    seconds = [[1 / block.images_per_second for block in blocks] for blocks in launches if len(blocks) > 1]
+    return statistics.median(map(jitter_of, seconds)) if seconds else 0.0
+
+
+def _sample(directory: Path, name: str) -> Sample:
+    """Read a sample that a comparison names, if it is in the comparison's own directory.
+
+    Raises:
+        UserError: there is no such sample.
+    """
+    try:
+        if not (directory / name).resolve().is_relative_to(directory.resolve()):
+            raise Mismatch(f"expected a sample in {directory}, received {brief(name)}")
+        return files.read(Sample, directory / name)
+    except (OSError, files.NotJson, files.OtherFormat, Mismatch) as error:
+        raise UserError(f"expected a sample of allstep compare, received {directory / name}: {error}") from None
+
+
+def _efficiency(cell: CellResult) -> float:
+    """Return the efficiency against one plain process, the median of the rounds' ratios.
+
+    Raises:
+        UserError: the comparison has none.
+    """
+    ratio = (cell.efficiency or {}).get("single_process")
+    if ratio is None:
+        raise UserError(f"expected the efficiency of {cell.id} against one process, received none; measure it again")
+    return ratio.median

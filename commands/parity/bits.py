@@ -1,0 +1,142 @@
+"""Whether runs with --slices leave the same bits in every strategy, launcher and number of ranks of this machine.
+
+It is `allstep parity --bits`. Each run is a short one on digits, and leaves three digests, each of which must be the
+same within a framework: of the weights, of all numbers in metrics.jsonl but times, and of the checkpoints' arrays, in
+which are the optimizer's slots and batch norm's running statistics.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.commands.shared.launchers import LAUNCHERS, start
+from allstep.commands.shared.measure import BenchmarkFailed, run
+from allstep.commands.shared.records.runs import FILE
+from allstep.common.base.errors import Fault
+from allstep.common.catalog.strategies import STRATEGIES
+
+_LAUNCHERS: dict[str, tuple[str | None, ...]] = {
+    "horovod": ("horovodrun-mpi", "horovodrun-gloo", "mpirun"),
+    "ddp": ("torchrun", "mpirun", None),
+    "fsdp": ("torchrun", None),
+    "multi-worker-mirrored": ("horovodrun-gloo", "mpirun"),
+}
+"""What starts a strategy's ranks, where it is not the trainer itself alone; None for its own flag."""
+_FLAGS = (
+    *("--dataset", "digits", "--model", "cnn", "--global-batch-size", 59, "--epochs", 1, "--log-every", 1),
+    *("--base-lr", 0.05, "--checkpoint-every", 10),
+)
+_BUCKET_SIZE = 0.05
+"""Megabytes: the gradients of the network travel in three buckets of PyTorch."""
+_TIMES = ("time", "epoch_seconds", "cumulative_seconds", "images_per_second", "peak_memory_bytes")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run trains."""
+
+    framework: str
+    strategy: str
+    launcher: str | None
+    num_ranks: int
+    """Or devices of one process."""
+
+
+@dataclass(frozen=True)
+class Digests:
+    """What a run left, 12 hexadecimal digits each."""
+
+    weights: str
+    numbers: str
+    checkpoints: str
+
+
+def prove(
+    frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int], *, slices: int, flags: Sequence[object] = ()
+) -> None:
+    """Run and print the table; end with status 1 where a digest differs from the first of its framework.
+
+    Args:
+        flags: of the trainers, besides.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("framework", "strategy", "launcher", "ranks", "weights", "numbers", "checkpoints", box=SIMPLE_HEAD)
+    first: dict[str, Digests] = {}
+    num_runs = num_others = 0
+    for placement in places(frameworks, names, ranks, slices):
+        print(
+            f"{placement.framework}: {placement.strategy}, {placement.launcher or 'alone'}, {placement.num_ranks}",
+            file=sys.stderr,
+        )
+        digests = train(placement, ("--slices", slices, *flags))
+        same = first.setdefault(placement.framework, digests) == digests
+        num_runs, num_others = num_runs + 1, num_others + (not same)
+        words = (placement.framework, placement.strategy, placement.launcher or "-", str(placement.num_ranks))
+        table.add_row(*words, *vars(digests).values(), style=None if same else "red")
+    Console().print(table)
+    print(f"{num_runs} runs, {num_others} of which differ from the first of their framework")
+    if num_others:
+        sys.exit(1)
+
+
+def places(frameworks: Sequence[str], names: Sequence[str], ranks: Sequence[int], slices: int) -> Iterator[Place]:
+    """Every strategy of `names` that has --slices, by each of its launchers that is there; `single` comes first."""
+    for framework in frameworks:
+        entries = STRATEGIES[framework].items()
+        for name, entry in sorted(entries, key=lambda item: item[0] != "single"):
+            if name not in names or "slices" not in entry.flags:
+                continue
+            numbers = [number for number in ranks if entry.can_have(number) and number <= slices]
+            for launcher in _LAUNCHERS.get(name, (None,)):
+                if launcher is None or shutil.which(LAUNCHERS[launcher][0]):
+                    yield from (Place(framework, name, launcher, number) for number in numbers)
+
+
+def train(placement: Place, flags: Sequence[object]) -> Digests:
+    """Run a trainer as a user would; what it left.
+
+    Raises:
+        Fault: it failed; the message has its output.
+    """
+    entry = STRATEGIES[placement.framework][placement.strategy]
+    own = (entry.num_ranks_flag, placement.num_ranks) if placement.launcher is None and entry.num_ranks_flag else ()
+    if "bucket_size" in entry.flags:
+        own += ("--bucket-size", _BUCKET_SIZE)
+    with tempfile.TemporaryDirectory() as output_dir:
+        words = (*start(placement.launcher, placement.num_ranks), "-m", f"allstep.{placement.framework}.train")
+        given = ("--strategy", placement.strategy, *own, *_FLAGS, "--output-dir", output_dir, *flags)
+        try:
+            run([*words, *map(str, given)])
+        except BenchmarkFailed as error:
+            raise Fault(str(error)) from None
+        return digests_of(Path(output_dir))
+
+
+def digests_of(output_dir: Path) -> Digests:
+    """Of what a run has left in its output directory."""
+    events = [json.loads(line) for line in (output_dir / FILE).read_text().splitlines()]
+    numbers = [
+        {name: value for name, value in event.items() if name not in _TIMES}
+        for event in events
+        if event["event"] != "start"  # which has the number of ranks
+    ]
+    files = sorted(output_dir.rglob("*.safetensors"))
+    return Digests(
+        events[-1]["weights_checksum"][:12],
+        _digest(json.dumps(numbers).encode()),
+        _digest(*(part for path in files for part in (str(path.relative_to(output_dir)).encode(), path.read_bytes()))),
+    )
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]

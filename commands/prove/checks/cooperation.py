@@ -1,0 +1,115 @@
+"""Do the ranks know of each other, and call the same collectives? And, on GPUs, does each have its own?"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from allstep.commands.prove.findings import Finding, ranks
+from allstep.commands.prove.records import HostCopy, Step, World, Wrapped
+from allstep.commands.prove.runs import Rank, Run, Runs
+
+
+def check_world(runs: Runs) -> Iterator[Finding]:
+    """Compare the number of ranks that were launched with the one that their library has."""
+    run = runs.together
+    sizes = {rank.all(World)[-1].size if rank.all(World) else 1 for rank in run.ranks}
+    if run.num_ranks > 1 and sizes == {1}:
+        yield Finding(
+            "ranks-alone",
+            "the ranks do not know of each other: each trains as if it were alone",
+            f"the launcher has started {run.num_ranks} ranks, of which each sees a world of 1",
+            "dist.init_process_group() under torchrun, hvd.init() under horovodrun, before anything else",
+            run.ranks[0].steps()[0].line,
+        )
+    elif run.library == "tf.distribute" and (idle := [rank.number for rank in run.ranks if not rank.steps()]):
+        yield Finding(
+            "replicas-idle",
+            "the strategy has replicas that do not train: the model is not in its scope, or not run by it",
+            f"{len(run.ranks[0].steps())} steps of an optimizer on rank 0, none on {ranks(idle)}",
+            "under strategy.scope(): make the model and compile it, and the optimizer; in a loop of one's own, "
+            "strategy.run(step, args)",
+            run.ranks[0].steps()[0].line,
+        )
+
+
+def check_collectives(runs: Runs) -> Iterator[Finding]:
+    """Say where ranks stand that wait for each other for ever, or whom others have left."""
+    run = runs.together
+    errors = {rank.number: rank.error for rank in run.ranks if rank.error}
+    if run.stacks:
+        waits = [f"rank {rank.number} {_place(rank)}" for rank in run.ranks]
+        yield Finding(
+            "collective-left-out",
+            "ranks wait for each other for ever: they do not call the same collectives in the same order",
+            f"{'; '.join(waits)}{_stacks(run)}",
+            "have every rank come to each collective: no collective under `if rank == 0`, equal numbers of batches",
+            next((rank.wait.line for rank in run.ranks if rank.wait), ""),
+        )
+    elif run.is_deserted:
+        left = [rank.number for rank in run.ranks if rank.ended and not rank.error]
+        yield Finding(
+            "collective-left-out",
+            f"{ranks(left)} left while others still called collectives",
+            "; ".join(f"rank {number} ended with {error}" for number, error in errors.items()),
+            "have every rank take the same steps: equal numbers of batches, or hvd.join()",
+        )
+
+
+def check_devices(runs: Runs) -> Iterator[Finding]:
+    """Look for ranks that share a GPU, copies to the host in every step, and searches for what is always used."""
+    run = runs.together
+    first = next(run.steps(), None)
+    if first is None:
+        return
+    shared = [device for device, count in Counter(step.device for step in first).items() if count > 1]
+    if gpus := [device for device in shared if device != "cpu"]:
+        yield Finding(
+            "gpu-shared",
+            "several ranks compute on one GPU",
+            f"{ranks([i for i, step in enumerate(first) if step.device == gpus[0]])} have their weights on {gpus[0]}",
+            "torch.cuda.set_device(local_rank) before anything is made on a GPU",
+            first[0].line,
+        )
+    rank = run.ranks[0]
+    yield from _copies(rank)
+    ddp = next((one for one in rank.all(Wrapped) if one.finds_unused), None)
+    if ddp and (step := next(iter(rank.steps()), None)) and all(one.local for one in step.gradients):
+        every = {one.name for one in step.gradients} == set(step.weights)
+        if every:
+            yield Finding(
+                "unused-parameters-searched",
+                "DistributedDataParallel looks for unused parameters in every step, and there are none",
+                f"all {len(step.weights)} weights had a gradient in step {step.number}",
+                "leave find_unused_parameters=True out",
+                ddp.line,
+            )
+
+
+def _copies(rank: Rank) -> Iterator[Finding]:
+    num_steps = len(rank.steps())
+    for line, count in Counter(copy.line for copy in rank.all(HostCopy)).items():
+        if num_steps and count >= num_steps:
+            yield Finding(
+                "host-copy-each-step",
+                "the host waits for the GPU in every step, to copy a value from it",
+                f"{count} copies in {num_steps} steps of rank {rank.number}",
+                "keep sums on the GPU, and copy them once an epoch",
+                line,
+            )
+
+
+def _place(rank: Rank) -> str:
+    if rank.wait is None:
+        return "has ended"
+    return f"waits in {rank.wait.what} at {rank.wait.line} after {len(rank.all(Step))} steps"
+
+
+def _stacks(run: Run) -> str:
+    """The frames of each rank's main thread, which is the last one that faulthandler writes."""
+    texts = []
+    for number, text in run.stacks.items():
+        frames = re.findall(r'File "(.+?)", line (\d+) in (\S+)', text.rpartition("most recent call first")[2])
+        texts += [f"\n    rank {number}: {name} {file}:{line}" for file, line, name in frames[:12]]
+    return "".join(texts)

@@ -1,0 +1,223 @@
+"""Is what an optimizer applies the mean of what backward made on the ranks?
+
+Projections are linear: those of the applied gradient are s times the mean of the ranks' own, where s is 1 for an
+average, the number of ranks N for a sum, 1/N for an average of averages. Clipping and loss scales give other factors,
+which are the same on all ranks and no fault.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from allstep.commands.prove.findings import Finding, listed, ranks
+from allstep.commands.prove.records import Collective, EarlyClip, Forward, Gradient, Projections, Step, Wrapped
+from allstep.commands.prove.runs import Rank, Run, Runs
+
+_SAME = 1e-3
+"""Relative difference of projections that rounding makes, also to 16 bits; ranks' own gradients differ by far more."""
+_NEAR = 0.02
+"""Of a factor."""
+_NEAR_LOSS = {True: 0.25, False: 0.1}
+"""Of a ratio of losses: other samples have other losses, and so have other weights, which may not be the same."""
+_FIRST_STEPS = 3
+"""Whose losses must agree on such a ratio."""
+
+
+def check(runs: Runs) -> Iterator[Finding]:
+    """Compare gradients before and after the reduction."""
+    run = runs.together
+    if early := next((clip for rank in run.ranks for clip in rank.all(EarlyClip)), None):
+        yield _clipped_early(early)
+        return
+    if run.uses_adasum:
+        return
+    for optimizer in range(1, run.num_optimizers + 1):
+        unequal = _unequal(run, optimizer)
+        if unequal:
+            yield _not_averaged(run, *unequal)
+        elif run.num_ranks > 1:
+            yield from _wrong_factor(runs, optimizer)
+
+
+def _clipped_early(clip: EarlyClip) -> Finding:
+    return Finding(
+        "clipped-before-average",
+        f"gradients are {clip.what} while Horovod still averages them: what is applied depends on who comes first",
+        f"in step {clip.step}, averages that backward had begun were on their way when gradients were {clip.what}",
+        "optimizer.synchronize() before that, and after it: with optimizer.skip_synchronize(): optimizer.step(), or "
+        "scaler.step(optimizer)",
+        clip.line,
+    )
+
+
+def _unequal(run: Run, optimizer: int) -> tuple[tuple[Step, ...], list[str]] | None:
+    """The first step whose applied gradients differ between ranks, and their names."""
+    for steps in run.steps(optimizer):
+        applied = [{one.name: one.applied for one in step.gradients} for step in steps]
+        names = [name for name in applied[0] if not _equal([one.get(name) for one in applied])]
+        if names:
+            return steps, names
+    return None
+
+
+def _equal(projections: Sequence[Projections | None]) -> bool:
+    first, *others = projections
+    if first is None or None in others:
+        return all(other is None for other in others) and first is None
+    scale = np.abs(first).max()
+    return all(np.abs(np.subtract(first, other)).max() <= _SAME * scale for other in others if other)
+
+
+def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Finding:
+    rank, step = run.ranks[0], steps[0]
+    others = len(step.gradients) - len(names)
+    evidence = f"in step {step.number}, {ranks(range(len(steps)))} applied different gradients of {listed(names)}"
+    if others:
+        evidence += f", and the same of {others} other weights"
+    # Of averages that nothing waits for, any number comes in time.
+    if others and not _wrapper_without_step(rank, step):
+        which, what = "gradients-partly-averaged", "each rank applies its own gradients of some weights"
+    else:
+        which, what = "gradients-not-averaged", "each rank applies its own gradients"
+    return Finding(which, f"{what}: nothing averages them", evidence, _averaging(rank, step), step.line)
+
+
+def _wrapper_without_step(rank: Rank, step: Step) -> Wrapped | None:
+    """Horovod's wrapper where the optimizer inside of it steps, which does not wait for the averages."""
+    horovod = [one for one in rank.all(Wrapped) if one.kind.startswith("hvd.")]
+    return horovod[0] if horovod and not step.is_wrapped else None
+
+
+def _averaging(rank: Rank, step: Step) -> str:
+    wrapped, bypassed = rank.all(Wrapped), [one for one in rank.all(Forward) if one.bypasses]
+    if bypassed:
+        return f"call the {bypassed[0].bypasses} itself, not the model inside of it ({bypassed[0].line})"
+    if wrapper := _wrapper_without_step(rank, step):
+        return f"step the optimizer that {wrapper.kind} has returned ({wrapper.line}), not the one given to it"
+    if wrapped:
+        return f"give {wrapped[0].kind} ({wrapped[0].line}) all weights that the optimizer trains"
+    if rank.library == "horovod.tensorflow":
+        return (
+            "import allstep.tensorflow.horovod_keras as hvd; model.compile(hvd.DistributedOptimizer(optimizer), ...): "
+            "Horovod's own wrapper averages nothing on Keras 3; in a loop of one's own, "
+            "tape = hvd.DistributedGradientTape(tape)"
+        )
+    if rank.library == "torch.distributed":
+        return "model = DistributedDataParallel(model), and call that"
+    return "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
+
+
+def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:
+    run = runs.together
+    factors = [factor for steps in run.steps(optimizer) if (factor := _factor(steps)) is not None]
+    if not factors:
+        return
+    factor, size = statistics.median(factors), run.num_ranks
+    first = next(run.steps(optimizer))[0]
+    ratios = _loss_ratios(runs, optimizer)
+    share = _nearest_share(ratios, size) if _near(factor, size) else _certain_share(ratios, size, runs, optimizer)
+    evidence = f"the applied gradient is {factor:.3g} times the mean of the {size} ranks' own, in {len(factors)} steps"
+    if share != 1:
+        evidence += f", and the loss {share:.3g} times that of one rank"
+    if _near(factor * share, size) and share == 1:
+        yield Finding(
+            "gradients-summed",
+            f"gradients are added up over the ranks and not averaged: steps are {size} times too long",
+            evidence,
+            "divide each replica's sum of losses by the global batch, not by its own share of it: "
+            "tf.nn.compute_average_loss(losses, global_batch_size=...)"
+            if run.library == "tf.distribute"
+            else "average: op=hvd.Average, or divide the sum by the number of ranks",
+            first.line,
+        )
+    elif _near(factor, 1 / size) and share == 1:
+        yield Finding(
+            "gradients-averaged-twice",
+            f"gradients are averaged, and divided by the number of ranks again: steps are {size} times too short",
+            evidence,
+            f"leave the second average out{_second_average(run.ranks[0])}",
+            first.line,
+        )
+    elif _near(factor * share, 1 / size) or _near(factor * share, size):
+        yield Finding(
+            "loss-scaled",
+            "the loss is scaled by the number of ranks, besides the average of gradients",
+            evidence,
+            "divide by the global batch, once: Keras' losses do so in a strategy, unless their reduction is none"
+            if run.library == "tf.distribute"
+            else "let the loss be the mean over the rank's own samples; the wrapper does the rest",
+            first.line,
+        )
+
+
+def _factor(steps: Sequence[Step]) -> float | None:
+    """By how much the applied gradient is the mean of the ranks' own; None where it is not proportional to it."""
+    pairs = [pair for own in zip(*(step.gradients for step in steps), strict=False) if (pair := _pair(own))]
+    if not pairs:
+        return None
+    applied, mean = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    size = float(mean @ mean)
+    if size == 0:
+        return None
+    factor = float(applied @ mean) / size
+    return factor if np.linalg.norm(applied - factor * mean) <= 0.01 * np.linalg.norm(applied) else None
+
+
+def _pair(gradients: Sequence[Gradient]) -> tuple[np.ndarray, np.ndarray] | None:
+    local = [one.local for one in gradients if one.local]
+    if len(local) < len(gradients) or gradients[0].applied is None:
+        return None
+    return np.array(gradients[0].applied), np.mean(local, axis=0)
+
+
+def _loss_ratios(runs: Runs, optimizer: int) -> list[float]:
+    """The losses of the first steps on several ranks beside those on one; none where it has not run on one."""
+    if runs.alone is None:
+        return []
+    pairs = zip(runs.alone.steps(optimizer), runs.together.steps(optimizer), strict=False)
+    losses = [(_loss(one), _loss(several)) for one, several in itertools.islice(pairs, _FIRST_STEPS)]
+    return [several / one for one, several in losses if one and several is not None]
+
+
+def _nearest_share(ratios: Sequence[float], size: int) -> float:
+    """The losses beside those on one rank, where gradients are sums: right are those of 1/N of the mean."""
+    ratio = statistics.mean(ratios) if ratios else 1.0
+    return min((1.0, 1 / size, size**-2), key=lambda share: abs(ratio - share) / (ratio + share))
+
+
+def _certain_share(ratios: Sequence[float], size: int, runs: Runs, optimizer: int) -> float:
+    """The losses beside those on one rank, where gradients are averages: 1, or a power of the number of ranks.
+
+    The first must be near that power, and those of the first steps together nearer to it than to 1: a small batch may
+    have twice the loss of another one by chance.
+    """
+    if runs.alone is None or not ratios:
+        return 1.0
+    alone, together = (next(run.steps(optimizer)) for run in (runs.alone, runs.together))
+    bound = _NEAR_LOSS[alone[0].weights == together[0].weights]
+    share = next((float(share) for share in (size**-2, 1 / size, size) if abs(ratios[0] / share - 1) < bound), 1.0)
+    ratio = statistics.mean(ratios)
+    return share if abs(ratio / share - 1) < abs(ratio - 1) else 1.0
+
+
+def _loss(steps: Sequence[Step]) -> float | None:
+    """Of a step, as the mean over the ranks."""
+    # Before the first step of Keras nothing is broadcast yet: rank 0 alone has the weights that it has on one rank.
+    losses = [step.loss for step in (steps if steps[0].weights else steps[:1]) if step.loss is not None]
+    return statistics.mean(losses) if losses else None
+
+
+def _near(value: float, target: float) -> bool:
+    return abs(value / target - 1) < _NEAR
+
+
+def _second_average(rank: Rank) -> str:
+    """The lines of collectives that the script itself calls between backward and step."""
+    waits = {step.line for step in rank.all(Step)}
+    lines = dict.fromkeys(one.line for one in rank.all(Collective) if one.kind in ("all_reduce", "allreduce"))
+    own = [line for line in lines if line and line not in waits]
+    return f" (the script's own all-reduces: {listed(own)})" if own else ""

@@ -1,0 +1,68 @@
+"""Do all ranks start from the same weights and the same state of the optimizer, and keep them?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from allstep.commands.prove.findings import Finding, listed
+from allstep.commands.prove.runs import Rank, Runs
+
+
+def check(runs: Runs) -> Iterator[Finding]:
+    """Compare digests of weights and slots before the first step."""
+    for optimizer in range(1, runs.together.num_optimizers + 1):
+        first = next((steps for steps in runs.together.steps(optimizer) if steps[0].weights), None)
+        if first is None:
+            continue
+        if names := differing([step.weights for step in first]):
+            yield Finding(
+                "weights-differ",
+                "ranks start from different weights, so that they train different models",
+                f"before step {first[0].number}, {listed(names)} of {len(first[0].weights)} weights have other values "
+                "on other ranks",
+                _broadcast_of_weights(runs.together.ranks[0]),
+                first[0].line,
+            )
+        elif names := differing([step.state for step in first]):
+            yield Finding(
+                "optimizer-state-differs",
+                "ranks start from different states of the optimizer, so that equal gradients move weights apart",
+                f"before step 1, {listed(names)} have other values on other ranks, or are on some ranks alone",
+                "after the optimizer's state is loaded: hvd.broadcast_optimizer_state(optimizer, root_rank=0); under "
+                "torch.distributed load it on every rank",
+                first[0].line,
+            )
+
+
+def check_later(runs: Runs) -> Iterator[Finding]:
+    """Compare weights again at the last step of the first epoch that was looked at."""
+    for optimizer in range(1, runs.together.num_optimizers + 1):
+        for steps in runs.together.steps(optimizer):
+            if names := differing([step.weights for step in steps]):
+                yield Finding(
+                    "weights-part",
+                    "ranks have started from the same weights, and no longer have the same",
+                    f"before step {steps[0].number}, {listed(names)} have other values on other ranks",
+                    "change weights on all ranks alike, by gradients that were averaged",
+                    steps[0].line,
+                )
+                return
+
+
+def differing(digests: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names under which ranks have different digests, or some have none."""
+    if not digests:
+        return []
+    names = dict.fromkeys(name for one in digests for name in one)
+    return [name for name in names if len({one.get(name) for one in digests}) > 1]
+
+
+def _broadcast_of_weights(rank: Rank) -> str:
+    if rank.library == "horovod.tensorflow":
+        return (
+            "hvd.callbacks.BroadcastGlobalVariablesCallback(0) among the callbacks of fit; in a loop of one's own, "
+            "after its first step, hvd.broadcast_variables(model.variables, root_rank=0), and the optimizer's"
+        )
+    if rank.library == "horovod":
+        return "before the first step: hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
+    return "before the first step: model = DistributedDataParallel(model), which sends rank 0's weights to all ranks"

@@ -1,0 +1,122 @@
+"""Launches a script under its observer, and refuses what shows nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allstep.commands.prove.following import follow
+from allstep.commands.prove.observer.files import put_back
+from allstep.commands.prove.observer.observer import Settings
+from allstep.commands.prove.observer.start import environment
+from allstep.commands.prove.runs import Run
+from allstep.commands.shared import process_tree
+from allstep.commands.shared.jobs import running
+from allstep.commands.shared.launchers import start
+from allstep.common.base.errors import UserError, quote
+from allstep.common.launch.rendezvous import free_ports
+
+ITSELF = "python"
+"""No launcher: the script starts its ranks."""
+MIRRORED = "mirrored"
+"""No launcher: one process, in which a strategy of tf.distribute uses several devices."""
+TF_CONFIG = "tf-config"
+"""The launcher of ranks that MultiWorkerMirroredStrategy reads from the variable TF_CONFIG."""
+_BY_ITSELF = (ITSELF, MIRRORED)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A user's script and how it is run."""
+
+    path: Path
+    arguments: Sequence[str]
+    launcher: str
+    num_steps: int
+    time_limit: float
+
+    def observe(self, num_ranks: int) -> Run:
+        """Run it on so many ranks. Where it fails after all of several have stepped, their steps may show why.
+
+        What one rank has written in training is put back, for the run on several to begin as it began.
+
+        Raises:
+            UserError: it fails before, takes longer than the limit, or never steps.
+        """
+        with tempfile.TemporaryDirectory(prefix="allstep-prove-") as name:
+            folder = Path(name).resolve()
+            num_devices = num_ranks if self.launcher == MIRRORED else None
+            settings = Settings(str(folder), str(self.path), self.num_steps, num_devices, keeps_files=num_ranks == 1)
+            commands = self._commands(num_ranks)
+            with process_tree.guardian() as guard, running(*commands, environ=environment(settings)) as job:
+                guard(job.mark)
+                try:
+                    run, status = follow(job, folder, num_ranks, self.time_limit)
+                except TimeoutError as error:
+                    raise UserError(
+                        f"expected {quote(self.path)} to end, or to come through {self.num_steps} steps of two epochs, "
+                        f"within {self.time_limit:g} s, received {error}; raise --timeout, or lower --steps"
+                    ) from None
+                failure = failure_of(run, status, job.printed())
+            put_back(run.writes)
+            self._check(run, failure)
+            num_ranks = len(run.ranks) if self.launcher in _BY_ITSELF else num_ranks
+            return replace(run, num_ranks=num_ranks, failure=failure)
+
+    def _commands(self, num_ranks: int) -> list[list[str]]:
+        words = list(map(str, (self.path, *self.arguments)))
+        if self.launcher != TF_CONFIG:
+            return [[*start(None if self.launcher in _BY_ITSELF else self.launcher, num_ranks), *words]]
+        with free_ports(num_ranks) as ports:
+            workers = [f"127.0.0.1:{port}" for port in ports]
+        tasks = [{"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}} for i in range(num_ranks)]
+        return [["env", f"TF_CONFIG={json.dumps(task)}", *start(None), *words] for task in tasks]
+
+    def refusal(self, run: Run, failure: str) -> UserError:
+        """Of a script that fails by itself."""
+        return UserError(
+            f"expected {quote(self.path)} to run on {run.num_ranks} rank(s), received its failure: {failure}; "
+            "mend that first"
+        )
+
+    def _check(self, run: Run, failure: str) -> None:
+        """Refuse a run that shows nothing."""
+        if failure and (run.num_ranks == 1 or not next(run.steps(), None)):
+            raise self.refusal(run, failure)
+        if not run.stacks and not run.is_deserted and not any(rank.steps() for rank in run.ranks):
+            raise UserError(
+                f"expected {quote(self.path)} to train, received a script that ended without a step of an optimizer "
+                "of PyTorch or Keras; name one that steps, with arguments upon which it does"
+            )
+        if run.num_ranks > len(run.ranks) == 1 and self.launcher in _BY_ITSELF:
+            what = "replicas of a MirroredStrategy" if self.launcher == MIRRORED else "ranks that it starts"
+            raise UserError(
+                f"expected {quote(self.path)} to train on several {what}, received one; give it several, or say by "
+                "--launcher how its ranks are started"
+            )
+
+
+def failure_of(run: Run, status: int | None, printed: str) -> str:
+    """Why a script has failed by itself, in a line; empty where it has not.
+
+    Args:
+        status: of what has launched it; None where that had not ended yet.
+        printed: by the script and what has launched it.
+    """
+    if run.was_seen or run.stacks or run.is_deserted:
+        return ""
+    errors = [rank.error for rank in run.ranks if rank.error]
+    if errors or not status:  # a launcher may take long to see the former
+        return errors[0] if errors else ""
+    return _cause(printed) or f"status {status}"
+
+
+def _cause(printed: str) -> str | None:
+    """The last error that was printed, without torchrun's own, which names none."""
+    lines = [re.sub(r"^\[\d+(,\d+)?\]<std(out|err)>:", "", line).strip() for line in printed.splitlines()]
+    errors = [line for line in lines if re.match(r"(allstep: error: |[\w.]*(Error|Exception|Exit)(:|$))", line)]
+    return next((error for error in reversed(errors) if not error.startswith("torch.distributed.elastic")), None)

@@ -1,0 +1,19 @@
+"""Observes Keras 3 on TensorFlow: its fit, its models and its optimizers, each by a file of its own."""
+
+from __future__ import annotations
+
+from keras import backend
+
+from allstep.commands.prove.observer.observer import Observer
+
+
+def install(observer: Observer) -> None:
+    """Hook keras, which has been imported; on another backend there is nothing to hook."""
+    if backend.backend() != "tensorflow":
+        return
+    from allstep.commands.prove.observer import keras_fit, keras_gradients, keras_models, keras_values
+
+    keras_values.install()
+    keras_models.install(observer)
+    keras_gradients.install(observer)
+    keras_fit.install(observer)

@@ -1,0 +1,114 @@
+"""Observes gradients of TensorFlow: as a tape makes them, and as a Keras optimizer applies them.
+
+Every optimizer of Keras 3 on TensorFlow passes what it applies through `_all_reduce_sum_gradients`, in which
+tf.distribute adds up over its replicas: looked up in Keras 3.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections import defaultdict
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from allstep.commands.prove.observer.keras_values import call_with, native, some_values
+from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.observer.tf_distribute import current_replica
+from allstep.commands.prove.observer.values import digest, finite, projections
+from allstep.commands.prove.records import Gradient, Step
+
+
+class Gradients:
+    """Of one process."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._made: dict[int, tuple[Any, dict[int, Any]]] = {}  # by replica: a loss, and its gradient by variable
+        self._num_steps: dict[int, dict[int, int]] = defaultdict(dict)  # by replica and optimizer
+
+    def note_local(self, loss: Any, variables: Any, gradients: Any) -> None:
+        """Keep what a tape has made until an optimizer applies it."""
+        pairs = zip(tf.nest.flatten(variables), tf.nest.flatten(gradients), strict=False)
+        local = {id(native(variable)): gradient for variable, gradient in pairs}
+        self._made[current_replica()] = next(iter(tf.nest.flatten(loss)), None), local
+
+    def observe(self, optimizer: keras.Optimizer, grads_and_vars: Any) -> None:
+        """Have the step that is traced, or run, write down what it applies."""
+        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        variables = [variable for _, variable in pairs]
+        names = [f"{variable.name.partition(':')[0]} {index}" for index, variable in enumerate(variables)]
+        replica = current_replica()
+        loss, made = self._made.get(replica, (None, {}))
+        local = [made.get(id(native(variable))) for variable in variables]
+        has_local = all(one is not None for one in local)
+        tensors = [
+            tf.constant(math.nan) if loss is None or loss.shape.num_elements() != 1 else tf.reshape(loss, []),
+            tf.convert_to_tensor(optimizer.learning_rate),
+            *(some_values(gradient) for gradient, _ in pairs),
+            *(some_values(variable) for variable in variables),
+            *(some_values(one) for one in (local if has_local else ())),
+        ]
+        order, line, kind = id(optimizer), self._observer.line_of_main(), type(optimizer).__name__
+        counts = self._num_steps[replica]
+
+        def write(loss: Any, rate: Any, *arrays: Any) -> None:
+            size = len(names)
+            applied, weights, own = arrays[:size], arrays[size : 2 * size], arrays[2 * size :]
+            number = counts[order] = counts.get(order, 0) + 1
+            # Under Horovod, callbacks and custom loops broadcast when the first step has made all variables.
+            looks_at_weights = number == 2 or self._observer.num_steps_of(replica) == self._observer.num_steps - 1
+            step = Step(
+                number=number,
+                optimizer=list(counts).index(order) + 1,
+                loop=self._observer.num_loops,
+                kind=kind,
+                is_wrapped=False,
+                learning_rates=(float(rate),),
+                gradients=tuple(
+                    Gradient(name, projections(own[i]) if has_local else None, projections(applied[i]))
+                    for i, name in enumerate(names)
+                ),
+                weights={name: digest(weights[i]) for i, name in enumerate(names)} if looks_at_weights else {},
+                state={},
+                loss=finite(loss),
+                device="cpu",
+                line=line,
+            )
+            self._observer.write(step, replica)
+            if self._observer.end_step(replica) and not self._observer.is_in_fit:
+                self._observer.end("steps")
+                os._exit(0)  # nothing that is raised here would reach the script
+
+        call_with(write, tensors)
+
+
+def install(observer: Observer) -> None:
+    """Hook tapes and optimizers."""
+    gradients = Gradients(observer)
+
+    def wrap_gradient(gradient: Any) -> Any:
+        @functools.wraps(gradient)
+        def observed(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+            made = gradient(tape, target, sources, *args, **kwargs)
+            gradients.note_local(target, sources, made)
+            return made
+
+        return observed
+
+    def wrap_reduction(reduce: Any) -> Any:
+        @functools.wraps(reduce)
+        def observed(optimizer: keras.Optimizer, grads_and_vars: Any) -> Any:
+            reduced = reduce(optimizer, grads_and_vars)
+            gradients.observe(optimizer, reduced)
+            return reduced
+
+        return observed
+
+    name = "_all_reduce_sum_gradients"
+    owner = next(kind for kind in keras.optimizers.Optimizer.__mro__ if name in vars(kind))
+    replace(owner, name, wrap_reduction)
+    replace(tf.GradientTape, "gradient", wrap_gradient)

@@ -1,0 +1,47 @@
+"""What the observer does when Python starts: nothing heavy; a framework is hooked when the script has imported it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from allstep.commands.prove.observer import files, importing
+from allstep.commands.prove.observer.observer import Observer, Settings
+from allstep.common.launch.placement import apparent_rank
+
+VARIABLE = "ALLSTEP_PROVE"
+"""The environment variable that has `Settings` as JSON."""
+STACKS = signal.SIGUSR1
+"""The signal upon which a rank writes the stacks of its threads into its folder."""
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The variables that have every Python process observe the script, if it runs it."""
+    room = str(Path(__file__).parents[1] / "on_path")
+    path = os.environ.get("PYTHONPATH")
+    return {VARIABLE: json.dumps(asdict(settings)), "PYTHONPATH": f"{room}{os.pathsep}{path}" if path else room}
+
+
+def start() -> None:
+    """Observe this process, if it is one of the script's; launchers are Python, too."""
+    settings = Settings(**json.loads(os.environ[VARIABLE]))
+    if not _runs(settings.script):
+        return
+    random.seed(apparent_rank())  # Keras seeds from it: rank 0 has the weights of one rank, unless the script seeds
+    folder = Path(settings.folder)
+    faulthandler.register(STACKS, file=open(folder / f"{os.getpid()}.stacks", "w"), all_threads=True)  # noqa: SIM115
+    observer = Observer(settings)
+    files.install(observer)
+    importing.install(observer)
+
+
+def _runs(script: str) -> bool:
+    """Whether this process runs the script, or was made by its torch.multiprocessing.spawn."""
+    words = [word for word in sys.orig_argv[1:] if word != "-u"]
+    return words[:1] == [script] or any(word.startswith("from multiprocessing.spawn import") for word in words)

@@ -1,0 +1,75 @@
+"""Observes tf.distribute: the replicas of a mirrored strategy, which are looked at as ranks are.
+
+A replica's journal is its own, and the first replica of a process has the records of the process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.records import World
+
+
+def install(observer: Observer) -> None:
+    """Hook tensorflow, which has been imported; where the script is to use several devices, show it so many."""
+    if observer.num_devices:
+        _show_devices(observer.num_devices)
+
+    def wrap_mirrored(init: Any) -> Any:
+        @functools.wraps(init)
+        def observed(strategy: Any, devices: Sequence[str] | None = None, *args: Any, **kwargs: Any) -> None:
+            if maximum := observer.num_devices:
+                devices = (devices or _all_devices())[:maximum]
+            init(strategy, devices, *args, **kwargs)
+            _write_world(observer, strategy)
+
+        return observed
+
+    def wrap_workers(init: Any) -> Any:
+        @functools.wraps(init)
+        def observed(strategy: Any, *args: Any, **kwargs: Any) -> None:
+            with observer.waiting("MultiWorkerMirroredStrategy"):
+                init(strategy, *args, **kwargs)
+            _write_world(observer, strategy)
+
+        return observed
+
+    replace(tf.distribute.MirroredStrategy, "__init__", wrap_mirrored)
+    replace(tf.distribute.MultiWorkerMirroredStrategy, "__init__", wrap_workers)
+
+
+def current_replica() -> int:
+    """Which replica of this process is traced or runs; 0 outside of all."""
+    context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+    if context is None:
+        return 0
+    number = tf.get_static_value(context.replica_id_in_sync_group)
+    return int(number or 0) % len(context.strategy.extended.worker_devices)
+
+
+def _write_world(observer: Observer, strategy: Any) -> None:
+    num_local = len(strategy.extended.worker_devices)
+    worker = strategy.cluster_resolver.task_id or 0 if strategy.cluster_resolver else 0
+    for replica in range(num_local):
+        rank = worker * num_local + replica
+        world = World("tf.distribute", rank, strategy.num_replicas_in_sync, observer.line())
+        observer.write(world, replica)
+
+
+def _show_devices(number: int) -> None:
+    """So many GPUs, or the CPU as so many devices."""
+    if gpus := tf.config.list_physical_devices("GPU"):
+        tf.config.set_visible_devices(gpus[:number], "GPU")
+        return
+    [cpu] = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * number)
+
+
+def _all_devices() -> list[str]:
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    return [f"/{kind}:{number}" for number in range(len(tf.config.list_logical_devices(kind)))]

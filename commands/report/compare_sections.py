@@ -1,0 +1,200 @@
+"""The sections of a result of `allstep compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from allstep.commands.compare.cells import INDEPENDENT
+from allstep.commands.compare.ranking import groups, sentence
+from allstep.commands.compare.records import CellResult, ComparisonResult
+from allstep.commands.compare.samples import resolution
+from allstep.commands.compare.table import further_columns
+from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, facts, mebibytes, median, share
+from allstep.commands.shared.page.figures import Drawing, Line, bars, lines
+from allstep.common.files.records import to_json
+
+_WORKLOADS = {
+    "synthetic-weak": "Computing and communication only (synthetic input, weak scaling)",
+    "synthetic-strong": "A fixed global batch (synthetic input, strong scaling)",
+    "real-weak": "With the input pipeline (real data, weak scaling)",
+    "real-strong": "With the input pipeline and a fixed global batch (real data, strong scaling)",
+}
+
+
+def sections(result: ComparisonResult) -> list[Section]:
+    """Return the overview, a section for each of compare's tables, failures, rules and environment."""
+    cells = result.cells
+    found = [_overview(result)]
+    measured: dict[tuple, list[CellResult]] = {}
+    for cell in cells:
+        if cell.images_per_second:
+            measured.setdefault(cell.table, []).append(cell)
+    for (workload, model, batch_size, arithmetic), rows in measured.items():
+        found.append(_measured(f"{_WORKLOADS[workload]}: {model}, batch {batch_size}, {arithmetic}", rows))
+    missed = [cell for cell in cells if cell.status not in ("ok", "pending")]
+    apart = [cell for cell in cells if cell.images_per_second and not cell.comparable]
+    if missed or apart:
+        rows = [[cell.id, cell.status, cell.reason or NOTHING] for cell in missed]
+        rows += [[cell.id, "not comparable", cell.gate.reason or NOTHING] for cell in apart]
+        found.append(Section("What failed or may not be compared", tables=[Table("", ["cell", "status", "why"], rows)]))
+    found.append(Section("Rules of the comparison", items=list(result.rules)))
+    pairs = [list(pair) for pair in facts(to_json(result.environment))]
+    for framework, cell in {cell.framework: cell for cell in reversed(cells) if cell.gpu_libraries}.items():
+        pairs += [[f"{name} of {framework}", ", ".join(paths)] for name, paths in cell.gpu_libraries.items()]
+    found.append(Section("Environment", tables=[Table("", ["", ""], pairs)]))
+    return found
+
+
+def _overview(result: ComparisonResult) -> Section:
+    cells = result.cells
+    counts = {status: sum(cell.status == status for cell in cells) for status in ("ok", "partial", "pending")}
+    text = [f"{counts['ok']} of {len(cells)} cells measured in full, {counts['partial']} in part. {result.updated}."]
+    if not result.finished:
+        text.append(f"The comparison is unfinished: {counts['pending']} cells are still to be measured.")
+    for group in _fastest([cell for cell in cells if cell.comparable]):
+        cell = group[0]
+        placement = f"{cell.workload}, {cell.model}, batch {cell.batch_size}, {cell.arithmetic}, {_ranks(cell)}"
+        rates = (f"{one.strategy} ({amount(median(one.images_per_second))} images/s)" for one in group)
+        suffix = ", not distinguished" if len(group) > 1 else ""
+        text.append(f"Fastest of {placement} in {cell.framework}: {' ~ '.join(rates)}{suffix}.")
+    return Section("Overview", text=text, commands=[result.command])
+
+
+def _fastest(cells: Sequence[CellResult]) -> list[list[CellResult]]:
+    """Return the fastest group of each framework in each table, on the largest number of ranks with a ranking."""
+    found: dict[tuple, list[CellResult]] = {}
+    for fastest, *_ in sorted(groups(cells).values(), key=lambda ranked: ranked[0][0].ranks):
+        found[(*fastest[0].table, fastest[0].framework)] = fastest
+    return list(found.values())
+
+
+def _measured(title: str, cells: Sequence[CellResult]) -> Section:
+    """Return the section of one of compare's tables; its figures show only comparable cells side by side."""
+    section = Section(title)
+    alike = [cell for cell in cells if cell.comparable]
+    for framework in dict.fromkeys(cell.framework for cell in alike):
+        section.figures += _scaling(framework, [cell for cell in alike if cell.framework == framework])
+    section.figures += _curves(cells)
+    quote = (
+        ("Seconds of training to the target accuracy", lambda cell: median(cell.seconds_to_target), "s"),
+        ("Peak memory of the rank that took most", _memory, "MiB"),
+        ("Lost to communication, of the rate of as many independent processes", _lost, "%"),
+        ("From the launch to the end of the first step", lambda cell: median(cell.startup_seconds), "s"),
+    )
+    section.figures += [figure for caption, value, unit in quote if (figure := _bars(caption, alike, value, unit))]
+    section.tables.append(_table(cells))
+    section.text += filter(None, (sentence(cells), resolution(cells)))
+    section.commands = [cell.command for cell in cells]
+    return section
+
+
+def _scaling(framework: str, cells: Sequence[CellResult]) -> list[Drawing]:
+    """Draw throughput and efficiency against ranks, with the ideal and the machine's limit."""
+    strategies = list(dict.fromkeys(cell.strategy for cell in cells))
+    ranks = sorted({cell.ranks for cell in cells})
+    rates, efficiencies = [], []
+    for strategy in strategies:
+        own = sorted((cell for cell in cells if cell.strategy == strategy), key=lambda cell: cell.ranks)
+        points = [(cell.ranks, cell.images_per_second) for cell in own if cell.images_per_second]
+        is_limit = strategy == INDEPENDENT
+        label = "limit: independent processes" if is_limit else strategy
+        x, y = [num_ranks for num_ranks, _ in points], [rate.median for _, rate in points]
+        whiskers = () if is_limit else ([rate.low for _, rate in points], [rate.high for _, rate in points])
+        rates.append(Line(label, x, y, *whiskers, reference=is_limit))
+        quote = [(cell.ranks, _efficiency(cell, "single_process")) for cell in own]
+        quote = [(num_ranks, value) for num_ranks, value in quote if value is not None]
+        if quote:
+            efficiencies.append(Line(label, *map(list, zip(*quote, strict=True)), reference=is_limit))
+    alone = next((cell for cell in cells if cell.strategy == INDEPENDENT and cell.ranks == 1), None)
+    if alone and alone.images_per_second and len(ranks) > 1:
+        one = alone.images_per_second.median
+        rates.append(Line("ideal", ranks, [one * num_ranks for num_ranks in ranks], reference=True))
+    figures = [
+        lines(
+            f"Images per second: {framework}", rates, x_label="ranks", y_label="images/s", x_ticks=ranks, from_zero=True
+        )
+    ]
+    if efficiencies and len(ranks) > 1:
+        efficiencies.append(Line("ideal", ranks, [1.0] * len(ranks), reference=True))
+        caption = f"Efficiency against one plain process: {framework}"
+        figures.append(lines(caption, efficiencies, x_label="ranks", y_label="", x_ticks=ranks, percent=True))
+    return figures
+
+
+def _curves(cells: Sequence[CellResult]) -> list[Drawing]:
+    """Draw the curves of all cells in one frame."""
+    losses, accuracies = [], []
+    for cell in cells:
+        if curve := cell.curve:
+            label = f"{_name(cell)}, {_ranks(cell)}"
+            losses.append(Line(label, [point.epoch for point in curve], [point.train_loss for point in curve]))
+            seconds, accuracy = [point.seconds for point in curve], [point.validation_accuracy for point in curve]
+            accuracies.append(Line(label, seconds, accuracy))
+    if not losses:
+        return []
+    caption = "Validation accuracy against training time"
+    return [
+        lines("Training loss, curves over each other", losses, x_label="epoch", y_label="loss"),
+        lines(caption, accuracies, x_label="seconds", y_label="accuracy"),
+    ]
+
+
+def _bars(
+    caption: str, cells: Sequence[CellResult], value: Callable[[CellResult], float | None], unit: str
+) -> Drawing | None:
+    quote = [(f"{_name(cell)}, {_ranks(cell)}", value(cell)) for cell in cells]
+    quote = [(label, number) for label, number in quote if number is not None]
+    return bars(caption, *zip(*quote, strict=True), x_label=unit) if quote else None
+
+
+def _memory(cell: CellResult) -> float | None:
+    return max(cell.peak_memory_bytes_by_rank) / 2**20 if cell.peak_memory_bytes_by_rank else None
+
+
+def _lost(cell: CellResult) -> float | None:
+    """Return the percentage of the limit that communication takes, including waiting for other ranks."""
+    kept = _efficiency(cell, "independent")
+    return None if kept is None or cell.ranks == 1 or cell.strategy == INDEPENDENT else 100 * max(0.0, 1 - kept)
+
+
+def _table(cells: Sequence[CellResult]) -> Table:
+    header = ["", "ranks", "images/s", "mean, 95%", "spread", "of the same on 1", "of plain", "of the limit"]
+    header += [f"of {cells[0].framework}", "MiB", "start-up s", "to target s", "accuracy", "same curve"]
+    rows = []
+    measured = [(cell, cell.images_per_second) for cell in cells if cell.images_per_second]
+    for cell, rate in measured:
+        half = (rate.high - rate.low) / 2
+        efficiencies = [
+            share(_efficiency(cell, name))
+            for name in ("same_strategy_one_rank", "single_process", "independent", "first_framework")
+        ]
+        rows.append(
+            [
+                _name(cell),
+                str(cell.ranks),
+                amount(rate.median),
+                f"{amount(rate.mean)} ± {amount(half)}",
+                amount(rate.stdev),
+                *efficiencies,
+                mebibytes(max(cell.peak_memory_bytes_by_rank or [0]) or None),
+                amount(median(cell.startup_seconds)),
+                amount(median(cell.seconds_to_target)),
+                share(cell.final_accuracy),
+                cell.gate.status,
+            ]
+        )
+    more = further_columns([cell for cell, _ in measured])
+    rows = [[*row, *texts] for row, *texts in zip(rows, *more.values(), strict=True)]
+    return Table("Medians over repetitions; spread is the standard deviation of single ones.", [*header, *more], rows)
+
+
+def _efficiency(cell: CellResult, name: str) -> float | None:
+    return median((cell.efficiency or {}).get(name))
+
+
+def _name(cell: CellResult) -> str:
+    return f"{cell.framework} {cell.strategy}"
+
+
+def _ranks(cell: CellResult) -> str:
+    return f"{cell.ranks} rank{'s' if cell.ranks > 1 else ''}"

@@ -1,0 +1,201 @@
+"""The sections of collectives, forecasts, benchmarks and training runs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from allstep.commands.forecast.records import ForecastsResult, ValidationResult
+from allstep.commands.report.sources import RecordedRun
+from allstep.commands.shared.launchers import LAUNCHERS, start
+from allstep.commands.shared.page.document import NOTHING, Section, Table, amount, facts, mebibytes, share
+from allstep.commands.shared.page.figures import Line, bars, lines
+from allstep.commands.shared.records.collectives import CollectivesResult
+from allstep.commands.shared.records.figures import BenchmarkResult
+
+
+def collectives(result: CollectivesResult) -> Section:
+    """Return the section of a result of `allstep collectives`."""
+    section = Section(f"Collectives on {result.ranks} ranks", commands=[result.command])
+    rows = result.rows
+    for collective in dict.fromkeys(row.collective for row in rows if row.collective != "copy"):
+        quote = [row for row in rows if row.collective in (collective, "copy")]
+        curves = []
+        for backend in dict.fromkeys(row.backend for row in quote):
+            own = [row for row in quote if row.backend == backend]
+            values = [row.bus_bandwidth / 1e9 for row in own]
+            curves.append(Line(backend, [row.bytes for row in own], values, reference=backend == "memcpy"))
+        section.figures.append(
+            lines(
+                f"Bus bandwidth of {collective}",
+                curves,
+                x_label="bytes",
+                y_label="GB/s",
+                x_scale="log2",
+                y_scale="log10",
+            )
+        )
+    times = ["min µs", "avg µs", "max µs", "median µs"]
+    header = ["library", "collective", "bytes", *times, "algorithm GB/s", "bus GB/s", "result"]
+    section.tables.append(
+        Table(
+            "Times over ranks of the fastest pass, and the median over passes; bandwidths as nccl-tests define them.",
+            header,
+            [
+                [
+                    row.backend,
+                    row.collective,
+                    f"{row.bytes:,}",
+                    *(amount(1e6 * seconds) for seconds in (*astuple(row.seconds), row.median_seconds)),
+                    *(amount(bandwidth / 1e9) for bandwidth in (row.algorithm_bandwidth, row.bus_bandwidth)),
+                    "right" if row.right else "WRONG",
+                ]
+                for row in rows
+            ],
+        )
+    )
+    if ratios := result.horovod_over_mpi:
+        quote = [[one.backend, f"{one.bytes:,}", f"{one.ratio:.2f}", f"{one.ratio_of_medians:.2f}"] for one in ratios]
+        header = ["", "bytes", "fastest passes", "medians"]
+        section.tables.append(Table("Horovod's all-reduce bandwidth over MPI's", header, quote))
+    if found := result.recommendation:
+        section.text.append(
+            f"Recommended for {found.network} at {found.step_ms:g} ms a step: fusion threshold "
+            f"{found.threshold:,.0f} bytes, cycle time {found.cycle_ms:g} ms."
+        )
+    for what, ratio in result.tuning.ratios.items() if result.tuning else ():
+        section.text.append(f"Training, images/s, {what}: {ratio:.3f}.")
+    section.items = [f"{name} failed: {why}" for name, why in result.failures.items()]
+    section.items += [f"{name} has no {', '.join(lacks)}" for name, lacks in result.missing.items() if lacks]
+    section.tables.append(Table("Environment", ["", ""], [list(pair) for pair in facts(result.variables)]))
+    return section
+
+
+def forecast(result: ForecastsResult) -> Section:
+    """Return the section of a result of `allstep predict --output`."""
+    rows = result.forecasts
+    ranks = [row.num_ranks for row in rows]
+    curves = [
+        Line("forecast", ranks, [row.efficiency for row in rows]),
+        Line("ideal", ranks, [1.0] * len(ranks), reference=True),
+    ]
+    table = [
+        [
+            f"{row.num_ranks:,}",
+            amount(1000 * row.total),
+            share(row.efficiency),
+            amount(row.images_per_second),
+            f"{row.bottleneck} {share(row.bottleneck_share)}",
+            f"{row.helps[0]}: {share(row.helps[1])}" if row.helps else NOTHING,
+        ]
+        for row in rows
+    ]
+    header = ["ranks", "step ms", "efficiency", "samples/s", "costs most", "helps most"]
+    figure = lines("Forecast efficiency", curves, x_label="ranks", y_label="", x_scale="log10", percent=True)
+    return Section("Forecast", figures=[figure], tables=[Table("", header, table)], commands=[result.command])
+
+
+def validation(result: ValidationResult) -> Section:
+    """Return the section of a result of `allstep predict --validate --output`, with a list of missed rows."""
+    rows, bound = result.rows, 100 * result.largest_error
+    missed = [row for row in rows if abs(row.error) > result.largest_error]
+    verdict = (
+        f"{len(rows) - len(missed)} of {len(rows)} efficiencies are forecast within {bound:g} points. A row from which "
+        "a parameter was estimated says little about the error."
+    )
+    section = Section("Forecasts and measurements", text=[verdict, *result.notes], commands=[result.command])
+    section.items = [
+        f"MISSED by {100 * abs(row.error):.1f} points: {row.title}, {row.system}, {row.network} on "
+        f"{row.num_ranks} ranks"
+        for row in missed
+    ]
+    table = [
+        [
+            row.title,
+            row.system,
+            row.network,
+            f"{row.num_ranks}" + (f" over {row.baseline_ranks}" if row.baseline_ranks > 1 else ""),
+            *map(share, (row.measured, row.forecast)),
+            f"{100 * row.error:+.1f}",
+            "NO" if row in missed else "yes",
+            row.estimated or NOTHING,
+        ]
+        for row in rows
+    ]
+    header = ["measured by", "", "network", "ranks", "measured", "forecast", "points", f"within {bound:g}", "estimated"]
+    section.tables.append(Table("Efficiency", header, table))
+    return section
+
+
+def benchmark(path: Path, result: BenchmarkResult) -> Section:
+    """Return the section of a benchmark that `measure.save` wrote."""
+    rows = [
+        [
+            figure.what,
+            amount(figure.ours),
+            amount(figure.reference),
+            amount(figure.ratio),
+            figure.target,
+            ("yes" if figure.reached else "NO") if figure.target else "",
+        ]
+        for figure in result.figures
+    ]
+    table = Table("", ["", "ours", "reference", "ratio", "target", "reached"], rows)
+    name = path.stem.replace("_", " ").capitalize()
+    text = [f"Measured {result.time}."] if result.time else []
+    return Section(f"{name}: ours and a reference", text=text, tables=[table])
+
+
+def runs(found: Sequence[tuple[Path, RecordedRun]]) -> Section:
+    """Return the section of training runs, with their curves in one frame."""
+    section = Section("Training runs")
+    losses, accuracies, memory, rows = [], [], [], []
+    for path, run in found:
+        start = run.start
+        label = f"{path.name}: {start.framework} {start.strategy}, {start.world_size} ranks"
+        if run.epochs:
+            numbers, epoch_losses = [epoch.epoch for epoch in run.epochs], [epoch.train_loss for epoch in run.epochs]
+            losses.append(Line(label, numbers, epoch_losses))
+        known = [(epoch.cumulative_seconds, epoch.validation_accuracy) for epoch in run.epochs]
+        if measured := [(seconds, accuracy) for seconds, accuracy in known if accuracy is not None]:
+            seconds, shares = zip(*measured, strict=True)
+            accuracies.append(Line(label, seconds, shares))
+        if run.end and run.end.peak_memory_bytes:
+            memory.append((path.name, run.end.peak_memory_bytes / 2**20))
+        last = run.epochs[-1] if run.epochs else None
+        rows.append(
+            [
+                path.name,
+                f"{start.framework} {start.strategy}",
+                str(start.world_size),
+                str(start.global_batch_size),
+                str(len(run.epochs)),
+                amount(last and last.train_loss),
+                share(last and last.validation_accuracy),
+                amount(last and last.cumulative_seconds),
+                amount(last and last.images_per_second),
+                mebibytes(run.end.peak_memory_bytes) if run.end else "did not end",
+            ]
+        )
+        if run.config:
+            section.commands.append(_command(run.config, run))
+    if losses:
+        section.figures.append(lines("Training loss", losses, x_label="epoch", y_label="loss"))
+    if accuracies:
+        caption = "Validation accuracy against training time"
+        section.figures.append(lines(caption, accuracies, x_label="seconds", y_label="accuracy"))
+    if memory:
+        section.figures.append(bars("Peak memory of rank 0", *zip(*memory, strict=True), x_label="MiB"))
+    header = ["run", "", "ranks", "global batch", "epochs", "loss", "accuracy", "seconds", "images/s", "MiB"]
+    section.tables.append(Table("The last epoch of each run", header, rows))
+    return section
+
+
+def _command(config: Path, run: RecordedRun) -> str:
+    """Return the command that trains as the run did, on as many ranks with the same launcher."""
+    launcher = "mpiexec" if run.start.launcher == "PMI" else run.start.launcher
+    # Without a launcher, a run starts its ranks itself.
+    program = start(launcher if launcher in LAUNCHERS else None, run.start.world_size)
+    return shlex.join([*program, f"{run.start.framework}/train.py", "--config", str(config)])

@@ -1,0 +1,133 @@
+"""Sources of a report: the results of allstep's commands and trainers in the given directories.
+
+A file that cannot be read, or is of another version, becomes a problem of one line, and the others are still read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from allstep.commands.compare.records import ComparisonResult
+from allstep.commands.forecast.records import ForecastsResult, ValidationResult
+from allstep.commands.shared.records import files
+from allstep.commands.shared.records.collectives import CollectivesResult
+from allstep.commands.shared.records.figures import BenchmarkResult
+from allstep.commands.shared.records.runs import FILE, End, Epoch, Start, read_events
+from allstep.commands.study.records import SUMMARY, StudyResult
+from allstep.commands.tune.records import SearchResult
+from allstep.common.files.records import from_json
+from allstep.common.files.schema import Mismatch
+from allstep.common.files.strict_json import NotJson
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_SECRETS = (
+    (re.compile(r"(//)[^/\s@]+@"), r"\1(hidden)@"),
+    (re.compile(rf"(?i)\b([\w-]*(?:{_SECRET_NAME.pattern})[\w-]*[= ])\S+"), r"\1(hidden)"),
+)
+
+
+@dataclass
+class Sources:
+    """Results that were found, each with its path."""
+
+    compares: list[tuple[Path, ComparisonResult]] = field(default_factory=list)
+    collectives: list[tuple[Path, CollectivesResult]] = field(default_factory=list)
+    forecasts: list[tuple[Path, ForecastsResult]] = field(default_factory=list)
+    validations: list[tuple[Path, ValidationResult]] = field(default_factory=list)
+    benchmarks: list[tuple[Path, BenchmarkResult]] = field(default_factory=list)
+    studies: list[tuple[Path, StudyResult]] = field(default_factory=list)
+    searches: list[tuple[Path, SearchResult]] = field(default_factory=list)
+    runs: list[tuple[Path, RecordedRun]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Problems in one line each."""
+
+    def __len__(self) -> int:
+        results = (self.compares, self.collectives, self.forecasts, self.validations, self.benchmarks)
+        return sum(map(len, (*results, self.studies, self.searches, self.runs)))
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A training run's metrics.jsonl."""
+
+    start: Start
+    epochs: tuple[Epoch, ...]
+    end: End | None
+    """None if the run has not ended or was killed."""
+    config: Path | None
+    """Path of its config.yaml; None if the file is missing."""
+
+
+def read(directories: Iterable[Path]) -> Sources:
+    """Read the results in directories and their subdirectories."""
+    found = Sources()
+    for directory in directories:
+        if not directory.is_dir():
+            found.problems.append(f"{directory}: no such directory")
+            continue
+        before = len(found) + len(found.problems)
+        for path in sorted(directory.rglob("*.json")):
+            if not {"samples", "gates", "checkpoints"} & set(path.relative_to(directory).parts[:-1]):
+                _guarded(found, path, _read_json)
+        # Runs of a study are in the study's section.
+        runs = (path for path in directory.rglob(FILE) if not (path.parents[1].parent / SUMMARY).exists())
+        for path in sorted(runs):
+            _guarded(found, path, _read_run)
+        if len(found) + len(found.problems) == before:
+            found.problems.append(f"{directory}: no results of allstep in it")
+    return found
+
+
+def _guarded(found: Sources, path: Path, reader: Callable[[Sources, Path], None]) -> None:
+    try:
+        reader(found, path)
+    except OSError as error:
+        found.problems.append(f"{path}: not readable as a result: {error.strerror}")
+    except (NotJson, files.OtherFormat, Mismatch) as error:
+        found.problems.append(f"{path}: not readable as a result: {error}")
+
+
+def _read_json(found: Sources, path: Path) -> None:
+    content = redact(files.load(path))
+    lists: dict[type[files.Result], list] = {
+        ComparisonResult: found.compares,
+        CollectivesResult: found.collectives,
+        ForecastsResult: found.forecasts,
+        ValidationResult: found.validations,
+        BenchmarkResult: found.benchmarks,
+        StudyResult: found.studies,
+        SearchResult: found.searches,
+    }
+    for kind, results in lists.items():
+        if isinstance(content, dict) and content.get("format") == kind.FORMAT:
+            files.check_version(kind, content)
+            results.append((path, from_json(kind, content, "result")))
+
+
+def _read_run(found: Sources, path: Path) -> None:
+    events = read_events(path, redact)
+    found.problems += [f"{path}: a line is half-written and was left out"] * events.num_broken
+    if not events.starts:
+        raise Mismatch("expected a start event, received none")
+    config = path.with_name("config.yaml")
+    end = events.ends[-1] if events.ends else None
+    run = RecordedRun(events.starts[-1], events.epochs, end, config if config.exists() else None)
+    found.runs.append((path.parent, run))
+
+
+def redact(value: Any, name: str = "") -> Any:
+    """Return the value with passwords in addresses, and values named like a secret, hidden."""
+    if isinstance(value, dict):
+        return {key: redact(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redact(item) for item in value]
+    if isinstance(value, str):
+        if _SECRET_NAME.search(name):
+            return "(hidden)"
+        for pattern, replacement in _SECRETS:
+            value = pattern.sub(replacement, value)
+    return value

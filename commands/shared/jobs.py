@@ -1,0 +1,213 @@
+"""Launches of the benchmarks: started with an environment and a log, ended with all their processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from allstep.commands.shared import process_tree
+
+_NUM_LOG_LINES = 30
+
+Status = Literal["ok", "failed", "timeout"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a launch."""
+
+    status: Status
+    reason: str | None
+    """One line if the status is not ok."""
+    launched_at: float
+    """Unix time of the start."""
+    seconds: float
+    """Running time, without the time spent waiting for a turn."""
+    log: str | None
+    """Last lines of output if the status is not ok."""
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of an activated virtual environment, with one thread per rank."""
+    path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {
+        **os.environ,
+        "PATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+
+
+class Job:
+    """Commands that were started at the same time."""
+
+    def __init__(
+        self, commands: Sequence[Sequence[object]], output: IO[bytes], environ: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Start the commands.
+
+        Args:
+            output: readable file to which the commands print.
+            environ: variables in addition to those of `environment`; None removes a variable.
+        """
+        self._given = {name: value for name, value in {**environment(), **(environ or {})}.items() if value is not None}
+        self.mark = process_tree.new_mark()
+        self.launched_at = time.time()
+        self.processes: list[subprocess.Popen] = []
+        self._output = output
+        self._deadline: float | None = None  # not asked to end yet
+        try:
+            for command in commands:
+                self.start(command)
+        except BaseException:
+            self.end()
+            raise
+
+    def start(self, command: Sequence[object]) -> subprocess.Popen:
+        """Start one more command of the job and return its process."""
+        process = subprocess.Popen(
+            list(map(str, command)),
+            env={**self._given, process_tree.VARIABLE: self.mark},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    @property
+    def status(self) -> int | None:
+        """Exit status of the first command that failed; 0 if all have succeeded, None while they run."""
+        codes = [process.poll() for process in self.processes]
+        failed = [code for code in codes if code]
+        return failed[0] if failed else None if None in codes else 0
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the job to end and return its status.
+
+        Raises:
+            TimeoutError: the job did not end within `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        while (status := self.status) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"took over {seconds:g} s")
+            time.sleep(process_tree.POLL_SECONDS)
+        return status
+
+    def printed(self) -> str:
+        """Return what the job has printed so far."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+    def left(self) -> list[int]:
+        """Return the ids of the job's processes that still run, including the commands."""
+        return process_tree.marked(self.mark)
+
+    def ask_to_end(self) -> float:
+        """Ask running commands to end, only once: a launcher that is asked twice does not end its ranks in order.
+
+        Returns: the deadline, on the clock of `time.monotonic`.
+        """
+        if self._deadline is None:
+            self._deadline = process_tree.ask_to_end(self.processes)
+        return self._deadline
+
+    def end(self) -> None:
+        """End the job with every process that it has started."""
+        process_tree.end(self.processes, self.mark, deadline=self.ask_to_end())
+
+    def kill(self) -> None:
+        """Kill the job with every process that it has started, without asking first."""
+        process_tree.end(self.processes, self.mark, deadline=time.monotonic())
+
+    def result(self) -> tuple[Status, str | None] | None:
+        """Return status and reason if all commands have ended or one has failed; None while they run."""
+        if self.status is None:
+            return None
+        return ("failed", f"ended with status {self.status}") if self.status else ("ok", None)
+
+    def outcome(self, status: Status, reason: str | None, seconds: float) -> Outcome:
+        """Return the outcome of a job that has ended."""
+        lines = self.printed().splitlines()
+        if status == "failed":
+            reason = _cause(lines) or reason
+        log = None if status == "ok" else "\n".join(lines[-_NUM_LOG_LINES:])
+        return Outcome(status, reason, self.launched_at, seconds, log)
+
+
+def timed_out(time_limit: float) -> tuple[Status, str]:
+    """Return status and reason of a job that was ended at its time limit."""
+    return "timeout", f"took longer than {time_limit:g} s and was ended"
+
+
+@contextmanager
+def running(*commands: Sequence[object], environ: Mapping[str, str | None] | None = None) -> Iterator[Job]:
+    """Run a job during the block; none of its processes is left when the block ends."""
+    with tempfile.TemporaryFile() as output:
+        job = Job(commands, output, environ)
+        try:
+            yield job
+        finally:
+            job.end()
+
+
+def run_job(commands: Sequence[Sequence[object]], *, time_limit: float, num_threads: int | None) -> Outcome:
+    """Run commands at the same time to their ends; the first that fails ends the others.
+
+    None of their processes outlives this one, even if this one is killed.
+
+    Args:
+        time_limit: seconds after which all are ended, with every process that they started.
+        num_threads: compute threads of each rank; None leaves the number to OMP_NUM_THREADS or, without it, to the
+            ranks, which divide the cores of their host.
+    """
+    [(_, outcome)] = run_jobs([commands], at_once=1, time_limit=time_limit, num_threads=num_threads)
+    return outcome
+
+
+def run_jobs(
+    jobs: Iterable[Sequence[Sequence[object]]], *, at_once: int, time_limit: float, num_threads: int | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Run jobs as `run_job` does, `at_once` at a time; yield the number (from 0) and outcome of each as it ends."""
+    threads = os.environ.get("OMP_NUM_THREADS") if num_threads is None else str(num_threads)
+    waiting, under_way = deque(enumerate(jobs)), {}
+    with process_tree.guardian() as guard, ExitStack() as stack:
+        while waiting or under_way:
+            while waiting and len(under_way) < at_once:
+                number, commands = waiting.popleft()
+                job = stack.enter_context(running(*commands, environ={"OMP_NUM_THREADS": threads}))
+                guard(job.mark)
+                under_way[number] = job, time.perf_counter()
+            for number, (job, started) in list(under_way.items()):
+                seconds = time.perf_counter() - started
+                if result := job.result() or (timed_out(time_limit) if seconds > time_limit else None):
+                    del under_way[number]
+                    job.end()
+                    yield number, job.outcome(*result, seconds)
+            time.sleep(process_tree.POLL_SECONDS)
+
+
+def _cause(lines: Sequence[str]) -> str | None:
+    """Return the cause that a trainer reported, without the launcher's prefix, else the last error named."""
+    causes = [line[line.index("allstep: ") :] for line in lines if "allstep: " in line and "warning" not in line]
+    bare = [_PREFIX.sub("", line).strip() for line in lines]
+    errors = [line for line in bare if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return causes[0] if causes else errors[-1] if errors else None
+
+
+# Prefix that mpirun and horovodrun put in front of a rank's line.
+_PREFIX = re.compile(r"^\[\d+(,\d+)?\]<std(out|err)>:")

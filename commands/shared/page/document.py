@@ -1,0 +1,76 @@
+"""The parts of a report in either form: sections of text, figures and tables, all as plain text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from allstep.commands.shared.estimate import Estimate
+from allstep.commands.shared.page.figures import Drawing
+
+NOTHING = "–"
+_NUMBER = re.compile(r"[\d–+-][\d.,%± e+-]*$")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; every cell is text, and every row is as long as the header."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether each column has only numbers; false for tables of up to two columns."""
+        columns = zip(*self.rows, strict=True)
+        return [len(self.header) > 2 and all(map(_NUMBER.match, map(str, column))) for column in columns]
+
+
+@dataclass
+class Section:
+    """A part of the report with its own heading."""
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    figures: list[Drawing] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    items: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    """Shell commands that reproduce the numbers."""
+
+
+def amount(value: float | None) -> str:
+    """Format a number to four digits, with separators for thousands; a dash for None."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def share(value: float | None) -> str:
+    """Format a share as a percentage."""
+    return NOTHING if value is None else f"{value:.1%}"
+
+
+def mebibytes(value: float | None) -> str:
+    """Format bytes as MiB."""
+    return NOTHING if value is None else f"{value / 2**20:,.0f}"
+
+
+def median(estimate: Estimate | None) -> float | None:
+    """Return the median of an estimate; None for None."""
+    return estimate.median if estimate else None
+
+
+def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return an environment as pairs of name and text, with nested names joined by a space."""
+    found: list[tuple[str, str]] = []
+    for name, value in environment.items():
+        if isinstance(value, Mapping):
+            found += [(f"{name} {inner}", text) for inner, text in facts(value)]
+        elif value not in (None, [], ""):
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            found.append((name.replace("_", " ") if name.islower() else name, text))
+    return found

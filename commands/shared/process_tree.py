@@ -1,0 +1,83 @@
+"""Find and end the processes that a launch has started on this host.
+
+Launchers put ranks into sessions of their own, where signals to a process group do not reach them. But a process
+inherits the environment of its parent, so an environment variable marks them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+VARIABLE = "ALLSTEP_JOB"
+POLL_SECONDS = 0.05
+# Time for a launcher to end its ranks on other hosts, which only the launcher can do.
+_GRACE_SECONDS = 5.0
+
+
+def new_mark() -> str:
+    """Return a value of VARIABLE that is unique on this host."""
+    return uuid.uuid4().hex
+
+
+def marked(mark: str) -> list[int]:
+    """Return the ids of the processes whose environment has the mark; ended processes have no environment."""
+    text, found = f"{VARIABLE}={mark}".encode(), []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            if text in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def kill(mark: str) -> None:
+    """Kill all processes that have the mark, and those that they start meanwhile."""
+    while left := marked(mark):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def guardian() -> Iterator[Callable[[str], None]]:
+    """Yield a function that takes the mark of a job to be killed when this process ends, even by SIGKILL."""
+    program = (sys.executable, "-m", "allstep.commands.shared.process_tree")
+    with subprocess.Popen(program, stdin=subprocess.PIPE, text=True, start_new_session=True) as process:
+        marks = process.stdin
+        assert marks is not None
+
+        def guard(mark: str) -> None:
+            marks.write(f"{mark}\n")
+            marks.flush()
+
+        yield guard
+
+
+def ask_to_end(processes: Sequence[subprocess.Popen]) -> float:
+    """Ask launches to end with all their processes; return the deadline, on the monotonic clock."""
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    return time.monotonic() + _GRACE_SECONDS
+
+
+def end(processes: Sequence[subprocess.Popen], mark: str, *, deadline: float) -> None:
+    """Kill all processes of launches that were asked to end and still run at the deadline."""
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(POLL_SECONDS)
+    kill(mark)
+    for process in processes:
+        process.wait()
+
+
+if __name__ == "__main__":  # the guardian: its input ends when its parent does
+    for mark in sys.stdin.read().split():
+        kill(mark)

@@ -1,0 +1,123 @@
+"""Training runs as recorded in metrics.jsonl, one event per line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allstep.common.files import strict_json
+from allstep.common.files.records import Count, NonNegative, Positive, from_json
+from allstep.common.files.regular_file import read_regular
+from allstep.common.files.schema import mapping
+from allstep.common.files.strict_json import NotJson
+
+FILE = "metrics.jsonl"
+_LARGEST_FILE = 64 * 2**20  # enough lines for half a million steps
+
+
+@dataclass(frozen=True)
+class Start:
+    """The event at the start of a run."""
+
+    world_size: Count
+    global_batch_size: Count
+    framework: str
+    strategy: str
+    launcher: str | None = None
+    parameter_count: Count | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The event after a step."""
+
+    step: Count
+    loss: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The event after an epoch."""
+
+    epoch: float
+    train_loss: float
+    cumulative_seconds: float
+    validation_accuracy: float | None = None
+    """None without classes."""
+    images_per_second: Positive | None = None
+    gradient_noise_scale: NonNegative | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """The event at the end of a run."""
+
+    peak_memory_bytes: NonNegative | None = None
+    weights_checksum: str | None = None
+
+
+@dataclass(frozen=True)
+class Events:
+    """Contents of metrics.jsonl, by event, in order."""
+
+    starts: tuple[Start, ...]
+    steps: tuple[Step, ...]
+    epochs: tuple[Epoch, ...]
+    ends: tuple[End, ...]
+    num_broken: int
+    """Number of lines that are no JSON: the last line is incomplete if the run was killed or still writes."""
+
+
+@dataclass(frozen=True)
+class _Event:
+    event: str
+
+
+_KINDS = {"start": Start, "step": Step, "epoch": Epoch, "end": End}
+
+
+def read_events(path: Path, redact: Callable[[Any], Any] | None = None) -> Events:
+    """Read the events of a run.
+
+    Args:
+        redact: hides secrets in a line's JSON.
+
+    Raises:
+        OSError: the file cannot be read.
+        Mismatch: a line is no event, or lacks a field.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in _KINDS}
+    num_broken = 0
+    for number, line in enumerate(read_regular(path, maximum=_LARGEST_FILE).splitlines()):
+        try:
+            content = strict_json.loads(line)
+        except NotJson:
+            num_broken += 1
+            continue
+        name = from_json(_Event, content, f"events[{number}]").event
+        if name in _KINDS:
+            found[name].append(from_json(_KINDS[name], redact(content) if redact else content, name))
+    starts, steps, epochs, ends = map(tuple, found.values())
+    return Events(starts, steps, epochs, ends, num_broken)
+
+
+def read_points(path: Path, names: Collection[str]) -> tuple[dict[str, float], ...]:
+    """Read the numbers with these names from each event; leave out events without any.
+
+    Raises:
+        OSError: the file cannot be read.
+        Mismatch: a line is no JSON object.
+    """
+    found = []
+    for number, line in enumerate(read_regular(path, maximum=_LARGEST_FILE).splitlines()):
+        try:
+            content = strict_json.loads(line)
+        except NotJson:  # the last line of a run that was killed
+            continue
+        mapping(content, f"events[{number}]")
+        point = {name: float(content[name]) for name in names if type(content.get(name)) in (int, float)}
+        if point:
+            found.append(point)
+    return tuple(found)

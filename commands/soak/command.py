@@ -1,0 +1,273 @@
+"""Whether a run that is killed or disturbed at any moment and resumed ends where the undisturbed run ends.
+
+    allstep soak [--kills 50] [--faults 40] [--seed 0] [--frameworks pytorch,tensorflow] [--ranks 1,2,3]
+    allstep soak --elastic [--minutes 2] [--bed] [--seed 0] [--frameworks pytorch,tensorflow]
+    allstep soak --elastic --strategies ddp,fsdp --frameworks pytorch [--minutes 2] [--seed 0]
+    allstep soak --slices 4 --ranks 1,2,3,4 --faults 0
+
+Trains on digits, kills a random rank by SIGKILL at a random moment (starting up, stepping, validating, writing a
+checkpoint), resumes, kills again, and lets the run end after one to four kills. A run goes on on the same number of
+ranks or, if it is a `mixed` one, on another number each time. Then does the same with the faults of
+`commands/soak/faults.py`, under all launchers. After each kill or fault:
+
+    every checkpoint under its name is whole, and has the weights of the undisturbed run at its step
+
+and at the end:
+
+    the weights are those of the undisturbed run: bit by bit in PyTorch where the number of ranks stayed the same,
+    else by a relative difference (see `allstep parity --help`) of at most 1e-6, or 1e-5 where it changed
+    metrics.jsonl has every step and every epoch once, with the losses of the undisturbed run
+
+With --slices every kill changes the number of ranks and the launcher, and every bit must be the undisturbed run's.
+
+Horovod fuses gradients that are ready at the same time into one all-reduce. From three ranks on, where a gradient
+lies in that decides in which order the ranks' values are added, so equal runs differ in last bits. Here every gradient
+travels alone (HOROVOD_FUSION_THRESHOLD=0), and equal runs are equal. With --elastic, elastic jobs are disturbed in
+place of these, of which `commands/soak/elastic_soak.py` says what must hold. The exit status is 0 where all held,
+1 else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allstep.commands.parity import command as parity
+from allstep.commands.parity.curves import Curve
+from allstep.commands.soak import elastic_soak
+from allstep.commands.soak.elastic_job import BED, BED_DIRECTORY, LOCAL
+from allstep.commands.soak.faults import KINDS, InjectedFault, Violation, check_ended
+from allstep.commands.soak.resume_check import (
+    NUM_STEPS,
+    Case,
+    check_checkpoints,
+    check_end,
+    train_undisturbed,
+    training,
+    wait_for_good_end,
+)
+from allstep.commands.soak.training import Training, last_step
+from allstep.common.base.flag_types import MAX_COUNT, Parser, listed, local_ranks, number, one_of, whole
+
+OF_TORCHRUN = ("ddp", "fsdp")
+HOROVOD_LAUNCHERS = ("horovodrun-mpi", "horovodrun-gloo", "mpirun")
+MAX_A_RUN = 4
+START_UP_SHARE = 0.15
+"""Of the kills, those before the first step."""
+START_UP_SECONDS = 3.0
+STEP_SECONDS = 0.05
+"""The longest wait from the step at which a kill is due to the kill: a few steps, with their checkpoints."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Disturb and resume until kills and faults are used up; end with status 1 where anything was violated."""
+    parser = Parser("allstep soak", __doc__)
+    parser.add_argument("--kills", type=whole(0, MAX_COUNT), default=50, metavar="N")
+    parser.add_argument("--faults", type=whole(0, MAX_COUNT), default=40, metavar="N")
+    parser.add_argument(
+        "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help="of all choices but the exact moment"
+    )
+    parser.add_argument(
+        "--frameworks", type=listed(one_of(*parity.FRAMEWORKS)), default=parity.FRAMEWORKS, metavar="NAME,..."
+    )
+    parser.add_argument("--ranks", type=listed(local_ranks()), default=(1, 2, 3), metavar="N,...", help="of the kills")
+    parser.add_argument("--elastic", action="store_true", help="disturb an elastic job of each framework instead")
+    parser.add_argument("--minutes", type=number(0, 24 * 60), default=2.0, metavar="N", help="--elastic: of each job")
+    parser.add_argument(
+        "--strategies",
+        type=listed(one_of("horovod", *OF_TORCHRUN)),
+        default=("horovod",),
+        metavar="NAME,...",
+        help="--elastic: of each job (horovod); torchrun starts ddp and fsdp",
+    )
+    parser.add_argument(
+        "--bed", action="store_true", help="--elastic: on the hosts of tests/cluster/two_hosts.sh; cut links as well"
+    )
+    parser.add_argument("--slices", type=whole(1, 2**12), metavar="V", help="of the runs that are killed")
+    flags = parser.parse_args(argv)
+    if flags.slices and flags.slices < max(flags.ranks):
+        parser.error(f"expected --slices to be at least {max(flags.ranks)}, the most ranks, received {flags.slices}")
+
+    if flags.bed and not (flags.elastic and BED_DIRECTORY.is_dir()):
+        parser.error("expected --bed with --elastic under tests/cluster/two_hosts.sh 2, received it elsewhere")
+    if not set(OF_TORCHRUN).isdisjoint(flags.strategies) and (flags.bed or "tensorflow" in flags.frameworks):
+        parser.error(
+            f"expected --strategies {','.join(OF_TORCHRUN)} with --frameworks pytorch, without --bed, received "
+            f"{','.join(flags.strategies)} with {','.join(flags.frameworks)}{' and --bed' if flags.bed else ''}"
+        )
+    if flags.elastic:
+        try:
+            for framework, strategy in itertools.product(flags.frameworks, flags.strategies):
+                chance = random.Random(flags.seed)
+                elastic_soak.soak(framework, strategy, flags.minutes, chance, BED if flags.bed else LOCAL)
+        except Violation as violation:
+            print(f"VIOLATION: {violation}", flush=True)
+            sys.exit(1)
+        return
+    soak = Soak()
+    chance = random.Random(flags.seed)
+    cases = kill_cases(flags.frameworks, flags.ranks, chance)
+    if flags.slices:
+        cases = sliced_cases(flags.frameworks, flags.ranks, flags.slices)
+    soak.run("kill", flags.kills, cases, draw_kill, chance)
+    chance = random.Random(flags.seed)
+    soak.run("fault", flags.faults, fault_cases(flags.frameworks, chance), draw_fault, chance)
+    print(
+        f"{soak.num_struck['kill']} kills, {soak.num_in_writing} of them while a checkpoint was written, and "
+        f"{soak.num_struck['fault']} faults; {soak.num_violations} violations"
+    )
+    if soak.num_violations:
+        sys.exit(1)
+
+
+def kill_cases(frameworks: Sequence[str], ranks: Sequence[int], chance: random.Random) -> Iterator[Case]:
+    """All cases in random order, the frameworks in turn, again and again."""
+    choices = [(num,) for num in ranks] + ([tuple(ranks)] if len(ranks) > 1 else [])
+    while True:
+        shuffled = [[Case(framework, of) for of in chance.sample(choices, len(choices))] for framework in frameworks]
+        yield from itertools.chain.from_iterable(zip(*shuffled, strict=True))
+
+
+def sliced_cases(frameworks: Sequence[str], ranks: Sequence[int], slices: int) -> Iterator[Case]:
+    """The frameworks in turn, each on all numbers of ranks and by all launchers of Horovod."""
+    for framework in itertools.cycle(frameworks):
+        yield Case(framework, tuple(ranks), HOROVOD_LAUNCHERS, ("--slices", slices))
+
+
+def fault_cases(frameworks: Sequence[str], chance: random.Random) -> Iterator[Case]:
+    """Two ranks, by Horovod under its launchers and, for every fourth run in PyTorch, by DDP under torchrun."""
+    while True:
+        for framework in frameworks:
+            by_ddp = framework == "pytorch" and chance.random() < 0.25
+            yield Case(framework, (2,), ("torchrun",) if by_ddp else HOROVOD_LAUNCHERS)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run is started once, and what will befall it."""
+
+    num_ranks: int
+    launcher: str
+    fault: InjectedFault
+    starting_up: bool = False
+
+
+Draw = Callable[[Case, int, int, random.Random], Start]
+"""Draws the next start: case, step that is saved, disturbances left."""
+
+
+def draw_kill(case: Case, saved_step: int, left: int, chance: random.Random) -> Start:
+    """A kill at any moment; those of a run spread over all of it."""
+    num_ranks = chance.choice(case.ranks)
+    target = chance.randint(saved_step, saved_step + (NUM_STEPS - saved_step) // max(1, left))
+    rank, starting_up = chance.randrange(num_ranks), chance.random() < START_UP_SHARE
+    delay = chance.uniform(0, START_UP_SECONDS if starting_up else STEP_SECONDS)
+    fault = InjectedFault("a killed rank", rank, 0 if starting_up else target, delay)
+    return Start(num_ranks, chance.choice(case.launchers), fault, starting_up or target == 0)
+
+
+def draw_fault(case: Case, saved_step: int, left: int, chance: random.Random) -> Start:
+    """A fault of any kind after the first steps of this start."""
+    num_ranks = chance.choice(case.ranks)
+    step = 3 + chance.randint(saved_step, saved_step + max(0, NUM_STEPS - 6 - saved_step) // max(1, left))
+    kind, rank, delay = chance.choice(list(KINDS)), chance.randrange(num_ranks), chance.uniform(0, STEP_SECONDS)
+    fault = InjectedFault(kind, rank, step, delay)
+    return Start(num_ranks, chance.choice(case.launchers), fault)
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A disturbance that happened."""
+
+    start: Start
+    seconds: float
+    """From the fault to the end of the job."""
+    last_step: int
+    """That metrics.jsonl has."""
+    saved_step: int
+    """Of the latest checkpoint; 0 without any."""
+    in_writing: bool
+    """Whether it left a checkpoint half written."""
+
+    def __str__(self) -> str:
+        start, moment = self.start, ", writing a checkpoint" if self.in_writing else ""
+        whom = f" (rank {start.fault.rank} of {start.num_ranks})"
+        return (
+            f"{start.launcher}: {start.fault.kind}{whom} at step {self.last_step}{moment}; ended in "
+            f"{self.seconds:.1f} s, saved is step {self.saved_step}"
+        )
+
+
+class Soak:
+    """Disturbs runs, and counts."""
+
+    def __init__(self) -> None:
+        self.num_struck = {"kill": 0, "fault": 0}
+        self.num_in_writing = self.num_violations = 0
+        self._undisturbed: dict[tuple, Curve] = {}
+
+    def run(self, what: str, budget: int, cases: Iterator[Case], draw: Draw, chance: random.Random) -> None:
+        """Disturb runs `budget` times, one case after the other."""
+        while self.num_struck[what] < budget:
+            case = next(cases)
+            if case.reference not in self._undisturbed:
+                self._undisturbed[case.reference] = train_undisturbed(*case.reference)
+            left = min(chance.randint(1, MAX_A_RUN), budget - self.num_struck[what])
+            try:
+                for struck in endure(case, self._undisturbed[case.reference], left, draw, chance):
+                    self.num_struck[what] += 1
+                    self.num_in_writing += struck.in_writing
+                    print(f"{what} {self.num_struck[what]}/{budget}: {case}: {struck}", flush=True)
+                print(f"{case}: ended as if undisturbed", flush=True)
+            except (Violation, TimeoutError) as violation:
+                self.num_violations += 1
+                self.num_struck[what] += 1
+                print(f"VIOLATION: {case}: {violation}", flush=True)
+
+
+def endure(case: Case, undisturbed: Curve, budget: int, draw: Draw, chance: random.Random) -> Iterator[Struck]:
+    """Disturb one run `budget` times, checking what it left each time, then let it end and check that.
+
+    Raises:
+        Violation: something does not hold.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        output_dir = Path(directory)
+        flags = ("--checkpoint-every", chance.choice([1, 2, 7]), *case.flags)
+        saved_step = 0
+        while True:
+            start = draw(case, saved_step, budget, chance)
+            resume = ("--resume", "latest") if saved_step else ()
+            with training(
+                case.framework,
+                start.num_ranks,
+                output_dir,
+                *(*flags, *resume),
+                launcher=start.launcher,
+                program=start.fault.program(case.framework, saved_step + 1) if budget else (),
+            ) as run:
+                struck = bool(budget) and start.fault.strike(run)
+                seconds = check_end_of(run, start) if struck else wait_for_good_end(run)
+            if not struck:
+                break
+            if seconds is None:  # it came too late: the next start ends the run
+                budget = 0
+                continue
+            budget -= 1
+            in_writing = any((output_dir / "checkpoints").glob(".tmp-*"))
+            saved_step = check_checkpoints(case, output_dir, undisturbed)
+            yield Struck(start, seconds, last_step(output_dir), saved_step, in_writing)
+        check_end(case, output_dir, undisturbed)
+
+
+def check_end_of(run: Training, start: Start) -> float | None:
+    """What must hold of a disturbed job; returns what `check_ended` does."""
+    kind = KINDS[start.fault.kind]
+    if start.starting_up or start.num_ranks == 1:  # the launcher alone knows what happened, or nobody is left
+        kind = replace(kind, can_report=False)
+    return check_ended(run, kind)

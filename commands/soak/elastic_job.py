@@ -1,0 +1,219 @@
+"""An elastic job that is started to be disturbed: its hosts, what can befall it, and how far it has come."""
+
+from __future__ import annotations
+
+import abc
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from allstep.commands.shared.records.runs import FILE
+from allstep.commands.soak.faults import CLEAN_SECONDS, Violation
+from allstep.commands.soak.training import Training, training
+
+KILLED, FROZEN, LEFT, CUT = "a killed rank", "a frozen rank", "a host that leaves and returns", "a cut link"
+NUM_RANKS = 4
+PATIENCE_SECONDS = 120
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Two hosts, of which this process sees all processes."""
+
+    names: tuple[str, str]
+    links: dict[str, str] = field(default_factory=dict)
+    """Of each host, the network device of this one that leads to it, where that can be cut."""
+
+    @property
+    def mishaps(self) -> tuple[str, ...]:
+        """What can befall ranks on them."""
+        return (KILLED, FROZEN, LEFT, *([CUT] if self.links else []))
+
+    def listed(self, without: str | None = None) -> str:
+        """What a host discovery script prints."""
+        return "".join(f"{name}:{NUM_RANKS // 2}\n" for name in self.names if name != without)
+
+
+LOCAL = Hosts(("localhost", "127.0.0.1"))
+"""This machine under two names."""
+BED_DIRECTORY = Path("/run/bed")
+"""Of tests/cluster/two_hosts.sh, on its launcher host."""
+BED = Hosts(("server1", "server2"), {"server1": "v1", "server2": "v2"})
+"""The other two of tests/cluster/two_hosts.sh."""
+
+
+@dataclass
+class Stand:
+    """How far a job has come."""
+
+    num_starts: int = 0
+    """How often its ranks were formed."""
+    num_ranks: int = 0
+    """Of the last time."""
+    steps_since: int = 0
+    """Steps since then."""
+
+
+class Follower:
+    """Reads the metrics.jsonl of a job that is under way, which each start puts a shorter one in the place of."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._rest = ""
+
+    def stand(self) -> Stand:
+        """How far the job has come by now."""
+        with suppress(FileNotFoundError):
+            if self._file is None or os.fstat(self._file.fileno()).st_ino != self._path.stat().st_ino:
+                self.close()
+                self._file, self._rest, self._stand = self._path.open(), "", Stand()
+        if self._file is None:
+            return Stand()
+        *lines, self._rest = (self._rest + self._file.read()).split("\n")
+        for event in map(json.loads, lines):
+            if event["event"] == "start":
+                self._stand = Stand(self._stand.num_starts + 1, event["world_size"])
+            elif event["event"] == "step":
+                self._stand.steps_since += 1
+        return self._stand
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+class ElasticJob(abc.ABC):
+    """Four ranks on two hosts, which go on with whoever is there."""
+
+    def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower) -> None:
+        self._job, self._program, self._hosts, self._follower = job, program, hosts, follower
+        self._can_leave: Sequence[str] = hosts.names
+
+    @abc.abstractmethod
+    def leave(self, host: str) -> Callable[[], None]:
+        """Take a host out of the job; returns what lets it return."""
+
+    def ranks(self) -> list[int]:
+        """The process ids of all ranks."""
+        return [pid for pid in self._job.left() if _words(pid)[1:3] == ["-m", self._program]]
+
+    def wait(self, is_there: Callable[[Stand], bool]) -> Stand:
+        """Wait until the job stands where it should.
+
+        Raises:
+            Violation: it has ended, or stands still.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not is_there(stand := self._follower.stand()):
+            if self._job.status is not None:
+                raise Violation(f"ended with status {self._job.status}: {self._job.printed()}")
+            if time.monotonic() > deadline:
+                raise Violation(f"stands still at {stand}: {self._job.printed()}")
+            time.sleep(POLL_SECONDS)
+        return stand
+
+    def suffer(self, mishap: str, chance: random.Random) -> Callable[[], None]:
+        """Let a mishap happen; returns what lets a host return that has gone by it."""
+        host = chance.choice(self._can_leave)
+        if mishap == LEFT:
+            return self.leave(host)
+        if mishap == CUT:
+            device = self._hosts.links[host]
+            _set_link(device, "down")
+            return lambda: _set_link(device, "up")
+        os.kill(chance.choice(self.ranks()), signal.SIGKILL if mishap == KILLED else signal.SIGSTOP)
+        return lambda: None
+
+    def stop(self) -> None:
+        """Ask the job to save and to end.
+
+        Raises:
+            Violation: it does not, or leaves processes.
+        """
+        os.kill(self.ranks()[0], signal.SIGUSR1)
+        if self._job.wait(PATIENCE_SECONDS):
+            raise Violation(f"expected status 0, received {self._job.status}: {self._job.printed()}")
+        deadline = time.monotonic() + CLEAN_SECONDS
+        while left := self._job.left():
+            if time.monotonic() > deadline:
+                raise Violation(f"left {[' '.join(_words(pid)) for pid in left]}: {self._job.printed()}")
+            time.sleep(POLL_SECONDS)
+
+
+class HorovodrunJob(ElasticJob):
+    """A job of horovodrun."""
+
+    def __init__(self, job: Training, program: str, hosts: Hosts, follower: Follower, listed: Path) -> None:
+        """`listed` is the file that the host discovery script prints."""
+        super().__init__(job, program, hosts, follower)
+        self._listed = listed
+
+    def leave(self, host: str) -> Callable[[], None]:
+        self._list(self._hosts.listed(without=host))
+        return lambda: self._list(self._hosts.listed())
+
+    def _list(self, text: str) -> None:
+        new = self._listed.with_suffix(".new")
+        new.write_text(text)
+        new.rename(self._listed)  # the script prints the whole of one or of the other
+
+
+@contextmanager
+def elastic_job(program: str, hosts: Hosts, directory: Path, *flags: object) -> Iterator[ElasticJob]:
+    """A job of horovodrun and `python -m program`, with output directory `run` in `directory`, until the block ends."""
+    listed, output_dir = directory / "hosts", directory / "run"
+    listed.write_text(hosts.listed())
+    command = [
+        *("horovodrun", "-np", NUM_RANKS, "--min-np", NUM_RANKS // 2, "--max-np", NUM_RANKS),
+        *("--host-discovery-script", f"cat {listed}", "--blacklist-cooldown-range", 1, 2),
+        *("--max-host-failures", 1_000_000),  # they are no sick hosts
+        *("python", "-m", program, *flags, "--output-dir", output_dir),
+    ]
+    follower = Follower(output_dir / FILE)
+    with training(command, output_dir, NUM_RANKS) as job:
+        try:
+            yield HorovodrunJob(job, program, hosts, follower, listed)
+        finally:
+            follower.close()
+
+
+def disturb(job: ElasticJob, mishaps: Sequence[str], until: float, chance: random.Random) -> dict[str, list[float]]:
+    """Let mishaps happen until then, one at least; returns the seconds of each until steps went on, and each return."""
+    seconds = defaultdict(list)
+    while True:
+        before = job.wait(lambda stand: stand.num_ranks == NUM_RANKS and stand.steps_since > 20).num_starts
+        if seconds and time.monotonic() > until:
+            return seconds
+        time.sleep(chance.uniform(0, 1))
+        mishap, started = chance.choice(mishaps), time.monotonic()
+        let_return = job.suffer(mishap, chance)
+        job.wait(lambda stand, before=before: stand.num_starts > before and stand.steps_since > 0)
+        seconds[mishap].append(time.monotonic() - started)
+        print(f"{mishap}: steps went on after {seconds[mishap][-1]:.1f} s", flush=True)
+        if mishap in (LEFT, CUT):
+            started = time.monotonic()
+            let_return()
+            job.wait(lambda stand: stand.num_ranks == NUM_RANKS and stand.steps_since > 0)
+            seconds[f"its ranks are there again after {mishap}"].append(time.monotonic() - started)
+
+
+def _set_link(device: str, state: str) -> None:
+    subprocess.run(["ip", "link", "set", device, state], check=True)
+
+
+def _words(pid: int) -> Sequence[str]:
+    with suppress(OSError):  # it has ended
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return [word for word in words if word != "-u"]  # torchrun gives it to Python
+    return []

@@ -1,0 +1,113 @@
+"""Whether an elastic job loses or doubles a sample, whatever befalls its ranks and hosts: `allstep soak --elastic`.
+
+Four ranks on two hosts train under `horovodrun --min-np 2`, or under two agents of torchrun. Again and again, when all
+four are there, one of them is killed or frozen, a host leaves and returns, or a host is cut off for a while. When the
+minutes are over the job is asked to stop. What must hold:
+
+    metrics.jsonl has every step of every epoch once, with the losses of an undisturbed run of one rank
+    weights and optimizer state have the bits of that run
+    no process is left, and the job never stands still for more than two minutes
+
+It reports the effective training time ratio (time in steps that counted over all time, Jiang et al. 2024, section 6),
+how long it took from each mishap until steps went on, and from the return of a host until its ranks took part.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from allstep.commands.shared.records.runs import FILE
+from allstep.commands.soak.elastic_job import Hosts, disturb, elastic_job
+from allstep.commands.soak.elastic_torchrun import torchrun_job
+from allstep.commands.soak.faults import Violation
+from allstep.commands.soak.training import training
+
+FAULT_SECONDS = 6
+FLAGS = ("--model", "mlp", "--global-batch-size", 32, "--base-lr", 0.001, "--log-every", 1, "--slices", 4)
+
+
+def soak(framework: str, strategy: str, minutes: float, chance: random.Random, hosts: Hosts) -> None:
+    """Disturb one job for so many minutes, and print what it took.
+
+    Args:
+        hosts: of a job of horovodrun; torchrun's agents are on this one.
+
+    Raises:
+        Violation: something does not hold.
+    """
+    program = f"allstep.{framework}.train"
+    flags = (*FLAGS, "--elastic", "--strategy", strategy, "--epochs", 100_000, "--fault-timeout", FAULT_SECONDS)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        started = time.monotonic()
+        if strategy == "horovod":
+            disturbed = elastic_job(program, hosts, directory, *flags, "--commit-every", 10)
+        else:
+            disturbed = torchrun_job(program, directory, *flags, "--checkpoint-every", 10)
+        with disturbed as job:
+            seconds = disturb(job, hosts.mishaps, started + 60 * minutes, chance)
+            job.stop()
+            total = time.monotonic() - started
+        events = _events(directory / "run")
+        num_epochs, num_steps = check_steps(events)
+        check_bits(program, directory, num_epochs, num_steps)
+        useful = max(event["cumulative_seconds"] for event in events if event["event"] == "epoch")
+        num_mishaps = sum(len(each) for mishap, each in seconds.items() if mishap in hosts.mishaps)
+        print(
+            f"{framework}, {strategy}: {num_mishaps} mishaps, {num_steps} steps of {num_epochs} epochs, none lost or "
+            f"doubled; equal bits; effective training time ratio {useful / total:.2f}"
+        )
+        for what, each in sorted(seconds.items()):
+            median, worst = statistics.median(each), max(each)
+            print(f"    {what}: {len(each)}, {median:.1f} s (median), {worst:.1f} s (worst)", flush=True)
+
+
+def check_steps(events: Sequence[dict]) -> tuple[int, int]:
+    """How many epochs and steps there are, each once and in order.
+
+    Raises:
+        Violation: one is missing, or there twice.
+    """
+    for kind in ("step", "epoch"):
+        numbers = [event[kind] for event in events if event["event"] == kind]
+        if numbers != list(range(1, len(numbers) + 1)):
+            raise Violation(f"expected each {kind} once and in order, received {numbers}")
+    epochs, steps = (len([event for event in events if event["event"] == kind]) for kind in ("epoch", "step"))
+    return epochs, steps
+
+
+def check_bits(program: str, directory: Path, num_epochs: int, num_steps: int) -> None:
+    """Compare losses, weights and optimizer state with those of one rank that nothing disturbs.
+
+    Raises:
+        Violation: they differ.
+    """
+    run, undisturbed = directory / "run", directory / "undisturbed"
+    command = [
+        *("python", "-m", program, "--strategy", "single", *FLAGS, "--epochs", num_epochs + 1),
+        *("--checkpoint-every", num_steps, "--output-dir", undisturbed),
+    ]
+    with training(command, undisturbed, 1) as job:
+        if job.wait(3600):
+            raise Violation(f"the undisturbed run failed: {job.printed()}")
+    losses, expected = (
+        {event["step"]: event["loss"] for event in _events(path) if event["event"] == "step"}
+        for path in (run, undisturbed)
+    )
+    for step, loss in losses.items():
+        if loss != expected[step]:
+            raise Violation(f"expected a loss of {expected[step]} at step {step}, received {loss}")
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        file = Path("checkpoints", f"step-{num_steps:08d}", name)
+        if (run / file).read_bytes() != (undisturbed / file).read_bytes():
+            raise Violation(f"expected the bits of the undisturbed run in {file}, received others")
+
+
+def _events(output_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (output_dir / FILE).read_text().splitlines()]

@@ -1,0 +1,159 @@
+"""Whether a run that was disturbed and resumed is the undisturbed run: its checkpoints, losses, steps and weights."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.commands.parity import command as parity
+from allstep.commands.parity import curves
+from allstep.commands.parity.curves import Curve, weights_apart
+from allstep.commands.shared.launchers import start
+from allstep.commands.shared.records.runs import FILE, read_events
+from allstep.commands.soak import training as trainings
+from allstep.commands.soak.faults import STALL_SECONDS, Violation
+from allstep.commands.soak.training import Training
+from allstep.common.base.errors import UserError
+from allstep.common.checkpoint import load
+
+NUM_EPOCHS = 2
+NUM_STEPS = NUM_EPOCHS * parity.STEPS_PER_EPOCH
+FINAL_BOUND = 1e-6
+# While they are small, weights differ more, relatively. And other numbers of ranks add in another order: undisturbed
+# runs on 1 and 3 ranks end 1e-6 to 3e-6 apart, runs that first differ by half a unit in the last place up to 7e-6.
+BOUND_ON_THE_WAY = parity.Bounds.runs
+JOB_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a run that will be disturbed is made."""
+
+    framework: str
+    ranks: tuple[int, ...]
+    """Numbers of ranks to choose from at each start; one where it stays the same."""
+    launchers: tuple[str, ...] = ("horovodrun-mpi",)
+    """To choose from at each start."""
+    flags: tuple[str | int, ...] = ()
+    """Of the trainer, as --slices."""
+
+    @property
+    def reference(self) -> tuple[str, int, str, tuple[str | int, ...]]:
+        """Framework, number of ranks, launcher and flags of the undisturbed run to compare with."""
+        return self.framework, self.ranks[0], self.launchers[0], self.flags
+
+    @property
+    def exact(self) -> bool:
+        """Whether every bit must be that of the undisturbed run."""
+        if "--slices" in self.flags:
+            return True
+        # In which order the values of three ranks and more are added depends on the launcher's library.
+        same_sums = len(self.launchers) == 1 or self.ranks[0] <= 2
+        return self.framework == "pytorch" and len(self.ranks) == 1 and same_sums
+
+    def __str__(self) -> str:
+        return f"{self.framework}, {self.ranks[0] if len(self.ranks) == 1 else 'mixed'} ranks"
+
+
+def wait_for_good_end(run: Training) -> float:
+    """Wait for the end of a job that nothing has befallen."""
+    try:
+        run.wait(JOB_SECONDS)
+    except TimeoutError:
+        raise Violation(f"did not end in {JOB_SECONDS} s: {run.printed()}") from None
+    if run.status:
+        raise Violation(f"ended with status {run.status}: {run.printed()}")
+    return 0.0
+
+
+def check_checkpoints(case: Case, output_dir: Path, undisturbed: Curve) -> int:
+    """The step of the latest checkpoint, 0 without any; all of them must be whole and right."""
+    latest = 0
+    try:
+        for path in sorted((output_dir / "checkpoints").glob("step-*")):
+            state = load(path, output_dir, warn=_refuse)
+            latest = state.progress.step
+            _check_weights(case, curves.weights_of(state), undisturbed, latest, BOUND_ON_THE_WAY)
+        if latest and load("latest", output_dir / "checkpoints", warn=_refuse).progress.step != latest:
+            raise Violation("latest is not the checkpoint of the highest step")
+    except UserError as error:
+        raise Violation(str(error)) from None
+    return latest
+
+
+def check_end(case: Case, output_dir: Path, undisturbed: Curve) -> None:
+    """What must hold of a run that has ended."""
+    if check_checkpoints(case, output_dir, undisturbed) != NUM_STEPS:
+        raise Violation("the last step has no checkpoint")
+    state = load("latest", output_dir / "checkpoints", warn=_refuse)
+    bound = BOUND_ON_THE_WAY if len(case.ranks) > 1 else FINAL_BOUND
+    _check_weights(case, curves.weights_of(state), undisturbed, NUM_STEPS, bound)
+    events = read_events(output_dir / FILE)
+    steps, epochs = [event.step for event in events.steps], [event.epoch for event in events.epochs]
+    for name, found, number in (("step", steps, NUM_STEPS), ("epoch", epochs, NUM_EPOCHS)):
+        if found != list(range(1, number + 1)):
+            raise Violation(f"{FILE} has the {name}s {found}")
+    if len(events.ends) != 1:
+        raise Violation(f"{FILE} has {len(events.ends)} end events")
+    bound = 0.0 if case.exact else BOUND_ON_THE_WAY
+    for event in events.steps:
+        expected = undisturbed.losses[event.step]
+        if not math.isclose(event.loss, expected, rel_tol=bound):
+            raise Violation(f"expected a loss of {expected} at step {event.step}, received {event.loss}")
+
+
+def _check_weights(case: Case, weights: dict, undisturbed: Curve, step: int, bound: float) -> None:
+    apart = weights_apart(undisturbed.weights[step], weights)
+    if not apart <= (0.0 if case.exact else bound):
+        raise Violation(f"the weights of step {step} differ from the undisturbed run's by {apart:.1e}")
+
+
+def _refuse(warning: str) -> None:
+    raise Violation(f"unexpected warning: {warning}")
+
+
+def train_undisturbed(framework: str, num_ranks: int, launcher: str, given_flags: Sequence[str | int] = ()) -> Curve:
+    """The run to compare with, with the weights of every step.
+
+    Raises:
+        Violation: it failed.
+    """
+    print(f"{framework}, {num_ranks} ranks, {launcher}: undisturbed", flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        flags = ("--checkpoint-every", 1, "--keep-checkpoints", NUM_STEPS, *given_flags)
+        with training(framework, num_ranks, Path(directory), *flags, launcher=launcher) as run:
+            wait_for_good_end(run)
+        return curves.read_curve(Path(directory), NUM_STEPS)
+
+
+def training(
+    framework: str,
+    num_ranks: int,
+    output_dir: Path,
+    *flags: str | int,
+    launcher: str = "horovodrun-mpi",
+    program: Sequence[str] = (),
+    strategy: str | None = None,
+) -> AbstractContextManager[Training]:
+    """A job of a trainer, alone on one rank; nothing of it is left when the block ends.
+
+    Args:
+        program: what to run with `python` in place of the trainer.
+        strategy: by default Horovod, or DDP under torchrun.
+    """
+    strategy = strategy or ("ddp" if launcher == "torchrun" else "horovod")
+    return trainings.training(
+        [
+            *start(launcher if num_ranks > 1 else None, num_ranks),
+            *(program or ("-m", f"allstep.{framework}.train")),
+            *("--strategy", strategy, *parity.DATA_FLAGS, *parity.SETTINGS["momentum"].flags),
+            *("--seed", parity.SEED, "--epochs", NUM_EPOCHS, "--log-every", 1, "--output-dir", output_dir),
+            *("--stall-timeout", STALL_SECONDS, *flags),
+        ],
+        output_dir,
+        num_ranks,
+    )

@@ -1,0 +1,69 @@
+"""Run a study: train its variants with several seeds, and report whether the literature's expectation came true.
+
+    allstep study batch-size
+    allstep study optimizers --dataset fashion-mnist --model wide-resnet
+    allstep study my-study.yaml --seeds 10 --framework tensorflow
+
+A study is a short YAML file that defines what is trained, what is measured and what is expected; the ones that come
+with allstep are in commands/study/studies. All other flags are the trainers', and override the study's own. The output
+directory keeps every run (study.json), figures (SVG and PNG) and a page (study.md); allstep report makes a section of
+it. The same command again resumes an interrupted study.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from allstep.commands.shared.records.files import command
+from allstep.commands.study.description import MAX_SEEDS, STUDIES, read_description
+from allstep.commands.study.page import write_page
+from allstep.commands.study.run_commands import variants
+from allstep.commands.study.running import begin, run_lacking
+from allstep.common.base.flag_types import WEEK, Parser, local_ranks, nonempty_path, nonempty_text, one_of, whole
+from allstep.common.base.terminal import warn
+from allstep.common.catalog.strategies import FRAMEWORKS
+from allstep.common.checkpoint import OutputDirectory
+from allstep.common.process.exit import run_rank
+
+_MAX_AT_ONCE = 8  # each takes over half a gigabyte, also of a GPU's memory
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    flags, trainer_flags = _parser().parse_known_args(argv)
+    name, description = read_description(flags.study)
+    matrix = variants(description, flags.framework, trainer_flags)
+    # So that jobs, which have sessions of their own, end with this process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    max_ranks = max(variant.num_ranks for variant in matrix)
+    fitting = min(_MAX_AT_ONCE, max(1, len(os.sched_getaffinity(0)) // max_ranks))
+    at_once = flags.at_once or (1 if description.alone else fitting)
+    with OutputDirectory(flags.output_dir or Path("runs/studies") / name, warn=warn) as output:
+        seeds = flags.seeds or description.seeds
+        begun = begin(output.path, name, description, matrix, seeds=seeds, command=command("study", argv))
+        result = run_lacking(output.path, begun, matrix, at_once=at_once, time_limit=flags.time_limit)
+        for line in write_page(output.path, result):
+            print(line)
+
+
+def _parser() -> Parser:
+    parser = Parser("allstep study", __doc__)
+    add = parser.add_argument
+    add("study", type=nonempty_text, metavar="NAME", help=f"{', '.join(STUDIES)}, or a YAML file")
+    add("--seeds", type=whole(1, MAX_SEEDS), metavar="N", help="trainings of each variant (default: the study's)")
+    add("--framework", type=one_of(*FRAMEWORKS), help=f"{' or '.join(FRAMEWORKS)}, instead of the study's")
+    add(
+        "--at-once",
+        type=local_ranks(),
+        metavar="N",
+        help="trainings at the same time (default: as many as fill the cores, at most 8)",
+    )
+    add("--time-limit", type=whole(1, WEEK), default=3600, metavar="SECONDS", help="limit of one training (an hour)")
+    add("--output-dir", type=nonempty_path, metavar="DIR", help="default: runs/studies/NAME")
+    return parser
+
+
+if __name__ == "__main__":
+    run_rank(main)

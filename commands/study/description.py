@@ -1,0 +1,247 @@
+"""The description of a study: a short YAML file that defines what is trained, what is measured and what is expected.
+
+    title: Accuracy against batch size
+    question: What does a larger batch cost, and which schedule wins it back?
+    expectation: Without scaling accuracy falls ...
+    source: Goyal et al. 2017, sections 2.1 and 2.2
+    flags: {model: cnn, epochs: 20}
+    x: {label: global batch size, flag: global-batch-size, values: [32, 1024]}
+    series:
+      fixed rate: {}
+      linear scaling: {lr-scaling: linear}
+    figures:
+      - {y: validation_accuracy, x_scale: log10}
+    claims:
+      - says: At 1024 the unscaled run is clearly worse.
+        measure: validation_accuracy
+        of: ["fixed rate, 1024"]
+        against: fixed rate, 32
+        worse_by: 0.01
+
+Every series is trained at every x with every seed. In addition to the trainers' flags, `flags` and series may have
+`framework`, `ranks` and `slow-rank`. Measures are fields of metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from allstep.common.base.errors import UserError, quote
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.files import strict_yaml
+from allstep.common.files.records import NonNegative, Positive, from_json
+from allstep.common.files.schema import LARGEST, Mismatch, anything, brief, list_of, matching, whole
+
+FOLDER = Path(__file__).parent / "studies"
+STUDIES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+"""Names of the studies that come with allstep."""
+RUN_SETTINGS = ("framework", "ranks", "slow-rank")
+"""Settings allowed among the flags of a study that are not flags of the trainers."""
+NOT_STUDIED = ("seed", "output-dir", "resume", "init-from", "list-strategies")
+"""Flags that a study sets itself."""
+
+MAX_SEEDS = 1000
+
+_MAX_BYTES = 2**16
+_SOME = list_of(anything, minimum=1)
+_OneLine = Annotated[str, matching(r"[^\n]*\S[^\n]*\n?", "a text of one line")]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The flag that is varied within each series."""
+
+    label: _OneLine
+    flag: str
+    """A flag of the trainers, or one of RUN_SETTINGS."""
+    values: Annotated[tuple[Any, ...], _SOME]
+    """Numbers or words."""
+
+    def __post_init__(self) -> None:
+        for value in self.values:
+            if type(value) not in (int, float, str) or (type(value) is not str and abs(value) > LARGEST):
+                raise Mismatch(f"expected the values of x to be numbers or words, received {brief(value)}")
+
+
+@dataclass(frozen=True)
+class FigureWanted:
+    """A figure with a curve for each series; with another x than the study's, for each series at each of its x."""
+
+    y: str
+    """Name of a measure."""
+    x: str | None = None
+    """Measure that is read together with y, such as epoch; None for the study's x."""
+    label: str | None = None
+    """Label of the y axis; None for the measure's name."""
+    x_scale: Literal["linear", "log2", "log10"] = "linear"
+    y_scale: Literal["linear", "log2", "log10"] = "linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A part of the expectation that can be checked: one of four relations between means over the seeds."""
+
+    says: _OneLine
+    measure: str
+    of: Annotated[tuple[str, ...], _SOME]
+    """Variants; it suffices if the claim is true of one of them."""
+    against: str
+    """Variant that they are compared with."""
+    within: NonNegative | None = None
+    """Maximum by which it is worse."""
+    worse_by: NonNegative | None = None
+    """Minimum by which it is worse."""
+    better_by: NonNegative | None = None
+    """Minimum by which it is better."""
+    times: Positive | None = None
+    """Minimum of its ratio to the other variant."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in RELATIONS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise Mismatch(f"expected the claim to have one of {', '.join(RELATIONS)}, received {len(given)}")
+
+    @property
+    def relation(self) -> str:
+        return next(name for name in RELATIONS if getattr(self, name) is not None)
+
+    @property
+    def bound(self) -> float:
+        return getattr(self, self.relation)
+
+
+RELATIONS = ("within", "worse_by", "better_by", "times")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """Contents of a study's file."""
+
+    title: _OneLine
+    question: _OneLine
+    expectation: _OneLine
+    source: _OneLine
+    """Source of the expectation."""
+    flags: dict[str, Any]
+    """Flags of every run."""
+    x: Axis | None = None
+    series: dict[str, dict[str, Any]]
+    """Flags of each series, by name."""
+    figures: tuple[FigureWanted, ...]
+    claims: Annotated[tuple[Claim, ...], _SOME]
+    seeds: Annotated[int, whole(1, MAX_SEEDS)] = 5
+    alone: bool = False
+    """Whether a run needs the machine to itself because its speed is measured."""
+    landscape: bool = False
+    """Whether the loss around the weights is measured after each training (`landscape.py`)."""
+    diverged_counts_as: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Value of each measure for runs whose loss became infinite; without one, such runs are left out."""
+    remark: str | None = None
+    """Note on the study on embedded data."""
+
+    def __post_init__(self) -> None:
+        if not self.series:
+            raise Mismatch("expected the study.series to name one or more, received none")
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Fields of metrics.jsonl that the study uses, each once."""
+        names = [figure.y for figure in self.figures] + [figure.x for figure in self.figures]
+        return tuple(dict.fromkeys(name for name in (*names, *(claim.measure for claim in self.claims)) if name))
+
+
+def read_description(name: str) -> tuple[str, Description]:
+    """Read a study by its name, or by the path of its file; return its name and description.
+
+    Raises:
+        UserError: there is no such study, or the file does not describe one.
+    """
+    is_path = name.endswith((".yaml", ".yml"))
+    if not is_path and name not in STUDIES:
+        near = difflib.get_close_matches(name, STUDIES, n=1)
+        advice = f"did you mean {near[0]}?" if near else "or name a YAML file"
+        raise UserError(f"expected one of the studies {', '.join(STUDIES)}, received {quote(name)}; {advice}")
+    path = Path(name) if is_path else FOLDER / f"{name}.yaml"
+    try:
+        content = strict_yaml.load(path, maximum=_MAX_BYTES)
+        _check_text_keys(content)
+        _check_keys(Description, content, "the study")
+        description = from_json(Description, content, "the study")
+        _check_flags(description)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(
+            f"expected a description of a study, received {quote(path)}: {reason}; fix it or name another"
+        ) from None
+    return path.stem, description
+
+
+def _check_text_keys(value: Any) -> None:
+    """Refuse keys that YAML reads as numbers or booleans, such as `no`.
+
+    Raises:
+        Mismatch: names the first such key.
+    """
+    for key in value if isinstance(value, Mapping) else ():
+        if not isinstance(key, str):
+            raise Mismatch(f"expected keys that are text, received {brief(key)}; quote it")
+    for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        _check_text_keys(item)
+
+
+def _check_keys(kind: Any, value: Any, where: str) -> None:
+    """Refuse keys that are no fields of the record, because they are likely to be typing errors.
+
+    Raises:
+        Mismatch: names the first such key.
+    """
+    origin, arguments = get_origin(kind), [one for one in get_args(kind) if one not in (NoneType, ...)]
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        types = get_type_hints(kind)
+        for key, item in value.items():
+            if key not in types:
+                raise _unknown(f"one of {', '.join(types)} in {where}", key, types)
+            _check_keys(types[key], item, key)
+    elif origin is tuple and isinstance(value, list):
+        for item in value:
+            _check_keys(arguments[0], item, where)
+    elif len(arguments) == 1:
+        _check_keys(arguments[0], value, where)
+
+
+def _check_flags(description: Description) -> None:
+    """Refuse flags that the trainers do not have, and variants that the study does not have.
+
+    Raises:
+        Mismatch: names the first of them.
+    """
+    known = [name for name in (*TrainConfig().flat(), *RUN_SETTINGS) if name not in NOT_STUDIED]
+    axis = description.x
+    given = [("x", [axis.flag] if axis else []), ("flags", description.flags), *description.series.items()]
+    for where, names in given:
+        for name in names:
+            if name not in known:
+                raise _unknown(f"flags of the trainers in {where}", name, known)
+    variants = names_of_variants(description)
+    for claim in description.claims:
+        for name in (*claim.of, claim.against):
+            if name not in variants:
+                raise _unknown("variants of the study (SERIES, X) in claims", name, variants)
+
+
+def _unknown(expected: str, name: str, known: Iterable[str]) -> Mismatch:
+    near = difflib.get_close_matches(name, known, n=1)
+    return Mismatch(f"expected {expected}, received {quote(name)}" + (f" (did you mean {near[0]}?)" if near else ""))
+
+
+def names_of_variants(description: Description) -> dict[str, tuple[str, Any]]:
+    """Return series and x of each variant by its name, series after series."""
+    if description.x is None:
+        return {series: (series, None) for series in description.series}
+    return {f"{series}, {x}": (series, x) for series in description.series for x in description.x.values}

@@ -1,0 +1,150 @@
+"""The study of a search: one file that several searches may work on at the same time, and that survives their deaths.
+
+A process that works on a trial holds a lock on a file next to the study. The kernel releases the lock when the process
+ends, in whatever way. So a trial that Optuna lists as running, but whose lock is free, was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from allstep.commands.shared.records import files
+from allstep.commands.tune.records import SearchResult, TrialResult
+from allstep.commands.tune.space import Space, as_written
+from allstep.common.base.errors import UserError, quote
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import Trial
+
+DATABASES = (".db", ".sqlite", ".sqlite3")
+"""Suffixes of SQLite files; files with other names are journals, which also work on network file systems."""
+DIRECTIONS: dict[str, Literal["minimize", "maximize"]] = {"accuracy": "maximize", "loss": "minimize"}
+_NAME = "allstep"
+_METRIC = "metric"
+
+
+def open_study(path: Path, *, metric: str, seed: int) -> Study:
+    """Open the study in the file, or create it.
+
+    Raises:
+        UserError: the file is no study, or the study has another metric.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(logging.ERROR)  # replace its line per trial by ours, which has the flags as typed
+    try:
+        study = optuna.create_study(
+            storage=_storage(path),
+            study_name=_NAME,
+            load_if_exists=True,
+            direction=DIRECTIONS[metric],
+            sampler=optuna.samplers.TPESampler(seed=seed),
+        )
+    except Exception as error:  # Optuna, SQLAlchemy and SQLite raise different errors for other files
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"expected a study of allstep tune in {quote(path)}: {reason}; name another file") from None
+    about = study.user_attrs.get(_METRIC, metric)
+    if about != metric:
+        raise UserError(
+            f"expected --metric {about}, which the study in {quote(path)} is about, received {metric}; give that, or "
+            "another file"
+        )
+    study.set_user_attr(_METRIC, metric)
+    return study
+
+
+def trial_of(path: Path, number: int) -> Trial:
+    """Return the trial of that number, to report to it from another process than the one that asked for it.
+
+    A trial is pruned if after some epoch it is worse than the median of the others after the same epoch.
+    """
+    import optuna
+
+    study = optuna.load_study(study_name=_NAME, storage=_storage(path), pruner=optuna.pruners.MedianPruner())
+    return optuna.trial.Trial(study, study.get_trials(deepcopy=False)[number]._trial_id)
+
+
+@contextmanager
+def next_trial(study: Study, path: Path, space: Space, num_trials: int) -> Iterator[tuple[Trial | None, int]]:
+    """Yield a trial to work on during the block; None if the study has enough, or other searches work on the rest.
+
+    The second value is the number of trials of killed searches that will be tried again.
+    """
+    from optuna.trial import TrialState
+
+    with contextlib.ExitStack() as locks:
+        with _locked(path.with_name(f"{path.name}.asking")):
+            num_killed = _recover(study, path)
+            trials = study.get_trials(deepcopy=False)
+            taken = [trial for trial in trials if trial.state not in (TrialState.FAIL, TrialState.WAITING)]
+            trial = study.ask(dict(space)) if len(taken) < num_trials else None
+            if trial:
+                locks.enter_context(_locked(_lock_of(path, trial.number)))
+        yield trial, num_killed
+        if trial:
+            _lock_of(path, trial.number).unlink(missing_ok=True)
+
+
+def keep_trials(study: Study, path: Path, *, metric: Literal["accuracy", "loss"], command: str) -> None:
+    """Write all completed and pruned trials next to the study, for the figures of `allstep report`."""
+    from optuna.trial import TrialState
+
+    with _locked(path.with_name(f"{path.name}.asking")):
+        found = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        space = {name: as_written(one) for trial in found for name, one in trial.distributions.items()}
+        trials = tuple(
+            TrialResult(
+                params=trial.params,
+                value=trial.value if trial.state == TrialState.COMPLETE else None,
+                epochs={str(epoch): value for epoch, value in trial.intermediate_values.items()},
+            )
+            for trial in found
+        )
+        result = SearchResult(metric=metric, command=command, space=space, trials=trials)
+        files.write(path.with_name(f"{path.stem}.trials.json"), result)
+
+
+def _recover(study: Study, path: Path) -> int:
+    """Queue the trials of killed searches again; return how many."""
+    from optuna.trial import TrialState
+
+    num_killed = 0
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+        with contextlib.suppress(BlockingIOError), _locked(_lock_of(path, trial.number), wait=False):
+            study.tell(trial.number, state=TrialState.FAIL)
+            study.enqueue_trial(trial.params)
+            _lock_of(path, trial.number).unlink()
+            num_killed += 1
+    return num_killed
+
+
+def _lock_of(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.trial-{number}.lock")
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock on a file.
+
+    Raises:
+        BlockingIOError: another process holds the lock, and `wait` is false.
+    """
+    with open(path, "a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+def _storage(path: Path):
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if path.suffix in DATABASES:
+        return f"sqlite:///{path.absolute()}"
+    return JournalStorage(JournalFileBackend(str(path)))

@@ -1,0 +1,38 @@
+"""Data set, model and optimizer that a user's program passes to a run instead of naming them by flags."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from allstep.common.base.errors import UserError
+from allstep.common.config.train_config import OWN_OPTIMIZER
+
+if TYPE_CHECKING:  # trainers answer --help without NumPy
+    from allstep.common.data.datasets import Dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Objects of a user's program; each is None if a flag names it."""
+
+    dataset: Dataset | None = None
+    model: Any = None
+    """Network, or a function that builds one from the shape of a sample and the number of classes."""
+    optimizer: Any = None
+    """An optimizer, or a function that builds one where the network is."""
+
+    def optimizer_or(self, build: Callable[[], Any], name: str) -> Any:
+        """Return the program's optimizer, or what `build` returns for the one that --optimizer names.
+
+        Raises:
+            UserError: the flag stands for one of a program, which has none.
+        """
+        if self.optimizer is None and name == OWN_OPTIMIZER:
+            raise UserError(f"--optimizer {name} needs a Session that is given an optimizer; name another one")
+        return self.optimizer() if callable(self.optimizer) else self.optimizer or build()
+
+
+NOTHING = Parts()
+"""Parts of a run that is described only by flags."""

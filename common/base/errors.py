@@ -1,0 +1,36 @@
+"""Errors that end a run early: mistakes of the user (exit status 2) and faults (exit status 1)."""
+
+_LONGEST_SHOWN = 200
+
+
+class UserError(Exception):
+    """Wrong input. The message is one line: what was expected, what was received, what to do."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class Fault(Exception):
+    """Failure of a run despite correct input. The message names the rank, the step and the cause."""
+
+
+class RanksLost(Fault):
+    """Loss of other ranks, which ends a job unless it is elastic."""
+
+
+def printable(text: str) -> str:
+    """Return text with characters such as line breaks and terminal control codes escaped, so that it is one line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def summary(error: BaseException) -> str:
+    """Return an exception in one line: its type and the last line of its message, where TensorFlow puts the cause."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1].strip()}" if lines else type(error).__name__
+
+
+def quote(given: object) -> str:
+    """Return user input for a message in one line: long input is cut, blank or unprintable input is quoted."""
+    text = str(given)
+    cut = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
+    return cut if text.strip() and cut.isprintable() else ascii(cut)

@@ -1,0 +1,235 @@
+"""Table of the networks of both frameworks, readable without importing a framework."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from allstep.common.base.errors import UserError, quote, summary
+from allstep.common.base.flag_types import one_of
+from allstep.common.catalog import user_file
+from allstep.common.catalog.strategies import TITLES
+
+if TYPE_CHECKING:
+    from allstep.common.data.datasets import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """Description of a network, which has the same name in both frameworks."""
+
+    module: str
+    """Module in pytorch/networks/ and tensorflow/networks/."""
+    num_features: int
+    """Number of inputs of the last layer, whose outputs are the classes; for wide-resnet, at a width of 1."""
+    max_stages: int
+    """Maximum number of stages into which `--strategy model-parallel` can cut the network; 1 if it cannot."""
+    smallest_image: int = 1
+    """Minimum number of pixels on the shorter side of an image; fewer would leave some layer without output."""
+    takes_text: bool = False
+    """Whether inputs are tokens instead of images."""
+    patch_size: int = 1
+    """Number of pixels of which both sides of an image must be a multiple."""
+    deep: bool = True
+    """Whether rounding errors grow so fast that training curves can only be compared over a few steps."""
+    benchmark_image: tuple[int, int, int] = (224, 224, 3)
+    """Height, width and channels of the images for which the network was designed."""
+    benchmark_classes: int = 1000
+
+
+_MNIST = {"benchmark_image": (28, 28, 1), "benchmark_classes": 10, "deep": False}
+_CIFAR = {"benchmark_image": (32, 32, 3), "benchmark_classes": 10}
+_CIFAR_RESNET = {"module": "cifar_resnet", "num_features": 64, "max_stages": 6, **_CIFAR}
+
+MODELS = {
+    "mlp": ModelEntry(module="small", num_features=128, max_stages=3, **_MNIST),
+    "cnn": ModelEntry(module="small", num_features=128, max_stages=4, smallest_image=6, **_MNIST),
+    "resnet18": ModelEntry(module="resnet", num_features=512, max_stages=7),
+    "resnet50": ModelEntry(module="resnet", num_features=2048, max_stages=7),
+    "resnet32": ModelEntry(**_CIFAR_RESNET),
+    "resnet44": ModelEntry(**_CIFAR_RESNET),
+    "resnet56": ModelEntry(**_CIFAR_RESNET),
+    "resnet110": ModelEntry(**_CIFAR_RESNET),
+    "wide-resnet": ModelEntry(module="wide_resnet", num_features=64, max_stages=6, **_CIFAR),
+    "vgg16": ModelEntry(module="vgg", num_features=4096, max_stages=2, smallest_image=32),
+    "vit-tiny": ModelEntry(module="vision_transformer", num_features=192, max_stages=1, patch_size=16),
+    "vit-small-images": ModelEntry(
+        module="vision_transformer", num_features=64, max_stages=1, patch_size=4,
+        benchmark_image=(28, 28, 1), benchmark_classes=10,
+    ),
+    "text-encoder": ModelEntry(module="transformer", num_features=64, max_stages=1, takes_text=True, deep=False),
+    "text-decoder": ModelEntry(module="transformer", num_features=64, max_stages=1, takes_text=True, deep=False),
+}  # fmt: skip
+"""Networks by their names in `--model`."""
+_OTHER = ModelEntry(module="", num_features=0, max_stages=1, **{**_MNIST, "deep": True})
+_OF_LIBRARY = ModelEntry(module="", num_features=0, max_stages=1, smallest_image=32)
+IMAGE_MODELS = tuple(name for name, entry in MODELS.items() if not entry.takes_text)
+LIBRARIES = {"timm": "pytorch", "torchvision": "pytorch", "keras": "tensorflow"}
+"""Framework of each library from which `--model LIBRARY:NAME` takes a network."""
+WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH = 16, 4
+
+
+def entry_of(model: str) -> ModelEntry:
+    """Return the description of any network; those of libraries and users are only known to take images."""
+    return MODELS.get(model) or (_OF_LIBRARY if model.partition(":")[0] in LIBRARIES else _OTHER)
+
+
+def image_model_name(word: str) -> str:
+    """Parse a flag for networks that take images, with the names of `--model`."""
+    return one_of(*IMAGE_MODELS)(word) if word in MODELS else model_name(word)
+
+
+def model_name(word: str) -> str:
+    """Parse `--model`: one of MODELS, LIBRARY:NAME or FILE.py:FUNCTION."""
+    library, _, name = word.partition(":")
+    if (library in LIBRARIES and name) or user_file.parse(word) or word == user_file.PROGRAM:
+        return word
+    return one_of(*MODELS, "FILE.py:FUNCTION", *(f"{library}:NAME" for library in LIBRARIES))(word)
+
+
+def check_model(model: str, framework: str) -> None:
+    """Refuse a network of the other framework's libraries, and one in a file that does not exist.
+
+    Raises:
+        UserError: the network is not available here; the message tells where it would be.
+    """
+    library = model.partition(":")[0]
+    if model not in MODELS and LIBRARIES.get(library, framework) != framework:
+        raise UserError(
+            f"expected --model to be a network of {TITLES[framework]}, received {model}, which is one of "
+            f"{TITLES[LIBRARIES[library]]}; start {LIBRARIES[library]}/train.py for it"
+        )
+    user_file.check(model, "--model")
+
+
+def check_frameworks(model: str, frameworks: Sequence[str]) -> None:
+    """Refuse to compare frameworks by a network that only one of them has.
+
+    Raises:
+        UserError: only one framework has the network.
+    """
+    if len(frameworks) > 1 and not is_in_both(model):
+        raise UserError(
+            f"expected a network that both frameworks have, received {model}; name one of --frameworks, or have the "
+            "file build one for each (docs/models.md)"
+        )
+
+
+def is_in_both(model: str) -> bool:
+    """Return whether both frameworks have the network: built-in ones, and files with a function for each framework.
+
+    Both frameworks then start from the canonical weights of `common.recipe.weights`.
+    """
+    file = user_file.parse(model)
+    if file is None:
+        return model in MODELS
+    return all(user_file.find(file[0], f"{file[1]}_{framework}", "--model") for framework in TITLES)
+
+
+def unknown_name(model: str, names: Iterable[str]) -> UserError:
+    """Return the error for a network that a library does not have."""
+    library, _, name = model.partition(":")
+    near = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    advice = f"did you mean {' or '.join(near)}?" if near else "see its list of models"
+    return UserError(f"expected --model {library}: and a network that {library} has, received {quote(model)}; {advice}")
+
+
+def cannot_build(model: str, dataset: Dataset, error: Exception) -> UserError:
+    """Return the error for a library's network that does not fit the samples."""
+    return UserError(
+        f"expected a network for samples of shape {dataset.input_shape} from --model {model}, received "
+        f"{quote(summary(error))}; choose another network, or other samples"
+    )
+
+
+def check_outputs(model: str, received: object, dataset: Dataset) -> None:
+    """Refuse a network whose output for two samples has the wrong shape; `received` is None if it is not one array.
+
+    Raises:
+        UserError: the data set needs outputs of another shape.
+    """
+    if received != (2, *dataset.output_shape):
+        outputs = "something else" if received is None else _of_samples(received)
+        raise UserError(
+            f"expected outputs {_of_samples((2, *dataset.output_shape))} of --model {model}, received {outputs}; "
+            "its last layer has to have as many as its second argument says"
+        )
+
+
+def _of_samples(shape: object) -> str:
+    assert isinstance(shape, tuple)
+    return f"(n, {', '.join(map(str, shape[1:]))})" if len(shape) > 1 and shape[0] == 2 else f"of shape {shape}"
+
+
+def max_stages(model: str) -> int:
+    """Return `ModelEntry.max_stages`; networks of libraries and users cannot be cut."""
+    return MODELS[model].max_stages if model in MODELS else 1
+
+
+def check_inputs(model: str, dataset: Dataset) -> None:
+    """Refuse samples that a network of MODELS does not accept: mlp takes any numbers, others images or texts.
+
+    Raises:
+        UserError: the samples do not fit; the message tells what would.
+    """
+    tokens = dataset.input_type == "int64"
+    if MODELS[model].takes_text:
+        expected, fits = "texts to classify", tokens and dataset.task == "classification"
+        if model == "text-decoder":
+            expected, fits = "texts whose next characters are to be predicted", dataset.task == "next-token"
+        advice = "--dataset text-topics with text-encoder, --dataset text with text-decoder"
+    else:
+        expected, fits = "images", not tokens and len(dataset.input_shape) == 3
+        advice = "--model text-encoder or text-decoder" if tokens else "--model mlp"
+        if model == "mlp":
+            expected, fits = "images or other numbers", not tokens
+    if not fits:
+        received = f"{dataset.task} of {dataset.input_type} of shape {dataset.input_shape}"
+        raise UserError(f"expected {expected} for --model {model}, received a data set for {received}; use {advice}")
+    if tokens and not dataset.num_tokens:
+        raise UserError(
+            f"expected tokens from 0 on, and a data set that says how many there are, for --model {model}, received "
+            "negative ones or no number; number them from 0, or give the object num_tokens, a whole number"
+        )
+
+
+def check_image_size(model: str, height: int, width: int) -> None:
+    """Refuse images that are too small for the network, or cannot be cut into its patches.
+
+    Raises:
+        UserError: the images do not fit; the message tells which would.
+    """
+    if model not in MODELS:  # the layers of other networks raise the error
+        return
+    entry = MODELS[model]
+    if min(height, width) < entry.smallest_image:
+        minimum = entry.smallest_image
+        raise UserError(
+            f"expected images of {minimum} x {minimum} pixels or more for --model {model}, received {height} x "
+            f"{width}; use mlp"
+        )
+    if height % entry.patch_size or width % entry.patch_size:
+        raise UserError(
+            f"expected images whose sides are multiples of {entry.patch_size} pixels for --model {model}, received "
+            f"{height} x {width}; use another model"
+        )
+
+
+def check_size(model: str, depth: int, width: int) -> None:
+    """Refuse --model-depth and --model-width that the network does not support.
+
+    Raises:
+        UserError: the network comes in one size, or does not support this depth.
+    """
+    if model != "wide-resnet" and (depth, width) != (WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH):
+        raise UserError(
+            f"expected --model-depth and --model-width with --model wide-resnet, received --model {model}, which comes "
+            "in one size; leave them out"
+        )
+    if model == "wide-resnet" and (depth - 4) % 6:
+        raise UserError(
+            f"expected --model-depth to be 4 more than a multiple of 6 (10, 16, 22, 28, 40), received {depth}; give "
+            "one of these"
+        )

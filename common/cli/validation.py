@@ -1,0 +1,306 @@
+"""Checks of whether a run's flags fit together and fit the data, before a framework is imported."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+
+from allstep.common.base.errors import UserError, quote
+from allstep.common.catalog import strategies as registry
+from allstep.common.catalog.networks import MODELS, check_image_size, check_size
+from allstep.common.config.data_config import DataConfig, check_path
+from allstep.common.config.train_config import (
+    DEFAULT_BATCH_SIZE,
+    OptimizerConfig,
+    OutputConfig,
+    StrategyConfig,
+    TrainConfig,
+)
+from allstep.common.files.writable import try_file, try_folder
+from allstep.common.launch.placement import Placement
+
+
+def validate(config: TrainConfig, strategies: Sequence[str], placement: Placement) -> None:
+    """Check what the types of the flags cannot check, before a framework is imported.
+
+    Raises:
+        UserError: a value is wrong; the message names the first one.
+    """
+    schedule = config.schedule
+    if config.strategy_name not in strategies:
+        framework = registry.find_framework(config.strategy_name)
+        near = difflib.get_close_matches(config.strategy_name, strategies, n=1)
+        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        if framework:
+            hint = f"a strategy of {registry.TITLES[framework]}: start {framework}/train.py for it"
+        raise UserError(
+            f"expected --strategy to be one of {', '.join(strategies)}, received {quote(config.strategy_name)}; {hint}"
+        )
+    if schedule.batch_size is not None and schedule.global_batch_size is not None:
+        raise UserError("expected --batch-size (per rank) or --global-batch-size, received both; give one of them")
+    framework = registry.find_framework(config.strategy_name)
+    assert framework is not None  # it is one of the strategies
+    entry = registry.STRATEGIES[framework][config.strategy_name]
+    if config.deterministic and not entry.synchronous:
+        raise UserError(
+            f"expected a synchronous strategy with --deterministic, received {config.strategy_name}: the order of its "
+            "updates is left to chance; leave one of them out"
+        )
+    if config.deterministic and config.parallel.autotune:
+        raise UserError(
+            "expected --deterministic or --autotune, received both: what Horovod tries changes the order in which "
+            "gradients are added; leave one of them out"
+        )
+    _check_output(config.output)
+    _check_optimizer(config)
+    _check_slices(config.parallel, config.strategy_name)
+    _check_trace(config)
+    check_size(config.model, config.model_depth, config.model_width)
+    _check_images(config)
+    if config.parallel.recompute and config.parallel.compile:
+        raise UserError(
+            "expected --recompute or --compile, received both: a compiler decides itself what to compute again; leave "
+            "one of them out"
+        )
+    _check_ramp(config, framework)
+    _check_schedule(config, 1 if entry.one_worker else placement.world_size)
+    if placement.rank == 0:  # the paths may not exist on other hosts
+        _check_paths(config)
+        check_path(config.data)
+        _check_trackers(config.output)
+    _check_curriculum(config.data)
+
+
+def _check_output(output: OutputConfig) -> None:
+    if output.output_dir is None:
+        for name, given in (
+            ("--log-every", output.log_every and not (output.mlflow or output.wandb)),
+            ("--tensorboard", output.tensorboard),
+            ("--checkpoint-every", output.checkpoint_every),
+        ):
+            if given:
+                raise UserError(f"expected --output-dir with {name}, received none; name a folder to write to")
+        if output.resume in ("latest", "best"):
+            raise UserError(
+                f"expected --output-dir with --resume {output.resume}, received none; name the run's output directory"
+            )
+    if output.resume and output.init_from:
+        raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
+
+
+def _check_trackers(output: OutputConfig) -> None:
+    for flag, given, module, package in (
+        ("--mlflow", output.mlflow, "mlflow", "mlflow-skinny"),
+        ("--wandb", output.wandb, "wandb", "wandb"),
+    ):
+        found = importlib.util.find_spec(module) if given else None
+        # Both create folders of their names where they run, which Python takes for packages without an origin.
+        if given and (found is None or found.origin is None):
+            raise UserError(f"expected the package {module} with {flag}, received none; pip install {package}")
+
+
+# Optimizers that use a flag.
+_OPTIMIZERS = {"momentum": ("sgd", "nesterov", "lars"), "grad_averaging": ("novograd",)}
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    """Refuse flags that the optimizer would ignore, and flags that need a gradient that the strategy does not have."""
+    flags, strategy, op = config.optimizer, config.strategy, config.parallel.op
+    for item in fields(OptimizerConfig):
+        value = getattr(flags, item.name)
+        names = _OPTIMIZERS.get(item.name, (flags.optimizer,))
+        if value != item.default and flags.optimizer not in names:
+            raise UserError(
+                f"expected --{item.name.replace('_', '-')} with --optimizer {' or '.join(names)} alone, received "
+                f"{value} with --optimizer {flags.optimizer}; leave it out"
+            )
+    for name, value in (("--clip-norm", flags.clip_norm), ("--gradient-noise", flags.gradient_noise)):
+        if value and op != "average":
+            raise UserError(
+                f"expected --op average with {name}, which changes the average of the ranks' gradients, received {op}; "
+                "leave one of them out"
+            )
+    for name, given in (("--gradient-noise", flags.gradient_noise > 0), ("--ema", flags.ema is not None)):
+        if given and strategy == "parameter-server":
+            raise UserError(
+                f"expected a synchronous strategy with {name}, received --strategy {strategy}, whose updates have no "
+                "common step; use horovod or multi-worker-mirrored"
+            )
+
+
+def _check_slices(flags: StrategyConfig, strategy: str) -> None:
+    """Refuse flags that need --slices without it, more devices than slices, and other ways to combine gradients."""
+    if flags.slices is None:
+        if flags.audit is not None:
+            raise UserError(
+                "expected --slices with --audit, which has them computed by two ranks, received none; give --slices V"
+            )
+        if flags.bucket_size is not None and strategy in ("horovod", "fsdp"):
+            raise UserError(
+                f"expected --slices with --bucket-size and --strategy {strategy}, received none: without it {strategy} "
+                "has no buckets; give --slices V, or leave --bucket-size out"
+            )
+        return
+    for what, number in (("processes", flags.num_gpus or 1), ("devices", flags.num_devices or 1)):
+        _check_as_many_slices(flags.slices, what, number)
+    for name in ("compression", "op", "sync_batch_norm", "comm_hook"):
+        value, default = getattr(flags, name), getattr(StrategyConfig, name)
+        if value != default:
+            raise UserError(
+                f"expected --slices or --{name.replace('_', '-')}, received both: the gradients of slices are computed "
+                "by themselves and added up as they are; leave one of them out"
+            )
+
+
+def _check_trace(config: TrainConfig) -> None:
+    """Refuse --trace without an output folder, or with flags under which digests would not be of single steps."""
+    if not config.parallel.trace:
+        return
+    if config.output.output_dir is None:
+        raise UserError("expected --output-dir with --trace, received none; name a folder to write to")
+    for name in ("compile", "elastic", "audit"):
+        if getattr(config.parallel, name):
+            raise UserError(f"expected --trace or --{name}, received both; leave one of them out")
+
+
+def _check_as_many_slices(slices: int, what: str, number: int) -> None:
+    if slices < number:
+        raise UserError(
+            f"expected --slices to be at least the number of {what}, {number}, received {slices}; raise it or take "
+            f"fewer {what}"
+        )
+
+
+def _check_paths(config: TrainConfig) -> None:
+    """Refuse output paths that cannot be written."""
+    for flag, path, try_it in (
+        ("--output-dir", config.output.output_dir, try_folder),
+        ("--timeline", config.parallel.timeline, try_file),
+    ):
+        try:
+            if path is not None:
+                try_it(path)
+        except OSError as error:
+            raise UserError(
+                f"expected {flag} to be a path that can be written, received {quote(path)}: "
+                f"{error.strerror}; name another"
+            ) from None
+
+
+def _check_schedule(config: TrainConfig, num_workers: int) -> None:
+    """Check what the flags determine of the schedule and the data.
+
+    The number of ranks may still grow, and a resumed run may have another batch; checks that depend on these run later.
+    """
+    from allstep.common.recipe.schedule import make_schedule
+
+    flags = config.schedule
+    num_samples = _num_samples(config.data)
+    known = flags.global_batch_size is not None or flags.lr_scaling == "none"
+    kept = config.output.resume and flags.batch_size is None and flags.global_batch_size is None
+    if num_samples is None or kept:
+        num_samples = 2**62
+    validate_for_data(config, num_samples, num_workers)
+    make_schedule(
+        config,
+        num_samples,
+        config.global_batch_size(num_workers),
+        final_lr=flags.final_lr if known else 0.0,
+    )
+
+
+def _check_ramp(config: TrainConfig, framework: str) -> None:
+    """Refuse --batch-ramp auto combined with other steps, or where the gradient noise scale is not measured."""
+    from allstep.common.recipe.noise_scale import why_not_measured
+
+    ramp = config.schedule.batch_ramp
+    if "auto" in ramp and not config.schedule.follows_noise:
+        raise UserError(
+            f"expected --batch-ramp to be auto or EPOCH:FACTOR, received {' '.join(ramp)}; give one of them"
+        )
+    if config.schedule.follows_noise and (why := why_not_measured(config, framework)):
+        raise UserError(
+            f"expected --batch-ramp auto where the gradient noise scale is measured, received {why}; docs/batches.md "
+            "says where that is"
+        )
+
+
+def _check_curriculum(data: DataConfig) -> None:
+    """Refuse --curriculum-* flags without --curriculum, and a curriculum that does not fit a data set of known size."""
+    for item in fields(DataConfig):
+        value = getattr(data, item.name)
+        if item.name.startswith("curriculum_") and value != item.default and not data.curriculum:
+            raise UserError(f"expected --curriculum with --{item.name.replace('_', '-')}, received none; name a file")
+    if data.curriculum:
+        from allstep.common.data.curriculum import curriculum_of
+
+        curriculum_of(data, _num_samples(data))
+
+
+def _num_samples(data: DataConfig) -> int | None:
+    """Return the number of training samples if it is known without the files of the data set, else None."""
+    return {"digits": 1437, "synthetic": data.synthetic_samples}.get(data.dataset)
+
+
+def _check_images(config: TrainConfig) -> None:
+    """Refuse images that are too small for the network or too large for memory, if flags set their size."""
+    data = config.data
+    shapes = {"synthetic": data.synthetic_shape, "image-folder": (data.image_size, data.image_size, 3)}
+    if data.dataset not in shapes:
+        return
+    shape, num_classes = shapes[data.dataset], data.synthetic_classes if data.dataset == "synthetic" else 1
+    check_image_size(config.model, *shape[:2])
+    batch_size = config.schedule.batch_size or DEFAULT_BATCH_SIZE
+    if config.schedule.global_batch_size is not None:
+        batch_size = 1  # the least that a rank has
+    needed = 4 * (batch_size * math.prod(shape) + _num_weights(config.model, shape, num_classes))
+    needed += 256 * num_classes * shape[2]  # patterns from which synthetic images are made
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory:
+        images = "x".join(map(str, shape))
+        raise UserError(
+            f"expected a network and a batch for the {memory / 2**30:.3g} GiB of this machine, received {batch_size} "
+            f"images of {images} for --model {config.model}, which take {needed / 2**30:.3g} GiB and more; make them "
+            "smaller"
+        )
+
+
+def _num_weights(model: str, shape: tuple[int, int, int], num_classes: int) -> int:
+    """Return the number of weights in the layers that grow with images and classes."""
+    height, width, channels = shape
+    first = {"mlp": height * width * channels, "cnn": 64 * ((height - 4) // 2) * ((width - 4) // 2)}.get(model, 0)
+    features = MODELS[model].num_features if model in MODELS else 0
+    return 128 * first + features * num_classes
+
+
+def validate_for_data(config: TrainConfig, num_samples: int, world_size: int) -> None:
+    """Check the configuration against the training samples.
+
+    Raises:
+        UserError: there are more ranks than samples, or a global batch has too few samples for the ranks or slices.
+    """
+    global_batch_size = config.global_batch_size(world_size)
+    if world_size > num_samples:
+        raise UserError(
+            f"expected at least one training sample per rank, received {num_samples} samples of "
+            f"{config.data.dataset} for {world_size} ranks; start fewer ranks"
+        )
+    if global_batch_size < world_size:
+        raise UserError(
+            f"expected --global-batch-size to be at least the number of ranks, {world_size}, "
+            f"received {global_batch_size}; give each rank a sample or start fewer ranks"
+        )
+    if config.parallel.slices:
+        _check_as_many_slices(config.parallel.slices, "ranks", world_size)
+    if (num_slices := config.parallel.num_slices) and global_batch_size < num_slices:
+        cut = f", each cut into {config.parallel.accumulate_steps} by --accumulate-steps" * (
+            config.parallel.accumulate_steps > 1
+        )
+        raise UserError(
+            f"expected a global batch of at least {num_slices} samples for --slices {config.parallel.slices}{cut}, "
+            f"received {global_batch_size}; raise --global-batch-size or lower --slices"
+        )

@@ -1,0 +1,70 @@
+"""parquet:DIR: tables in Parquet files, whose relevant columns are unpacked once per host.
+
+Reading one row of a Parquet file unpacks all rows around it. So the rows are written to Arrow files in --data-dir,
+which ranks map into memory and read in any order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from allstep.common.config.data_config import DataConfig
+from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.datasets.files import derived_file, expect_derived, one_at_a_time
+from allstep.common.data.formats.arrow_table import arrow_errors, load_tables
+from allstep.common.data.formats.parts import choose_fields, find_parts
+from allstep.common.data.images.encoded import require
+from allstep.common.files.disk import write_atomically
+from allstep.common.files.regular_file import regular
+
+_ROWS_AT_ONCE = 1024
+
+
+def prepare(config: DataConfig) -> None:
+    """Unpack the files, unless another run has done so.
+
+    Raises:
+        UserError: pyarrow is not installed, there are no files, or one is damaged or lacks a column.
+    """
+    require("pyarrow", "pyarrow", config)
+    for paths in find_parts(config, (".parquet",)):
+        for path in paths:
+            _unpack_once(path, config)
+
+
+def load(config: DataConfig) -> Dataset:
+    """Map the files that `prepare` has unpacked.
+
+    Raises:
+        UserError: an unpacked file is missing, or see `load_tables`.
+    """
+    require("pyarrow", "pyarrow", config)
+    train, validation = find_parts(config, (".parquet",))
+    return load_tables(config, [_unpacked(path, config) for path in train], [_unpacked(p, config) for p in validation])
+
+
+def _unpacked(path: Path, config: DataConfig) -> Path:
+    target = derived_file([path], config, ".arrow")
+    expect_derived(target)
+    return target
+
+
+def _unpack_once(path: Path, config: DataConfig) -> None:
+    target = derived_file([path], config, ".arrow")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(target.parent), arrow_errors(path):
+        if not target.exists():
+            _unpack(path, target, config)
+
+
+def _unpack(path: Path, target: Path, config: DataConfig) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    with open(path, "rb", opener=regular) as source, parquet.ParquetFile(source) as file:
+        names, label = choose_fields(file.schema_arrow.names, config, str(path))
+        columns = list(dict.fromkeys((*names, label)))
+        schema = pa.schema([file.schema_arrow.field(name) for name in columns])
+        with write_atomically(target) as stream, pa.ipc.new_file(stream, schema) as writer:
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
+                writer.write_batch(batch.select(columns))

@@ -1,0 +1,148 @@
+"""Index of the samples in files that hold many, built once per host, for reading samples in any order.
+
+A sample takes 16 bytes plus its target, and 16 more if it is tokens: 10^6 samples with a class take 24 MB, which the
+ranks of a host share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
+from allstep.common.data.datasets.files import derived_file, expect_derived, one_at_a_time
+from allstep.common.files.disk import write_atomically
+from allstep.common.files.regular_file import regular
+
+_NUM_AT_ONCE = 2**16
+_SUFFIX = ".2.npy"
+"""Suffix of index files; its number changes with the layout of the records, so that older indexes are not used."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Location of a sample in a file, and its target."""
+
+    offset: int
+    """Bytes from the start of the file."""
+    length: int
+    """Length in bytes."""
+    target: int | tuple[float, ...] | None
+    """Class, numbers of a regression, or None for tokens, which are read together with the input."""
+    token_range: tuple[int, int] | None = None
+    """Smallest and largest token of input and target, if the input is tokens."""
+
+
+@dataclass(frozen=True)
+class SampleIndex:
+    """Samples of a split, file by file."""
+
+    paths: Sequence[Path]
+    records: np.ndarray
+    """Memory-mapped records with `file`, `offset`, `length` and, if samples have them, `target` and `token_range`."""
+
+    @property
+    def targets(self) -> np.ndarray | None:
+        """Targets, int64 (samples,) or float32 (samples, numbers)."""
+        return self._field("target")
+
+    @property
+    def token_ranges(self) -> np.ndarray | None:
+        """Smallest and largest token of each sample, int64 (samples, 2)."""
+        return self._field("token_range")
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of a sample without checking them.
+
+        Raises:
+            OSError: the file cannot be read, or has become shorter.
+        """
+        file, offset, length, *_ = self.records[index].item()
+        # Opened for each read, since keeping thousands of files open could exceed the limit on descriptors.
+        with open(self.paths[file], "rb", buffering=0, opener=regular) as stream:
+            data = os.pread(stream.fileno(), length, offset)
+        if len(data) < length:
+            raise OSError(None, f"expected {length} bytes at {offset}, received {len(data)}", str(self.paths[file]))
+        return data
+
+    def name(self, index: int) -> str:
+        """Return file and offset of a sample for error messages."""
+        file, offset, *_ = self.records[index].item()
+        return f"{self.paths[file]}, byte {offset}"
+
+    def _field(self, name: str) -> np.ndarray | None:
+        return self.records[name] if name in (self.records.dtype.names or ()) else None
+
+
+def build_index(paths: Sequence[Path], scan: Callable[[Path], Iterator[Located]], config: DataConfig) -> None:
+    """Build the index of files, unless there is one for files of the same paths, sizes and dates.
+
+    Args:
+        scan: finds the samples of a file.
+
+    Raises:
+        UserError: `scan` raised it, or a sample is of another kind than the first one.
+        OSError: the folder of data sets cannot be written.
+    """
+    target = derived_file(paths, config, _SUFFIX)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(target.parent):
+        if not target.exists():
+            records = np.concatenate(list(_blocks(paths, scan)))
+            with write_atomically(target) as stream:
+                np.save(stream, records, allow_pickle=False)
+
+
+def open_index(paths: Sequence[Path], config: DataConfig) -> SampleIndex:
+    """Open the index that `build_index` has written.
+
+    Raises:
+        UserError: there is no index of these files.
+    """
+    target = derived_file(paths, config, _SUFFIX)
+    expect_derived(target)
+    return SampleIndex(paths, np.load(target, mmap_mode="r", allow_pickle=False))
+
+
+def _blocks(paths: Sequence[Path], scan: Callable[[Path], Iterator[Located]]) -> Iterator[np.ndarray]:
+    first: Located | None = None
+    rows: list[tuple] = []
+    for number, path in enumerate(paths):
+        for sample in scan(path):
+            first = first or sample
+            if _kind(sample) != _kind(first):
+                raise UserError(
+                    f"expected samples of one kind ({_kind(first)}), received another one in {path}, byte "
+                    f"{sample.offset}: {_kind(sample)}; make them alike"
+                )
+            optional = (one for one in (sample.target, sample.token_range) if one is not None)
+            rows.append((number, sample.offset, sample.length, *optional))
+            if len(rows) == _NUM_AT_ONCE:
+                yield np.array(rows, _record_type(first))
+                rows = []
+    if first is None:
+        raise UserError(f"expected samples in {paths[0].parent}, received files without any; name other ones")
+    yield np.array(rows, _record_type(first))
+
+
+def _kind(sample: Located) -> str:
+    if sample.target is None:
+        return "tokens, and those that follow"
+    target = "a class" if isinstance(sample.target, int) else f"{len(sample.target)} fraction(s)"
+    return f"{'tokens' if sample.token_range else 'an input'} and {target}"
+
+
+def _record_type(sample: Located) -> np.dtype:
+    fields: list[tuple] = [("file", "<u4"), ("offset", "<u8"), ("length", "<u4")]
+    if isinstance(sample.target, int):
+        fields.append(("target", "<i8"))
+    elif sample.target is not None:
+        fields.append(("target", "<f4", (len(sample.target),)))
+    if sample.token_range:
+        fields.append(("token_range", "<i8", (2,)))
+    return np.dtype(fields)

@@ -1,0 +1,109 @@
+"""tfrecord:DIR: tf.train.Example records in TFRecord files, read without TensorFlow.
+
+A record has 8 bytes of length, 4 bytes of checksum of the length, the message, and 4 bytes of checksum of the message
+(CRC-32C, masked; tensorflow/core/lib/io/record_writer.h). Building the index checks both, reading a sample checks that
+of the message. An input is a JPEG or PNG file, or numbers; a target is a class, numbers, or the tokens that follow.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allstep.common.base.errors import UserError
+from allstep.common.config.data_config import DataConfig
+from allstep.common.data.datasets.base import Dataset
+from allstep.common.data.formats.example_proto import NotAnExample, parse_example
+from allstep.common.data.formats.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
+from allstep.common.data.formats.parts import choose_fields
+from allstep.common.data.formats.sample_index import Located
+from allstep.common.data.images.decoding import MAX_FILE_BYTES
+from allstep.common.data.images.encoded import require
+from allstep.common.files.regular_file import regular
+
+_HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
+
+
+def prepare(config: DataConfig) -> None:
+    """Build the indexes of the files."""
+    require("google_crc32c", "google-crc32c", config)
+    prepare_indexes(config, _FORMAT)
+
+
+def load(config: DataConfig) -> Dataset:
+    """Open the indexes of the files."""
+    require("google_crc32c", "google-crc32c", config)
+    return load_indexed(config, _FORMAT)
+
+
+def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
+    with open(path, "rb", opener=regular) as stream:
+        size, offset = os.fstat(stream.fileno()).st_size, 0
+        while offset < size:
+            where = f"{path}, byte {offset}"
+            try:
+                length = _length(stream.read(_HEADER.size), size - offset)
+                features = _features(stream.read(length + _CHECKSUM.size))
+            except Damaged as error:
+                raise UserError(
+                    f"expected a whole record in {where}, received a damaged one: {error}; write the file again"
+                ) from error
+            value, target = _sample(features, config, where)
+            yield located(offset + _HEADER.size, length + _CHECKSUM.size, value, target, where)
+            offset += _HEADER.size + length + _CHECKSUM.size
+
+
+def _length(header: bytes, num_left: int) -> int:
+    """Return the length of the message that follows a header."""
+    if len(header) < _HEADER.size:
+        raise Damaged("the file ends in its header")
+    length, checksum = _HEADER.unpack(header)
+    if checksum != _masked_crc(header[:8]):
+        raise Damaged("the checksum of its length is wrong")
+    if length > MAX_FILE_BYTES or length > num_left - _HEADER.size - _CHECKSUM.size:
+        raise Damaged(f"it says {length} bytes, and the file ends before")
+    return length
+
+
+def _features(data: bytes) -> dict[str, bytes | np.ndarray]:
+    """Return the features in a message, after comparing its checksum."""
+    message, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
+    if _CHECKSUM.unpack(checksum)[0] != _masked_crc(message):
+        raise Damaged("its checksum is wrong")
+    try:
+        return parse_example(message)
+    except NotAnExample as error:
+        raise Damaged(f"it is no tf.train.Example ({error})") from error
+
+
+def _masked_crc(data: bytes) -> int:
+    from google_crc32c import value
+
+    crc = value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _sample(features: dict[str, bytes | np.ndarray], config: DataConfig, where: str) -> tuple[Any, Any]:
+    """Return input and target of a sample."""
+    names, target = choose_fields(features, config, where)
+    values = [features[name] for name in names]
+    if len(values) == 1 or isinstance(values[0], bytes):
+        return values[0], features[target]
+    return np.concatenate(values), features[target]
+
+
+def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
+    value, _ = _sample(_features(data), config, "a record")
+    return value
+
+
+def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
+    return np.stack(_sample(_features(data), config, "a record"))
+
+
+_FORMAT = SampleFormat((".tfrecord", ".tfrecords", ".tfrec"), _scan, _input_of, _tokens_of)

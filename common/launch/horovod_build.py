@@ -1,0 +1,81 @@
+"""Frameworks and features for which the installed Horovod was compiled, read without importing it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import print_line
+from allstep.common.launch.placement import Placement
+
+_FEATURES = {"mpi_built": "MPI", "gloo_built": "Gloo", "nccl_built": "NCCL"}
+
+
+@dataclass(frozen=True)
+class HorovodBuild:
+    """Metadata of a Horovod build."""
+
+    versions: dict[str, str]
+    """Versions that it was compiled for, by framework: pytorch, tensorflow."""
+    features: tuple[str, ...]
+    """Communication libraries in the build, among MPI, Gloo and NCCL."""
+
+
+def read_build() -> HorovodBuild | None:
+    """Return the metadata of the installed Horovod, or None if it is not installed."""
+    found = importlib.util.find_spec("horovod")
+    if found is None or found.origin is None:
+        return None
+    built = json.loads(Path(found.origin).with_name("metadata.json").read_text())
+    versions = {name: built[name] for name in ("pytorch", "tensorflow") if name in built}
+    return HorovodBuild(versions, tuple(name for key, name in _FEATURES.items() if built.get(key)))
+
+
+def check_built_for(framework: str, version: str) -> None:
+    """Refuse a Horovod that was compiled for another version of a framework; importing or using it would fail.
+
+    Args:
+        framework: pytorch or tensorflow.
+        version: version of the installed framework.
+
+    Raises:
+        UserError: Horovod was built for another version, or is not installed.
+    """
+    build = read_build()
+    if build is None:
+        raise UserError("expected Horovod, received an environment without it; run make setup")
+    built_for = build.versions.get(framework)
+    if built_for != version:
+        received = f"one built for {built_for}" if built_for else "one built without it"
+        raise UserError(f"expected Horovod built for {framework} {version}, received {received}; run make setup")
+
+
+def usable_gpus(num_gpus: int, wanted: str, placement: Placement) -> int:
+    """Return how many of a rank's visible GPUs Horovod can use: all, or none if it was built for CPUs.
+
+    A Horovod built for CPUs accepts tensors on a GPU, and then aborts the process when the sum is ready.
+
+    Args:
+        wanted: auto, cpu or cuda.
+
+    Raises:
+        UserError: `wanted` is cuda, and Horovod was built for CPUs.
+    """
+    build = read_build()
+    if not num_gpus or wanted == "cpu" or build is None or "NCCL" in build.features:
+        return num_gpus
+    if wanted == "cuda":
+        raise UserError(
+            "expected Horovod with NCCL for --device cuda, received one built for CPUs; run make setup GPU=1, or give "
+            "--device cpu or another --strategy"
+        )
+    if placement.rank == 0:
+        print_line(
+            "allstep: training on the CPU: Horovod is built for CPUs here; make setup GPU=1 builds it for GPUs",
+            sys.stderr,
+        )
+    return 0

@@ -1,0 +1,94 @@
+"""Checks for signs that this process should be one of several ranks, although no launcher has given it a rank.
+
+Each such process would train independently, and exit with status 0. So a sign that no launcher and no strategy accounts
+for is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+
+from allstep.common.base.errors import UserError
+from allstep.common.base.terminal import quoted
+from allstep.common.launch import tf_config
+from allstep.common.launch.placement import Placement
+from allstep.common.launch.variables import read_number
+
+_INSTEAD = "start the job by horovodrun, mpirun or srun"
+# Variables of launchers that do not give the number of ranks, or the local rank, which selects the GPU.
+_LONE_RANKS = ("PMI_RANK", "PMI_SIZE", "PMI_ID", "PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK")
+# Variables from which torchrun takes its flags; Kubernetes operators set them.
+_TORCHRUN = ("PET_NNODES", "PET_NPROC_PER_NODE")
+
+
+def check_alone(placement: Placement, *, chosen: bool, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse a process that would train independently although the environment shows signs of other ranks.
+
+    Args:
+        chosen: whether the user has chosen a strategy with one process, or one that starts its ranks itself. In the
+            shell of a Slurm allocation that is not a mistake, since no other process has been started yet.
+
+    Raises:
+        UserError: there are other ranks; the message names the sign.
+    """
+    num_processes = tf_config.num_processes(environ.get("TF_CONFIG", ""))
+    if num_processes not in (1, placement.world_size):
+        raise UserError(
+            f"expected TF_CONFIG with --strategy {' or '.join(tf_config.ROLES)} of tensorflow/train.py alone, received "
+            f"one of {num_processes} processes for a job of {placement.world_size}; unset it, or give one of these"
+        )
+    if placement.launcher is None:
+        for expected, received, remedy in _signs(environ, chosen=chosen):
+            raise UserError(f"expected {expected}, received {received}; {remedy}")
+
+
+def default_strategy(placement: Placement, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the default of `--strategy`."""
+    return "horovod" if placement.launcher or _allocated_tasks(environ) > 1 else "single"
+
+
+def _signs(environ: Mapping[str, str], *, chosen: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield what was expected, what was received, and what to do, for each sign."""
+    lone = [name for name in _LONE_RANKS if name in environ]
+    if lone and (environ.get("PMI_RANK"), environ.get("PMI_SIZE")) != ("0", "1"):
+        received = " and ".join(f"{name}={quoted(environ[name])}" for name in lone)
+        yield "a rank, a number of ranks and a local rank from the launcher", received, f"{_INSTEAD}, or unset them"
+    hosts = environ.get("SM_HOSTS", "[]")
+    if not _has_one_at_most(hosts):
+        remedy = "have SageMaker start torchrun or MPI (its `distribution`), or unset SM_HOSTS"
+        yield "one host in SM_HOSTS without a launcher", quoted(hosts), remedy
+    for name in _TORCHRUN:
+        if environ.get(name, "1") not in ("1", "1:1"):
+            yield f"{name} with torchrun alone", f"{quoted(environ[name])} without it", "start by torchrun, or unset it"
+    if environ.get("SLURM_PROCID", "0") != "0":
+        received = f"SLURM_PROCID={quoted(environ['SLURM_PROCID'])} without SLURM_STEP_ID"
+        yield "all that srun gives its tasks", received, "start by srun, and pass its variables on, or unset them"
+    num_tasks = _allocated_tasks(environ)
+    if num_tasks > 1 and not chosen:
+        yield (
+            f"a process for each of the {num_tasks} tasks that Slurm has allocated",
+            "one that srun has not started",
+            "start them by srun or horovodrun, or give --strategy single to train alone",
+        )
+
+
+def _has_one_at_most(hosts: str) -> bool:
+    """Return whether the text is a JSON list of at most one item."""
+    try:
+        return len(json.loads(hosts)) <= 1
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+def _allocated_tasks(environ: Mapping[str, str]) -> int:
+    """Return the number of tasks that srun would start in this Slurm allocation; 1 outside an allocation."""
+
+    def number(*names: str) -> int:
+        name = next((name for name in names if name in environ), None)
+        return read_number(name, environ, minimum=1, remedy="correct it, or unset it") if name else 1
+
+    if "SLURM_NTASKS" in environ:
+        return number("SLURM_NTASKS")
+    return number("SLURM_NTASKS_PER_NODE") * number("SLURM_JOB_NUM_NODES", "SLURM_NNODES")

@@ -1,0 +1,278 @@
+"""Checks of whether a run can resume from a checkpoint.
+
+A checkpoint may be untrusted, with checksums recomputed after a change. So everything that training would use is
+checked: its fields against each other, the flags and the number of samples, and its arrays against the network. Checks
+that need a framework or the data run last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from allstep.common import checkpoint
+from allstep.common.base.errors import UserError
+from allstep.common.base.flag_types import Kind
+from allstep.common.catalog import user_file
+from allstep.common.catalog.networks import model_name
+from allstep.common.checkpoint import TrainState
+from allstep.common.checkpoint.manifest import Manifest
+from allstep.common.checkpoint.weights_file import check_readable, is_weights_file, read_weights
+from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, dataset_name
+from allstep.common.config.train_config import OptimizerConfig, TrainConfig
+from allstep.common.exact import environment_fingerprint
+from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, number, one_of, record, text, whole
+from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
+from allstep.common.recipe.schedule import Decay, Scaling, Schedule
+
+T = TypeVar("T")
+_SEED = whole(-(2**64), 2**64)
+_MAX_SECONDS = 1e10  # three hundred years
+_MAX_EPOCHS_A_STEP = 100
+
+
+def check_early(config: TrainConfig) -> None:
+    """Check the checkpoint of --resume or --init-from, as far as possible before a framework is imported.
+
+    Raises:
+        UserError: the checkpoint does not exist, is damaged, or the run cannot resume from it.
+    """
+    output = config.output
+    if output.init_from and is_weights_file(output.init_from):
+        check_readable(output.init_from)
+    elif source := output.resume or output.init_from:
+        manifest = checkpoint.load_manifest(*path_of(str(source), output.output_dir))
+        if output.resume:
+            check_run(manifest)
+            check_flags(config, manifest)
+
+
+def load(config: TrainConfig, num_samples: int, shapes: Mapping[str, tuple[int, ...]], warn: Callable) -> TrainState:
+    """Load and check the state of --resume, or the weights of --init-from.
+
+    Args:
+        num_samples: number of training samples of the data set.
+        shapes: see `common.training.worker.Worker.state_shapes`.
+        warn: called with a line for each difference that is not an error.
+
+    Raises:
+        UserError: the checkpoint does not exist, or the run cannot resume from it.
+    """
+    output = config.output
+    if output.init_from and is_weights_file(output.init_from):
+        arrays = {f"model/{name}": array for name, array in read_weights(output.init_from).items()}
+        checkpoint.check_compatible(_weights_alone(shapes), arrays)
+        return TrainState(framework="pytorch", arrays=arrays, progress=checkpoint.Progress(0, 0, 0, 0))
+    state = checkpoint.load(*path_of(str(output.resume or output.init_from), output.output_dir), warn=warn)
+    if output.resume:
+        check_run(state)
+        check_flags(config, state)
+        check_samples(state, num_samples)
+    else:
+        state, shapes = replace(state, arrays=_weights_alone(state.arrays)), _weights_alone(shapes)
+    checkpoint.check_compatible(shapes, state.arrays)
+    return state
+
+
+def path_of(which: str, output_dir: Path | None) -> tuple[str, Path]:
+    """Return `which` and the checkpoints directory of the run, in which `latest` and `best` are looked up.
+
+    Raises:
+        UserError: `which` is `latest` or `best`, and there is no output directory.
+    """
+    if which in ("latest", "best") and output_dir is None:
+        raise UserError(f"expected --output-dir with --resume {which}, received none; name the run's output directory")
+    return which, (output_dir or Path()) / "checkpoints"
+
+
+def _weights_alone(named: Mapping[str, T]) -> dict[str, T]:
+    """Return the entries of a state that are weights of the network."""
+    return {name: value for name, value in named.items() if name.startswith("model/")}
+
+
+def check_run(saved: TrainState | Manifest) -> None:
+    """Check all fields but the arrays for values that a run could have saved.
+
+    Raises:
+        UserError: a field is wrong; the message names the first one.
+    """
+    try:
+        _STATE({name: getattr(saved, name) for name in ("rng", "schedule", "config")}, "manifest")
+        _RUNNING(saved.progress.running, "manifest.progress.running")
+        _check_sums(saved)
+        Schedule(**{item.name: saved.schedule[item.name] for item in fields(Schedule)})
+    except (Mismatch, UserError) as error:
+        what = str(error).partition(";")[0]  # without the advice, which is meant for values on the command line
+        raise UserError(f"the checkpoint is damaged: {what}; take another one") from None
+
+
+def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
+    """Check that flags agree with the checkpoint: a position needs the same order of samples, slots the same optimizer.
+
+    The user may change learning rate, momentum and weight decay.
+
+    Args:
+        saved: a state or manifest that `check_run` has accepted.
+
+    Raises:
+        UserError: a flag does not agree; the message names the first one.
+    """
+    flags = config.flat()
+    order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
+    for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", *order, "model", "optimizer"):
+        before = saved.config.get(name)  # older checkpoints have no curriculum
+        is_same = flags[name] == before
+        if name == "model":  # a file may have moved; the network's weights are checked in any case
+            is_same |= all(user_file.parse(str(one)) for one in (flags[name], before))
+        if not is_same:
+            raise UserError(
+                f"expected --{name} {_as_flag(before)}, with which the checkpoint was written, received "
+                f"{_as_flag(flags[name])}; give the same flags to --resume, or --init-from for the weights alone"
+            )
+    if (flags["ema"] is None) != (saved.config.get("ema") is None):
+        has, lacks = ("one", "none") if flags["ema"] is None else ("none", "one")
+        raise UserError(
+            f"expected --ema as in the run that wrote the checkpoint, which has {has}, received {lacks}; give the same "
+            "flags to --resume, or --init-from for the weights alone"
+        )
+    environment_fingerprint.check_threads(config, saved.versions)
+    completed = saved.progress.epoch + (saved.progress.offset > 0)
+    if config.schedule.epochs < completed:
+        raise UserError(
+            f"expected --epochs to be at least {completed}, the epoch in which the checkpoint was written, received "
+            f"{config.schedule.epochs}; raise it, or resume from an earlier checkpoint"
+        )
+
+
+def check_samples(saved: TrainState | Manifest, num_samples: int) -> None:
+    """Check that the number of training samples is that of the checkpoint.
+
+    Raises:
+        UserError: it is not.
+    """
+    if num_samples != saved.schedule["samples_per_epoch"]:
+        raise UserError(
+            f"expected {saved.schedule['samples_per_epoch']} training samples as the checkpoint has, received "
+            f"{num_samples}; resume with the same data, or use --init-from for the weights alone"
+        )
+
+
+def _check_sums(saved: TrainState | Manifest) -> None:
+    """Check that the saved progress is possible; `common.training.saving.Saver` writes these numbers."""
+    progress, schedule = saved.progress, saved.schedule
+    samples, epochs = schedule["samples_per_epoch"], schedule["num_epochs"]
+    in_epoch = progress.offset > 0
+    where = "manifest.progress"
+    whole(0, epochs)(progress.epoch, f"{where}.epoch")
+    whole(0, samples if progress.epoch < epochs else 0)(progress.offset, f"{where}.offset")
+    seen = progress.epoch * samples + progress.offset
+    one_of(seen)(progress.samples_seen, f"{where}.samples_seen")
+    whole(progress.epoch + in_epoch, seen)(progress.step, f"{where}.step")
+    whole(1, _MAX_EPOCHS_A_STEP * samples)(schedule["global_batch_size"], "manifest.schedule.global_batch_size")
+    one_of(saved.config["seed"])(saved.rng["seed"], "manifest.rng.seed")
+    running, where = progress.running, f"{where}.running"
+    whole(0, progress.epoch)(running["epochs_without_gain"], f"{where}.epochs_without_gain")
+    if running.keys() & _LOSS_SCALE_FIELDS.keys():  # checkpoints older than --precision fp16 have none of them
+        record(**_LOSS_SCALE_FIELDS)(running, where)
+        whole(0, progress.step)(running["skipped_steps"], f"{where}.skipped_steps")
+    if running.keys() & _NOISE_FIELDS.keys():  # older checkpoints have none of these either
+        record(**_NOISE_FIELDS)(running, where)
+    if not in_epoch:
+        one_of(0.0)(running["loss_sum"], f"{where}.loss_sum")
+    elif not running["epoch_seconds"]:
+        raise Mismatch(f"expected {where}.epoch_seconds to be above 0 in mid-epoch, received 0")
+
+
+def _pair(value: Any, where: str) -> None:
+    list_of(number(0), minimum=2, maximum=2)(value, where)
+    whole(1)(value[1], f"{where}[1]")
+
+
+def _has(**required: Shape) -> Shape:
+    # Keywords cannot have the hyphens of flags.
+    return record(**{name.replace("_", "-"): shape for name, shape in required.items()})
+
+
+def _check_config(value: Any, where: str) -> None:
+    _CONFIG(value, where)
+    _CONFIGS.get(DataConfig(value["dataset"]).kind, record())(value, where)
+
+
+def _named_by(kind: Kind[str]) -> Shape:
+    """Return a shape for strings that a flag of type `kind` accepts."""
+
+    def check(value: Any, where: str) -> None:
+        text(value, where)
+        try:
+            kind(value)
+        except argparse.ArgumentTypeError as error:
+            raise Mismatch(f"expected {where} {error}") from None
+
+    return check
+
+
+_CONFIG = _has(
+    dataset=_named_by(dataset_name),
+    seed=_SEED,
+    model=_named_by(model_name),
+    optimizer=one_of(*get_args(get_type_hints(OptimizerConfig)["optimizer"])),
+)
+_OWN = _has(image_size=whole(1), input_fields=list_of(text), target_field=nullable(text), validation_share=number(0, 1))
+_CONFIGS = {
+    "synthetic": _has(synthetic_shape=list_of(whole(1), minimum=3, maximum=3), synthetic_classes=whole(1)),
+    "image-folder": _has(image_size=whole(1)),
+    **dict.fromkeys((*FORMATS, PYTHON), _OWN),
+}
+# Flags of a data set that determine its images and classes.
+_SHAPES = {
+    "synthetic": ("synthetic-shape", "synthetic-classes"),
+    "image-folder": ("image-size",),
+    **dict.fromkeys((*FORMATS, PYTHON), ("image-size", "input-fields", "target-field", "validation-share")),
+}
+_SCHEDULE = record(
+    base_lr=number(0),
+    samples_per_epoch=whole(1),
+    num_epochs=whole(1),
+    global_batch_size=whole(1),
+    reference_batch_size=whole(1),
+    scaling=one_of(*get_args(Scaling)),
+    warmup_epochs=number(0),
+    decay=one_of(*get_args(Decay)),
+    milestones=nullable(list_of(number(0))),
+    step_factor=number(0, 1),
+    power=number(0),
+    final_lr=number(0),
+    batch_ramp=list_of(_pair),
+)
+_STATE = record(rng=record(seed=_SEED), schedule=_SCHEDULE, config=_check_config)
+
+
+def _power_of_two(value: Any, where: str) -> None:
+    number(SMALLEST, LARGEST)(value, where)
+    if math.frexp(value)[0] != 0.5:
+        raise Mismatch(f"expected {where} to be a power of two, received {value:g}")
+
+
+_LOSS_SCALE_FIELDS = {
+    "loss_scale": _power_of_two,
+    "good_steps": whole(0, GROWTH_STEPS - 1),
+    "skipped_steps": whole(),
+}
+_ANY_NUMBER = number(-math.inf, math.inf)
+_NOISE_FIELDS = {"noise_variance": _ANY_NUMBER, "noise_square": _ANY_NUMBER}
+_RUNNING = record(
+    loss_sum=number(),
+    learning_rate=number(0),
+    epoch_seconds=number(0, _MAX_SECONDS),
+    cumulative_seconds=number(0, _MAX_SECONDS),
+    best_validation_loss=number(maximum=float("inf")),
+    epochs_without_gain=whole(),
+)
+
+
+def _as_flag(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

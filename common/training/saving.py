@@ -1,0 +1,195 @@
+"""Conversion between a run and its checkpoints: saving its state, and resuming all ranks from one.
+
+Only rank 0 reads and writes files, and sends the state that it reads to the other ranks. Nothing is pickled: a JSON
+header gives names, shapes and types of the arrays, which follow it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from allstep.common.base.collectives import Collectives
+from allstep.common.checkpoint import Checkpoints, TrainState
+from allstep.common.checkpoint import Progress as SavedProgress
+from allstep.common.data.sharding import Position
+from allstep.common.recipe.loss_scale import LossScale
+from allstep.common.recipe.noise_scale import NoiseScale
+from allstep.common.recipe.progress import Progress
+from allstep.common.recipe.schedule import Schedule
+from allstep.common.training.worker import Worker
+from allstep.common.watch import ProgressState
+
+
+class Commits:
+    """Newest state of an elastic job, in the memory of each rank."""
+
+    def __init__(self, every: int) -> None:
+        """Start without a commit; `every` is the number of steps between two commits."""
+        self.every = every
+        self.newest: TrainState | None = None
+
+    def keep(self, state: TrainState) -> None:
+        """Commit a copy of `state`, whose arrays may be changed afterwards."""
+        self.newest = dataclasses.replace(state, arrays={name: array.copy() for name, array in state.arrays.items()})
+
+    def agree(self, collectives: Collectives) -> TrainState | None:
+        """Return the newest commit of any rank, and store it on all ranks; None if there is none yet."""
+        own = self.newest.progress.step if self.newest else -1
+        steps = collectives.all_gather(np.array([own], np.int64))[:, 0]
+        if steps.max() >= 0:
+            root = int(steps.argmax())
+            state = self.newest if collectives.rank == root else None
+            self.newest = broadcast_state(state, collectives, root)
+        return self.newest
+
+
+class Saver:
+    """Saves a run every `every` steps (0: never in mid-epoch) and when the engine asks for it.
+
+    All ranks take part, since each may hold a part of the state; only rank 0 has `checkpoints`.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        schedule: Schedule,
+        config: Mapping,
+        versions: Mapping[str, str],
+        checkpoints: Checkpoints | None,
+        *,
+        every: int,
+        active: bool,
+        progress_state: ProgressState,
+        saved: Callable[[], None] = lambda: None,
+        commits: Commits | None = None,
+    ) -> None:
+        """Prepare to save the run.
+
+        `versions`: see `TrainState`; `active`: whether the run has an output directory, the same on all ranks; `saved`:
+        called after a save; `commits`: receives the saved states, and those that an elastic job commits in between.
+        """
+        self._worker, self._schedule, self._config = worker, schedule, dict(config)
+        self._checkpoints, self._every, self._active, self._progress_state = checkpoints, every, active, progress_state
+        self._on_saved, self._commits = saved, commits
+        self._saved: tuple[int, Position] | None = None
+        self._versions = dict(versions)
+
+    def due(self, step: int) -> bool:
+        """Return whether to save in mid-epoch after `step`."""
+        return self._is_checkpoint(step) or (self._commits is not None and step % self._commits.every == 0)
+
+    def save(self, progress: Progress, score: float | None = None) -> None:
+        """Save the current state; see `common.training.engine.Saver`."""
+        if (not self._active and self._commits is None) or self._saved == (progress.step, progress.position):
+            return
+        self._saved = progress.step, progress.position
+        self._progress_state.enter("checkpoint")
+        local_sums = np.array([progress.loss_sum, progress.noise.variance, progress.noise.square])
+        sums = self._worker.collectives.all_reduce_sum(local_sums)
+        self._worker.average_statistics()
+        arrays = self._worker.export_state()
+        self._progress_state.enter("writing")
+        if self._commits is not None:
+            self._commits.keep(self._state(progress, arrays, *map(float, sums)))
+            if progress.position.offset and not self._is_checkpoint(progress.step) and not self._progress_state.notice:
+                return
+        if self._checkpoints:
+            self._checkpoints.save(self._state(progress, arrays, *map(float, sums)), metric=score)
+        self._on_saved()
+
+    def _is_checkpoint(self, step: int) -> bool:
+        return self._active and self._every > 0 and step % self._every == 0
+
+    def _state(
+        self,
+        progress: Progress,
+        arrays: dict[str, np.ndarray],
+        loss_sum: float,
+        noise_variance: float,
+        noise_square: float,
+    ) -> TrainState:
+        epoch, offset = progress.position.epoch, progress.position.offset
+        ramp = progress.batch_ramp or self._schedule.batch_ramp
+        schedule = dataclasses.replace(self._schedule, batch_ramp=ramp)
+        return TrainState(
+            framework=self._worker.framework,
+            arrays=arrays,
+            progress=SavedProgress(
+                epoch=epoch,
+                offset=offset,
+                step=progress.step,
+                samples_seen=epoch * self._schedule.samples_per_epoch + offset,
+                running={
+                    **{name: getattr(progress, name) for name in _RUNNING},
+                    "loss_sum": loss_sum,
+                    "noise_variance": noise_variance,
+                    "noise_square": noise_square,
+                    "loss_scale": progress.loss_scale.value,
+                    "good_steps": progress.loss_scale.good_steps,
+                    "skipped_steps": progress.loss_scale.skipped_steps,
+                },
+            ),
+            # Order, augmentation and initial weights are functions of the seed, and nothing else is random.
+            rng={"seed": self._config["seed"]},
+            schedule=json.loads(json.dumps(dataclasses.asdict(schedule))),
+            config=self._config,
+            versions=self._versions,
+        )
+
+
+_RUNNING = ("learning_rate", "epoch_seconds", "cumulative_seconds", "best_validation_loss", "epochs_without_gain")
+
+
+def resume(worker: Worker, state: TrainState) -> Progress:
+    """Load a saved state, which `resuming` has checked, into every rank's worker, and return the run's progress."""
+    saved, running = state.progress, state.progress.running
+    loss_scale = LossScale()
+    if "loss_scale" in running:
+        good_steps, skipped_steps = int(running["good_steps"]), int(running["skipped_steps"])
+        loss_scale = LossScale(running["loss_scale"], good_steps, skipped_steps)
+    worker.import_state(state.arrays, saved.step - loss_scale.skipped_steps)
+    noise = NoiseScale()
+    if worker.collectives.rank == 0 and "noise_square" in running:
+        noise = NoiseScale(running["noise_variance"], running["noise_square"])
+    return Progress(
+        position=Position(saved.epoch, saved.offset),
+        step=saved.step,
+        loss_scale=loss_scale,
+        # Sums over all ranks were saved; rank 0 continues them.
+        noise=noise,
+        loss_sum=running["loss_sum"] if worker.collectives.rank == 0 else 0.0,
+        learning_rate=running["learning_rate"],
+        epoch_seconds=running["epoch_seconds"],
+        cumulative_seconds=running["cumulative_seconds"],
+        best_validation_loss=running["best_validation_loss"],
+        epochs_without_gain=int(running["epochs_without_gain"]),
+    )
+
+
+def broadcast_state(state: TrainState | None, collectives: Collectives, root: int = 0) -> TrainState:
+    """Return the state of rank `root` on every rank; the others pass None."""
+
+    def broadcast(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return collectives.broadcast_arrays(arrays, root=root)
+
+    header = b""
+    if state is not None:
+        plain = {
+            **{item.name: getattr(state, item.name) for item in dataclasses.fields(state)},
+            "progress": dataclasses.asdict(state.progress),
+        }
+        plain["arrays"] = {name: (array.shape, array.dtype.str) for name, array in state.arrays.items()}
+        header = json.dumps(plain).encode()
+    size = broadcast({"size": np.array([len(header)], np.int64)})["size"][0]
+    text = np.frombuffer(header, np.uint8) if state is not None else np.zeros(size, np.uint8)
+    plain = json.loads(broadcast({"header": text})["header"].tobytes())
+    arrays = (
+        state.arrays
+        if state is not None
+        else {name: np.zeros(shape, dtype) for name, (shape, dtype) in plain["arrays"].items()}
+    )
+    return TrainState(**{**plain, "progress": SavedProgress(**plain["progress"]), "arrays": broadcast(arrays)})

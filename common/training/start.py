@@ -1,0 +1,62 @@
+"""Start of a trainer, before it builds anything: find its rank, parse its flags, refuse what cannot run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from allstep.common.cli.command_line import parse
+from allstep.common.cli.strategy_flags import print_strategies
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.launch.env_launcher import locate
+from allstep.common.launch.loopback import stay_on_host
+from allstep.common.launch.placement import Placement, find_placement
+from allstep.common.launch.spawn import spawn
+from allstep.common.training import elastic
+
+
+class Strategies(Protocol):
+    """Functions of a framework's package `strategies` that `start` needs."""
+
+    STRATEGIES: tuple[str, ...]
+
+    def check(self, config: TrainConfig, placement: Placement) -> None:
+        """Refuse a configuration that the chosen strategy does not support."""
+        ...
+
+    def availability(self, name: str) -> str | None:
+        """Return why this machine cannot run a strategy, or None if it can."""
+        ...
+
+    def num_ranks_to_spawn(self, config: TrainConfig, placement: Placement) -> int:
+        """Return the number of ranks that this process has to start on this host; 0 if it is a rank itself."""
+        ...
+
+
+def start(strategies: Strategies, argv: Sequence[str] | None = None) -> tuple[TrainConfig, Placement]:
+    """Return a run's configuration, from this process's command line or from `argv`, and this rank's placement.
+
+    --help and errors in the flags are printed before NumPy or the framework is imported.
+
+    Raises:
+        UserError: a flag is wrong, or the run cannot be as configured.
+        SystemExit: this process has nothing to train: it has printed --help or the strategies, or the ranks that it
+            started have ended.
+    """
+    placement = find_placement()
+    config = parse(strategies.STRATEGIES, placement, argv)
+    if config.list_strategies:
+        print_strategies(strategies.STRATEGIES, strategies.availability, placement)
+        sys.exit()
+    strategies.check(config, placement)
+    elastic.check(config, placement)
+    if num_ranks := strategies.num_ranks_to_spawn(config, placement):
+        sys.exit(spawn(num_ranks))
+    config, placement = elastic.with_newest_checkpoint(config), locate(placement)
+    stay_on_host(placement)
+    if placement.rank == 0:
+        from allstep.common.training import resuming
+
+        resuming.check_early(config)
+    return config, placement

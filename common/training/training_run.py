@@ -1,0 +1,290 @@
+"""Training session: connects the engine with data, resuming, reports and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+
+from allstep.common import reporting
+from allstep.common.base.collectives import Collectives
+from allstep.common.base.errors import Fault, UserError
+from allstep.common.base.terminal import print_line, warn
+from allstep.common.catalog.losses import metric_of
+from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
+from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.datasets import Dataset
+from allstep.common.exact import environment_fingerprint, trace
+from allstep.common.exact.replica_check import check_replicas_equal
+from allstep.common.launch.placement import Placement
+from allstep.common.process.exit import EXIT_FAULT, note_failure, rank_name
+from allstep.common.recipe.progress import Progress
+from allstep.common.recipe.schedule import Schedule, make_schedule
+from allstep.common.reporting import Reporter
+from allstep.common.reporting.base import write_whole
+from allstep.common.training import earlier_run, engine, resuming, saving
+from allstep.common.training.elastic import CONNECTIONS, HOSTS
+from allstep.common.training.hooks import Hook
+from allstep.common.training.opening import check_batch_memory
+from allstep.common.training.worker import StepTrace, Worker
+from allstep.common.watch import HOSTS_CHANGED, Limits, ProgressState, watching
+
+if TYPE_CHECKING:
+    from allstep.common.data.images.encoded import EncodedSplit
+
+# Keepalive of Open MPI's daemons (tools/setup_environment.py), plus the time that mpirun takes to end the ranks.
+MPIRUN_NOTICES_SECONDS = 30.0
+
+
+class Strategy(Protocol):
+    """Interface of the strategies of both frameworks to a session."""
+
+    placement: Placement
+    gpu: int | None
+    """Number of this rank's GPU; None for the CPU."""
+    collectives: Collectives
+    steps_in_flight: int
+    """Number of steps that may be in flight when the engine reads the loss of the first; above 1 if steps are
+    asynchronous."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the metrics that the strategy adds to the events `epoch` and `end`."""
+        ...
+
+
+@dataclass
+class TrainingRun:
+    """Run that is ready to train; `dataclasses.replace` exchanges parts of it."""
+
+    worker: Worker
+    dataset: Dataset
+    config: TrainConfig
+    strategy: Strategy
+    hooks: Sequence[Hook] = ()
+    """User callbacks, called in this order."""
+    progress: Progress = field(default_factory=Progress)
+    """Progress of the run."""
+    open_reporter: Callable[[TrainConfig, int, Progress], Reporter] = reporting.open_reporter
+    """Function that returns the reporter for a configuration, a rank and the progress at the start."""
+    commits: saving.Commits | None = None
+    """Commits of an elastic job, which outlive this session."""
+    check_replicas: Callable[[Iterable[tuple[str, np.ndarray]], Collectives, str], None] = check_replicas_equal
+    """Function that compares weights across ranks after the broadcast, after step 1 and after each epoch."""
+
+    @property
+    def placement(self) -> Placement:
+        """Placement of this rank in the job."""
+        return self.strategy.placement
+
+    @property
+    def metric(self) -> str:
+        """Name of the validation metric in addition to the loss."""
+        return metric_of(self.dataset.task, self.config.loss)
+
+    def train(self) -> bool:
+        """Train as configured, from the start or from a checkpoint; only rank 0 reads and writes files.
+
+        The ranks watch each other meanwhile. SIGTERM or SIGUSR1 to any rank stops all of them at the same point, with a
+        checkpoint.
+
+        Returns: whether training is done; if not, an elastic job's hosts have changed, and it must be formed again.
+
+        Raises:
+            UserError: the output directory cannot be written, or the checkpoint cannot be resumed.
+            Fault: the run cannot go on, or was stopped without an output directory to save to.
+        """
+        progress_state, placement, config = ProgressState(), self.placement, self.config
+        # With asynchronous steps, ranks have no common step, and the strategy watches its processes itself.
+        collectives = self.worker.collectives if self.strategy.steps_in_flight == 1 else None
+        limits = Limits(
+            stall=config.faults.stall_timeout,
+            silence=config.faults.fault_timeout,
+            elastic=self.commits is not None,
+            launcher=MPIRUN_NOTICES_SECONDS if placement.launcher == "mpirun" else 0.0,
+        )
+        with watching(
+            collectives, placement, progress_state, limits, self.worker.pending_tensors, sever=CONNECTIONS.end
+        ) as ask_to_stop:
+            with HOSTS.passing_on(ask_to_stop):
+                is_done = self._train(progress_state)
+            if is_done:
+                return True
+            if progress_state.notice == HOSTS_CHANGED:
+                return False
+            if config.output.output_dir is None:
+                stopped = f"{progress_state.notice} after step {progress_state.step}"
+                raise Fault(f"{stopped}; nothing is saved without --output-dir")
+            if placement.rank == 0:
+                stopped = f"{rank_name(placement)} stopped after step {progress_state.step} by {progress_state.notice}"
+                print_line(f"allstep: {stopped}; resumable: --resume latest goes on from here", sys.stderr)
+        if config.parallel.elastic and not self.commits and progress_state.notice == signal.SIGTERM.name:
+            # A torchrun agent sent it because hosts join or leave; status 0 would tell the agent that training is done.
+            sys.exit(EXIT_FAULT)
+        return True
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the strategy's metrics, and the number of files that any rank could not read; all ranks call it."""
+        metrics = self.strategy.metrics()
+        splits = [getattr(split, "whole", split) for split in (self.dataset.train, self.dataset.validation)]
+        if not self.config.data.skip_unreadable or not hasattr(splits[0], "unreadable_mask"):
+            return metrics
+        masks = np.concatenate([cast("EncodedSplit", split).unreadable_mask() for split in splits])
+        return {**metrics, "unreadable_images": int(np.count_nonzero(self.worker.collectives.all_reduce_sum(masks)))}
+
+    def _train(self, progress_state: ProgressState) -> bool:
+        """Train until all files are written, and return the result of `engine.fit`."""
+        worker, dataset, config, placement = self.worker, self.dataset, self.config, self.placement
+        with contextlib.ExitStack() as cleanup:
+            output = None
+            if config.output.output_dir and placement.rank == 0:
+                output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
+            committed = self.commits.agree(worker.collectives) if self.commits else None
+            state = committed or _load_state(worker, dataset, config, placement)
+            if committed and placement.rank == 0:
+                print_line(
+                    f"allstep: {placement.world_size} ranks go on after step {committed.progress.step}", sys.stderr
+                )
+            schedule = make_schedule(
+                config, len(dataset.train), _global_batch_size(config, worker.collectives.world_size, state)
+            )
+            check_batch_memory(schedule, dataset, placement)
+            if state:
+                self.progress = saving.resume(worker, state)
+            if config.schedule.follows_noise:
+                _follow_noise(self.progress, worker, state)
+            checkpoints = None
+            if output:
+                if not committed and not earlier_run.goes_on(config.output, output.path):
+                    earlier_run.set_aside(output.path)
+                _write_config(output.path, config, worker)
+                checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints)
+                cleanup.callback(checkpoints.close)
+                checkpoints.reserve(
+                    {name: np.empty(shape, np.float32) for name, shape in worker.state_shapes().items()}
+                )
+            if config.parallel.slices and placement.rank == 0:
+                threads = environment_fingerprint.describe(config, {})["threads"]
+                print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)
+                if config.parallel.audit and worker.collectives.world_size == 1:
+                    print_line("allstep: --audit on one rank has it compute its own slices again", sys.stderr)
+            if config.parallel.trace:
+                cleanup.callback(self._start_trace().close)
+            reporter = self.open_reporter(config, placement.rank, self.progress)
+            cleanup.callback(reporter.close)
+            _report_start(reporter, worker, schedule, config, placement, on_cpu=self.strategy.gpu is None)
+            saver = saving.Saver(
+                worker,
+                schedule,
+                config.flat(),
+                environment_fingerprint.describe(config, worker.versions()),
+                checkpoints,
+                every=config.output.checkpoint_every,
+                active=config.output.output_dir is not None,
+                progress_state=progress_state,
+                saved=self._report_saved,
+                commits=self.commits,
+            )
+            # After a failure, the pending checkpoint is still written; meanwhile this rank does not count as stuck.
+            if not self.commits:
+                cleanup.push(note_failure)
+            return engine.fit(engine.Run(self, schedule, reporter, saver, progress_state))
+
+    def _start_trace(self) -> StepTrace:
+        worker, directory = self.worker, self.config.output.output_dir
+        assert directory is not None  # `validate` asks for one
+        worker.collectives.barrier()  # rank 0 has moved an earlier run out of the way
+
+        def open_recorder(activations: Sequence[str], parameters: Sequence[str]) -> trace.Recorder:
+            header = trace.header_of(
+                self.config,
+                self.placement,
+                activations,
+                parameters,
+                framework=worker.framework,
+                device="cpu" if self.strategy.gpu is None else "cuda",
+                versions=worker.versions(),
+            )
+            return trace.Recorder(directory / trace.FOLDER, header, self.progress.step)
+
+        return worker.trace(open_recorder)
+
+    def _report_saved(self) -> None:
+        for hook in self.hooks:
+            hook.on_save(self)
+
+
+def _global_batch_size(config: TrainConfig, world_size: int, state: TrainState | None) -> int:
+    """Return the global batch size of the flags; without them a resumed run keeps its size, on any number of ranks."""
+    flags = config.schedule
+    if state and flags.batch_size is None and flags.global_batch_size is None:
+        return state.schedule["global_batch_size"]
+    return config.global_batch_size(world_size)
+
+
+def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) -> None:
+    """Restore the growth of the global batch under --batch-ramp auto, which follows the gradient noise scale.
+
+    Raises:
+        UserError: there is only one part of a batch, so the noise scale cannot be measured.
+    """
+    if not worker.num_parts:
+        raise UserError(
+            "expected two ranks, devices or passes at least with --batch-ramp auto, whose gradients are compared, "
+            "received one; start more, or give --accumulate-steps 2"
+        )
+    if state:
+        progress.batch_ramp = tuple((epoch, factor) for epoch, factor in state.schedule["batch_ramp"])
+
+
+def _load_state(worker: Worker, dataset: Dataset, config: TrainConfig, placement: Placement) -> TrainState | None:
+    """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
+    output = config.output
+    if not (output.resume or output.init_from):
+        return None
+    state = None
+    if placement.rank == 0:  # it checks all of it, so the other ranks receive valid state
+        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn)
+        now = environment_fingerprint.describe(config, worker.versions())
+        if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
+            warn(changed)
+    state = saving.broadcast_state(state, worker.collectives)
+    if output.resume:
+        return state
+    worker.import_state(state.arrays, step=0)
+    return None
+
+
+def _write_config(directory: Path, config: TrainConfig, worker: Worker) -> None:
+    import yaml
+
+    text = yaml.safe_dump(config.flat(), sort_keys=False)
+    if config.parallel.slices:
+        depends = environment_fingerprint.describe(config, worker.versions())
+        text += "# The bits of this run depend on these as well.\n"
+        text += "".join(f"# {name}: {value}\n" for name, value in depends.items())
+    write_whole(directory / "config.yaml", text)
+
+
+def _report_start(
+    reporter: Reporter, worker: Worker, schedule: Schedule, config: TrainConfig, placement: Placement, *, on_cpu: bool
+) -> None:
+    reporter.event(
+        "start",
+        framework=worker.framework,
+        strategy=config.strategy,
+        device="cpu" if on_cpu else "cuda",
+        launcher=placement.launcher,
+        world_size=placement.world_size,
+        versions={"python": platform.python_version(), **worker.versions()},
+        global_batch_size=schedule.global_batch_size,
+        parameter_count=sum(array.size for array in worker.export_weights().values()),
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )

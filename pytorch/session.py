@@ -1,0 +1,81 @@
+"""Training from a program of the user's own, in PyTorch. `tensorflow/session.py` has the same for Keras.
+
+    from allstep.pytorch import Session
+    history = Session(model, (x, y), (x_val, y_val), optimizer="adam", epochs=5).fit()
+
+The same program runs alone and under horovodrun, mpirun, srun and torchrun.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from allstep.common.api.session import BaseSession
+from allstep.common.config.train_config import OWN_OPTIMIZER
+from allstep.pytorch import strategies
+from allstep.pytorch.train import session
+
+_NAMES = {
+    torch.optim.SGD: "sgd",
+    torch.optim.Adam: "adam",
+    torch.optim.AdamW: "adamw",
+    torch.optim.Adagrad: "adagrad",
+    torch.optim.RMSprop: "rmsprop",
+}
+"""The optimizers whose state has the canonical names of that of `--optimizer`."""
+_MORE_STATE = ("amsgrad", "centered")
+"""Options with which they remember more than that."""
+
+
+class Samples:
+    """A map-style data set of torch as an object that reads samples by their indices."""
+
+    def __init__(self, samples: Any) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def targets(self) -> Any:
+        """All labels, where the data set has them at hand, as torchvision's do."""
+        return getattr(self.samples, "targets", None)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Where it says so, or names its classes."""
+        classes = getattr(self.samples, "classes", None)
+        return getattr(self.samples, "num_classes", None) or (len(classes) if classes else None)
+
+    def read(self, indices: Any, epoch: int) -> tuple[Any, Any]:
+        """Inputs and targets; images, which torch has channels first, channels last."""
+        inputs, targets = zip(*(self.samples[int(index)] for index in indices), strict=True)
+        inputs = torch.stack([torch.as_tensor(value) for value in inputs])
+        inputs = inputs.permute(0, 2, 3, 1) if inputs.ndim == 4 else inputs
+        return inputs.numpy(), torch.stack([torch.as_tensor(value) for value in targets]).numpy()
+
+
+def flags_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the flags that tell what an optimizer of torch does, as far as the run looks at them."""
+    name, options = _NAMES.get(type(optimizer), OWN_OPTIMIZER), optimizer.defaults
+    if any(options.get(option) for option in _MORE_STATE) or (name == "rmsprop" and options["momentum"]):
+        name = OWN_OPTIMIZER
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    # Each group's rate stays in proportion to the first that is not 0.
+    flags = {"optimizer": name, "base_lr": next((rate for rate in rates if rate), 0.0)}
+    if name == OWN_OPTIMIZER:
+        return flags
+    momentum = {"momentum": options["momentum"]} if name == "sgd" else {}
+    name = "nesterov" if options.get("nesterov") else name
+    return {**flags, "optimizer": name, "weight_decay": options.get("weight_decay"), **momentum}
+
+
+class Session(BaseSession):
+    """A run of the user's own model on the user's own data; `fit` trains."""
+
+    _strategies, _session, _flags_of = strategies, staticmethod(session), staticmethod(flags_of)
+
+    def _readable(self, samples: Any) -> Any:
+        return Samples(samples) if isinstance(samples, torch.utils.data.Dataset) else samples

@@ -1,0 +1,319 @@
+"""Horovod's Keras callbacks for Keras 3, with the names and arguments of `horovod.tensorflow.keras.callbacks`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from allstep.tensorflow.compat import rmsprop_momentums
+from allstep.tensorflow.drop_in.collectives import allreduce, broadcast_variables, native
+from allstep.tensorflow.drop_in.optimizer import is_distributed, lasting_state
+from allstep.tensorflow.drop_in.replicas import (
+    build_alike,
+    check_replicas,
+    optimizers_of,
+    rank_local_variables,
+    refusal,
+)
+
+
+class _InStep(keras.callbacks.Callback):
+    """Refuses to train replicas that would diverge, and compares them at the end of each epoch.
+
+    Several callbacks of one `fit` compare only once: they share their state in the `params` that Keras passes to all.
+
+    Raises:
+        ValueError: at the start, if the model's optimizer is not distributed.
+        RuntimeError: weights or optimizer state differ between ranks (see `horovod_replicas`).
+    """
+
+    model: keras.Model
+    """The model, which Keras sets before it calls any method."""
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        _refuse_undistributed(self.model)
+        self._shared()["compared"] = None
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        self._compare(f"after epoch {epoch + 1}")
+
+    def _compare(self, moment: str) -> None:
+        shared = self._shared()
+        if shared["compared"] != moment:
+            shared["compared"] = moment
+            check_replicas(self.model, shared["local_variables"], moment)
+
+    def _shared(self) -> dict[str, Any]:
+        params = self.params
+        if params is None:  # in a custom loop
+            self.set_params(params := {})
+        return params.setdefault("horovod", {"compared": None, "local_variables": set()})
+
+
+def _refuse_undistributed(model: keras.Model) -> None:
+    """Raise a ValueError if each rank would train a separate model."""
+    if reason := refusal(model):
+        raise ValueError(reason)
+
+
+class BroadcastGlobalVariablesCallback(_InStep):
+    """Start every `fit` from the root rank's weights and the state of the model's optimizers.
+
+    That state is slots, iterations, learning rates, averages and loss scales, of the optimizer that `compile` was given
+    and of those that the model holds as attributes. The values are sent before the first batch, or after it if only a
+    batch can build the model. State that differs between ranks by design is not sent: random streams (for dropout),
+    gradients that are being accumulated, and local variables with their slots.
+
+    root_rank: the rank that sends.
+    device: where to put the broadcast; by default TensorFlow decides.
+    local_variables: variables not to send, in addition to those that the optimizers know (`register_local_var`).
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        if local_variables is None:
+            local_variables = []
+        elif isinstance(local_variables, (tf.Variable, keras.Variable)):
+            local_variables = [local_variables]
+        self.root_rank = root_rank
+        self.device = device
+        self._local_variables = {native(v).ref() for v in local_variables}
+        self._is_pending = self._is_doubtful = False
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        # One rank may have a loaded model and the others new ones; all must broadcast, or fail, at the same moment.
+        reason = refusal(self.model)
+        moment = allreduce(-1.0 if reason else float(self.model.built), name="are_models_built", op=hvd.Min)
+        if moment < 0:
+            raise ValueError(reason or "another rank has refused to train a model whose optimizer is not distributed.")
+        super().on_train_begin(logs)
+        self._shared()["local_variables"] |= self._local_variables
+        self._is_pending = not moment
+        # Otherwise only the end of the epoch would show whether a user's training step averages gradients.
+        self._is_doubtful = not any(map(is_distributed, optimizers_of(self.model)))
+        if moment:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if self._is_pending:
+            self._is_pending = False
+            self._broadcast()
+        elif self._is_doubtful:
+            self._is_doubtful = False
+            self._compare(f"after batch {batch + 1}")
+
+    def _broadcast(self) -> None:
+        build_alike(self.model)
+        own = rank_local_variables(self.model, self._local_variables)
+        state = [v for optimizer in optimizers_of(self.model) for v in lasting_state(optimizer)]
+        variables = [*self.model.weights, *state]
+        with tf.device(self.device):
+            broadcast_variables([v for v in variables if native(v).ref() not in own], self.root_rank)
+
+
+class MetricAverageCallback(_InStep):
+    """Replace an epoch's metrics by their mean over the ranks.
+
+    Put it before the callbacks that read metrics (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard).
+    Every rank must log the same metrics. Ranks count equally, however many samples each has seen.
+
+    device: where to put the all-reduce; by default TensorFlow decides.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if not logs:
+            return
+        names = sorted(logs)
+        with tf.device(self.device):
+            means = allreduce(np.array([logs[name] for name in names], np.float64), name="average_metrics")
+        logs.update(zip(names, means.numpy().tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(_InStep):
+    """Set the learning rate to `initial_lr * multiplier(epoch)` in epochs [start_epoch, end_epoch).
+
+    initial_lr: the factor of the multiplier.
+    multiplier: a function of the epoch, or a constant c, which means c ** (epoch - start_epoch).
+    end_epoch: None means to the end of training.
+    staircase: set it once per epoch, by a whole epoch number; otherwise before every batch, by
+        epoch + batch / steps_per_epoch.
+    momentum_correction: when the learning rate changes, scale the velocity by the same ratio (Goyal et al. 2017,
+        section 3). It affects SGD and RMSprop with momentum, whose velocity contains the learning rate.
+    steps_per_epoch: required without `staircase` if Keras does not know it.
+
+    `lr` in the epoch's logs is the learning rate of its last batch.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: float | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = (self.params or {}).get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    f"Keras does not know the steps per epoch; pass `steps_per_epoch` to {type(self).__name__}"
+                )
+        super().on_train_begin(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if not self.staircase:
+            assert self.steps_per_epoch is not None
+            self._set_learning_rate(self.current_epoch + batch / self.steps_per_epoch)
+        elif batch == 0:
+            self._set_learning_rate(self.current_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if logs is not None:
+            logs["lr"] = float(self.model.optimizer.learning_rate)
+
+    def _set_learning_rate(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        old, new = float(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
+        optimizer.learning_rate = new
+        if self.momentum_correction and old > 0 and new != old and (velocity := _velocity(optimizer)):
+            _scale(velocity, tf.constant(new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raise the learning rate from `initial_lr / size` to `initial_lr` in `warmup_epochs` epochs, batch by batch.
+
+    The gradual warm-up of Goyal et al. 2017, section 2.2: with size ranks and epoch counted in fractions up to the
+    end of the batch, lr = initial_lr / size * (epoch * (size - 1) / warmup_epochs + 1).
+    With `verbose=1`, rank 0 prints a line when the warm-up has finished.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            assert self.steps_per_epoch is not None  # set when training begins
+            epoch += 1.0 / self.steps_per_epoch
+            return 1.0 / hvd.size() * (epoch * (hvd.size() - 1) / warmup_epochs + 1)
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+        self._last_epoch = warmup_epochs - 1
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.verbose > 0 and epoch == self._last_epoch and hvd.rank() == 0:
+            lr = float(self.model.optimizer.learning_rate)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {lr:g}.")
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Keras' ModelCheckpoint with `save_best_only`, written only by rank 0.
+
+    filepath: the file to write; it may also be set as an attribute before training.
+    The other arguments are those of ModelCheckpoint. Put it after MetricAverageCallback.
+    """
+
+    model: keras.Model
+    """The model, which Keras sets before it calls any method."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        *,
+        filepath: str | None = None,
+    ) -> None:
+        # Keras requires a path here, to check its suffix.
+        suffix = ".weights.h5" if save_weights_only else ".keras"
+        super().__init__(
+            filepath=filepath or f"later{suffix}",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,  # pyright: ignore[reportArgumentType] (Keras takes numbers as well)
+        )
+        if filepath is None:
+            self.filepath = None
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint has no `filepath`; pass it or set the attribute before training.")
+        _refuse_undistributed(self.model)
+        super().on_train_begin(logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if hvd.rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        if hvd.rank() == 0:
+            super().on_epoch_end(epoch, logs)
+
+
+def _velocity(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
+    """Return the momentum slots that contain the learning rate; there are none before the first step builds them."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if not optimizer.built:
+        return []
+    if isinstance(optimizer, keras.optimizers.SGD):
+        return [native(v) for v in optimizer.momentums]
+    if isinstance(optimizer, keras.optimizers.RMSprop):
+        return [native(v) for v in rmsprop_momentums(optimizer)]
+    return []
+
+
+@tf.function
+def _scale(variables: list[tf.Variable], ratio: tf.Tensor) -> None:
+    for variable in variables:
+        variable.assign(variable * tf.cast(ratio, variable.dtype))

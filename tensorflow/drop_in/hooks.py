@@ -1,0 +1,157 @@
+"""Replacements for Keras functions that would drop a distributed optimizer, or fail with one.
+
+Importing this module installs them. Plain optimizers behave as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from allstep.tensorflow.compat import (
+    fill_legacy_optimizers,
+    is_in_xla,
+    wrap_configurations,
+    wrap_loss_scaling,
+    wrap_model_method,
+)
+from allstep.tensorflow.drop_in.optimizer import Distributed, is_distributed, restore, saved_entry
+from allstep.tensorflow.drop_in.replicas import refusal
+from allstep.tensorflow.drop_in.saving import KEY, Undistributed, make_plain, specialise
+from allstep.tensorflow.drop_in.xla import compiled_step
+
+_num_compiled = itertools.count()
+_compiled_models: weakref.WeakValueDictionary[int, keras.Model] = weakref.WeakValueDictionary()
+
+
+def compiled_models() -> list[keras.Model]:
+    """Return the live models that are compiled with a distributed optimizer, oldest first."""
+    gc.collect()  # models are in reference cycles, which ranks would otherwise collect at different times
+    models = dict.fromkeys(model for _, model in sorted(_compiled_models.items()))
+    return [model for model in models if is_distributed(model.optimizer)]
+
+
+def track_model(model: keras.Model) -> None:
+    """Add a model to `compiled_models`."""
+    _compiled_models[next(_num_compiled)] = model
+
+
+def _compile(compile_: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `Model.compile` for distributed optimizers.
+
+    `jit_compile="auto"`, which means XLA on a GPU, means False with a user's `train_step`, because only Keras' step can
+    be split around Horovod. `experimental_run_tf_function`, which Horovod's examples pass and Keras 3 has dropped, is
+    accepted.
+    """
+    signature = inspect.signature(compile_)
+
+    @functools.wraps(compile_)
+    def compile(self, optimizer="rmsprop", *args, **kwargs):
+        if not is_distributed(optimizer):
+            return compile_(self, optimizer, *args, **kwargs)
+        kwargs.pop("experimental_run_tf_function", None)
+        call = signature.bind(self, optimizer, *args, **kwargs)
+        if call.arguments.get("jit_compile", "auto") == "auto" and not has_keras_step(self):
+            call.arguments["jit_compile"] = False
+        track_model(self)
+        return compile_(*call.args, **call.kwargs)
+
+    return compile
+
+
+def has_keras_step(model: keras.Model) -> bool:
+    """Return whether a model trains with Keras' `train_step`."""
+    return type(model).train_step is keras.Model.train_step
+
+
+def _make_train_function(make_train_function_: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `Model.make_train_function` to refuse training with a plain optimizer that has replaced a distributed one in
+    a later `compile`, and to leave XLA compilation to `train_step`."""
+
+    @functools.wraps(make_train_function_)
+    def make_train_function(self, *args, **kwargs):
+        if any(model is self for model in _compiled_models.values()) and (reason := refusal(self)):
+            raise ValueError(reason)
+        in_parts = self.jit_compile and has_keras_step(self) and is_distributed(self.optimizer)
+        if not in_parts:
+            return make_train_function_(self, *args, **kwargs)
+        self.jit_compile = False
+        try:
+            return make_train_function_(self, *args, **kwargs)
+        finally:
+            self.jit_compile = True
+
+    return make_train_function
+
+
+def _train_step(train_step_: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `Model.train_step` to let XLA compile the parts of a step around Horovod instead of the whole step."""
+
+    @functools.wraps(train_step_)
+    def train_step(self, data):
+        step = functools.partial(train_step_, self)
+        if self.jit_compile and is_distributed(self.optimizer) and not is_in_xla():
+            return compiled_step(step, data)
+        return step(data)
+
+    return train_step
+
+
+def _loss_scale_init(init: Callable[..., None]) -> Callable[..., None]:
+    """Make LossScaleOptimizer(DistributedOptimizer(x)) mean DistributedOptimizer(LossScaleOptimizer(x)).
+
+    Keras creates the former under the mixed_float16 policy. It would check for non-finite values before gradients are
+    all-reduced, so one rank could skip a step while the others wait for it.
+    """
+
+    @functools.wraps(init)
+    def __init__(self, inner_optimizer, *args, **kwargs):
+        init(self, inner_optimizer, *args, **kwargs)
+        for mixin in (Distributed, Undistributed):
+            if isinstance(inner_optimizer, mixin):
+                attributes = {name: getattr(inner_optimizer, name) for name in mixin.__annotations__}
+                make_plain(inner_optimizer)
+                specialise(self, mixin, **attributes)
+
+    return __init__
+
+
+def _write_configuration(write: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the writer to add how an optimizer is distributed to its configuration."""
+
+    @functools.wraps(write)
+    def get_build_and_compile_config(obj, config):
+        write(obj, config)
+        if isinstance(obj, keras.optimizers.Optimizer) and (saved := saved_entry(obj)):
+            config[KEY] = saved
+
+    return get_build_and_compile_config
+
+
+def _read_configuration(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the reader to distribute an optimizer that is created from such a configuration."""
+
+    @functools.wraps(make)
+    def deserialize_keras_object(config, *args, **kwargs):
+        obj = make(config, *args, **kwargs)
+        is_ours = isinstance(config, dict) and KEY in config and isinstance(obj, keras.optimizers.Optimizer)
+        if is_ours and not isinstance(obj, (Distributed, Undistributed)):  # Keras may return a shared object
+            restore(obj, config[KEY])
+        return obj
+
+    return deserialize_keras_object
+
+
+wrap_model_method("compile", _compile)
+wrap_model_method("make_train_function", _make_train_function)
+wrap_model_method("train_step", _train_step)
+wrap_configurations(_write_configuration, _read_configuration)
+wrap_loss_scaling(_loss_scale_init)
+fill_legacy_optimizers()  # scripts use them, since Horovod's wrapper did not support the new optimizers of Keras 2.11

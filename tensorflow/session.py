@@ -1,0 +1,66 @@
+"""Training from a program of the user's own, in Keras. `pytorch/session.py` has the same for PyTorch.
+
+    from allstep.tensorflow import Session
+    history = Session(model, (x, y), (x_val, y_val), optimizer="adam", epochs=5).fit()
+
+The same program runs alone and under horovodrun, mpirun and srun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from allstep.common.api.session import BaseSession
+from allstep.common.base.errors import UserError
+from allstep.common.config.train_config import OWN_OPTIMIZER
+from allstep.common.launch.placement import find_placement
+from allstep.tensorflow import strategies
+from allstep.tensorflow.compat import parts
+from allstep.tensorflow.optimizers.state import KINDS
+from allstep.tensorflow.strategies.strategy import share_cores
+from allstep.tensorflow.train import session
+
+# TensorFlow starts when the program makes its model: before the session could give this rank its share of the cores.
+share_cores(find_placement())
+_MORE_STATE = ("amsgrad", "centered", "use_ema")
+"""Options with which an optimizer remembers more than its canonical slots."""
+
+
+def flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict[str, Any]:
+    """Return the flags that tell what an optimizer of Keras does, as far as the run looks at them.
+
+    Raises:
+        UserError: names what the optimizer would do that is the run's to do.
+    """
+    if not isinstance(optimizer, keras.Optimizer):
+        return {"optimizer": OWN_OPTIMIZER}
+    name, _ = KINDS.get(type(optimizer), (OWN_OPTIMIZER, None))
+    for part in parts(optimizer):
+        kind, rate = type(part).__name__, part._learning_rate
+        if isinstance(part, keras.optimizers.LossScaleOptimizer) or part.loss_scale_factor:
+            raise UserError(f"{kind} cannot scale losses in a Session; give precision='fp16', which does")
+        if part.gradient_accumulation_steps:
+            raise UserError(f"{kind} cannot accumulate gradients in a Session; give accumulate_steps, which does")
+        if not isinstance(rate, keras.Variable):
+            raise UserError(
+                f"expected {kind} with a number as its learning rate, received {type(rate).__name__}; give the Session "
+                "warmup_epochs and decay"
+            )
+    rates = [float(part.learning_rate) for part in parts(optimizer)]
+    # The rates of optimizers in a MultiOptimizer stay in proportion to the first that is not 0.
+    flags = {"optimizer": name, "base_lr": next((rate for rate in rates if rate), 0.0)}
+    has_momentum = name == "rmsprop" and optimizer.momentum
+    if name == OWN_OPTIMIZER or has_momentum or any(getattr(optimizer, option, False) for option in _MORE_STATE):
+        return {**flags, "optimizer": OWN_OPTIMIZER}
+    momentum = {"momentum": optimizer.momentum} if name == "sgd" else {}
+    name = "nesterov" if getattr(optimizer, "nesterov", False) else name
+    return {**flags, "optimizer": name, "weight_decay": optimizer.weight_decay, **momentum}
+
+
+class Session(BaseSession):
+    """A run of the user's own model on the user's own data; `fit` trains."""
+
+    _strategies, _session, _flags_of = strategies, staticmethod(session), staticmethod(flags_of)

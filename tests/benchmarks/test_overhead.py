@@ -1,0 +1,92 @@
+"""The quick forms of the benchmarks, with real launches. Oracle: the rows that issues 2 and 3 require."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from ranks import REPOSITORY, environment
+
+from allstep.benchmarks.input_pipeline import write_idx_files
+from allstep.benchmarks.overhead import QUICK, TrainerBench
+from allstep.common.config.data_config import DataConfig
+from allstep.common.data import datasets
+
+
+def quick(benchmark: str, output, *flags: str) -> dict:
+    """Run `python -m allstep.benchmarks.BENCHMARK --quick`, which exits with 1 if it misses a target."""
+    command = [sys.executable, "-m", f"allstep.benchmarks.{benchmark}", "--quick", "--output", output, *flags]
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, timeout=300)
+    assert result.returncode in (0, 1) and "Traceback" not in result.stderr, result.stdout + result.stderr
+    content = json.loads(output.read_text())
+    assert all(figure["what"] in result.stdout for figure in content["figures"]), result.stdout
+    return content
+
+
+@pytest.mark.full
+def test_overhead_rows(tmp_path):
+    content = quick("overhead", tmp_path / "out.json", "--frameworks", "pytorch")
+    assert {figure["what"]: figure["target"] for figure in content["figures"]} == {
+        "pytorch: largest difference of losses": "<= 1e-4",
+        "pytorch: images/s / hand-written": ">= 0.98",
+        "pytorch: images/s / independent": ">= 0.93",
+        "pytorch: seconds to first step, more than bare": "<= 1.0",
+        "pytorch: replica check / 100 steps": "<= 0.01",
+    }
+    assert content["figures"][0]["reached"]  # the only figure of the five that other load on the machine cannot spoil
+    rates = content["samples"]["pytorch"]["images_per_second"]
+    assert {name: len(of_rounds) for name, of_rounds in rates.items()} == {
+        "ours": 1,
+        "handwritten": 1,
+        "independent": 1,
+    }
+    assert all(figure["ours"] > 0 and figure["reference"] > 0 for figure in content["figures"])
+
+
+@pytest.mark.full
+def test_handwritten_tensorflow_loop_trains_the_same(tmp_path):
+    """Oracle: the trainer's curve. The ratios would be worthless if the reference trained something else."""
+    figure = TrainerBench("tensorflow", QUICK, tmp_path).loss_difference()
+    assert figure.reached, figure
+
+
+@pytest.mark.full
+def test_session_rows(tmp_path):
+    content = quick("session", tmp_path / "out.json", "--rounds", "1")
+    rows = ["difference of the first epoch's loss", "images/s by a Session / hand-written"]
+    assert [figure["what"] for figure in content["figures"]] == [
+        f"{framework}: {what}" for framework in ("pytorch", "tensorflow") for what in rows
+    ]
+    assert all(figure["reached"] for figure in content["figures"][::2])  # the rates are not asserted
+
+
+@pytest.mark.full
+def test_input_pipeline_rows(tmp_path):
+    content = quick("input_pipeline", tmp_path / "out.json")
+    assert {figure["what"]: figure["target"] for figure in content["figures"]} == {
+        "cnn: images/s / by hand with no input": ">= 0.95",
+        "cnn: images/s / example's pipeline": "",
+        "mlp: images/s / example's pipeline": "",
+        "image-folder, 1 workers: images/s / DataLoader": "",
+        "image-folder, 2 workers: images/s / DataLoader": ">= 1.3",
+        "image-folder, 4 workers: images/s / DataLoader": "",
+        "image-folder, 2 workers: CPU ms an image / DataLoader": "",
+    }
+
+
+def test_both_pipelines_read_the_same_samples(tmp_path):
+    """Oracle: torchvision's reader of the plain files, compared with our reader of the gzipped ones."""
+    torchvision_datasets = pytest.importorskip("torchvision.datasets")
+    write_idx_files(tmp_path, 70)
+    config = DataConfig(dataset="mnist", data_dir=tmp_path)
+    datasets.prepare(config)
+    dataset = datasets.load(config)
+    for split, is_train in ((dataset.train, True), (dataset.validation, False)):
+        theirs = torchvision_datasets.MNIST(tmp_path, train=is_train, download=False)
+        images, labels = split.read(np.arange(len(split)), epoch=0)
+        np.testing.assert_array_equal(images[..., 0], theirs.data.numpy())
+        np.testing.assert_array_equal(labels, theirs.targets.numpy())
+    assert len(dataset.train) == 70 and len(np.unique(labels)) > 1

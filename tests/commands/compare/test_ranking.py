@@ -1,0 +1,68 @@
+"""Ranking of strategies, on made-up samples."""
+
+from __future__ import annotations
+
+import pytest
+from compared import cell, made, output, result
+
+from allstep.commands.compare import ranking, samples
+from allstep.commands.compare.records import CellResult
+
+RATES = {
+    "independent": [100.0, 101.0, 99.0, 100.0, 100.0],
+    "horovod": [90.0, 91.0, 89.0, 90.0, 90.0],
+    "ddp": [91.0, 88.0, 92.0, 86.0, 89.0],
+    "fsdp": [70.0, 73.0, 71.0, 69.0, 70.0],
+}
+
+
+def ranked(*names: str, num_rounds: int = 5, comparable: tuple[str, ...] = tuple(RATES)) -> list[CellResult]:
+    cells = [cell(strategy=name) for name in ("independent", *names)]
+    elsewhere = cell(strategy="fsdp", ranks=1)
+    outcomes = {
+        of.id: [made(of, number, output([100 / rate])) for number, rate in enumerate(RATES[of.strategy][:num_rounds])]
+        for of in (*cells, elsewhere)
+    }
+    ids = {of.id for of in (*cells, elsewhere) if of.strategy in comparable}
+    return [
+        result(
+            of,
+            efficiency=samples.efficiency(of, outcomes, ids, first_framework="pytorch"),
+            against=ranking.against(of, [*cells, elsewhere], outcomes, ids),
+        )
+        for of in cells
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("fsdp", "horovod", "ddp"), "horovod ~ ddp > fsdp"),
+        (("fsdp", "horovod"), "horovod > fsdp"),
+        (("ddp", "horovod"), "horovod ~ ddp"),
+        (("ddp",), None),
+    ],
+    ids=str,
+)
+def test_strategies_are_ranked_as_far_as_they_are_known_to_differ(names, expected):
+    found = ranking.rankings(ranked(*names))
+    assert found == ({("synthetic-weak", "pytorch", "cnn", 64, "float32", 2): expected} if expected else {})
+
+
+def test_a_single_round_tells_nothing_apart():
+    assert list(ranking.rankings(ranked("horovod", "fsdp", num_rounds=1)).values()) == ["horovod ~ fsdp"]
+
+
+def test_rivals_are_those_of_the_same_place_that_may_be_compared():
+    _, horovod, fsdp = ranked("horovod", "fsdp")
+    assert horovod.against["fsdp"].median == pytest.approx(9 / 7)
+    assert (list(horovod.against), list(fsdp.against)) == (["fsdp"], ["horovod"])
+    limit, horovod, _ = ranked("horovod", "fsdp", comparable=("independent", "horovod"))
+    assert (limit.against, horovod.against) == ({}, {})
+
+
+def test_a_table_tells_its_rankings_in_a_sentence():
+    assert ranking.sentence(ranked("horovod", "fsdp")) == (
+        "pytorch on 2: horovod > fsdp (> is faster, ~ not distinguished)."
+    )
+    assert ranking.sentence(ranked("horovod")) == ""

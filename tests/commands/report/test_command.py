@@ -1,0 +1,200 @@
+"""Reports. Oracles: a real browser that opens the page, an HTML parser, and the input numbers."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from ranks import REPOSITORY, environment
+from reported import HOSTILE, cell, compare_result, statistics
+from requirements import need
+
+from allstep.commands.compare.cells import Settings
+from allstep.commands.compare.rules import rules
+from allstep.commands.report import command as report
+from allstep.commands.shared.page.figures import Line, bars, lines
+
+ARTEFACTS = REPOSITORY / "build" / "artefacts"
+"""Folder of the screenshots; git ignores build/."""
+CAPTIONS = ("Images per second", "Efficiency", "Training loss", "Validation accuracy", "Peak memory", "Bus bandwidth")
+
+
+def test_a_browser_shows_the_page(results):
+    """The console has no error, nothing comes from the network, and every figure has a size; screenshots are kept."""
+    need("chromium")
+    report.main([str(results)])
+    page = (results / "report.html").read_text()
+    probe = """<script>window.addEventListener("load", () => {
+      const boxes = [...document.querySelectorAll("figure svg")].map(svg => svg.getBoundingClientRect());
+      const seen = boxes.filter(box => box.width > 100 && box.height > 60).length;
+      const loaded = performance.getEntriesByType("resource").filter(entry => !entry.name.startsWith("data:")).length;
+      const wide = document.body.scrollWidth > innerWidth;
+      document.title = `figures ${boxes.length} seen ${seen} loaded ${loaded} wide ${wide}`;
+    })</script>"""
+    probed = results / "probed.html"
+    probed.write_text(page.replace("</body>", probe + "</body>"))
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    for width, picture in ((1200, ARTEFACTS / "report.png"), (390, ARTEFACTS / "report-phone.png")):
+        picture.unlink(missing_ok=True)
+        common = [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--enable-logging=stderr",
+        ]
+        common += [f"--user-data-dir={results / 'profile'}", f"--window-size={width},3000"]
+        shot = subprocess.run(
+            [*common, f"--screenshot={picture}", "--virtual-time-budget=2000", probed.as_uri()],
+            env=environment(), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert ":CONSOLE" not in shot.stderr, shot.stderr
+        assert picture.stat().st_size > 20_000, shot.stderr
+    dumped = subprocess.run(
+        [*common, "--dump-dom", "--virtual-time-budget=2000", probed.as_uri()],
+        env=environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    title = re.search(r"<title>(.*?)</title>", dumped.stdout)[1]
+    num_figures = page.count("<figure")
+    assert num_figures >= len(CAPTIONS)
+    assert title == f"figures {num_figures} seen {num_figures} loaded 0 wide false", title
+    assert all(caption in page for caption in CAPTIONS)
+
+
+class Tags(HTMLParser):
+    """Counts the elements of a page, and rejects closing tags without an opening one."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open, self.seen, self.links = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in ("meta", "link", "path", "use", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, tag
+
+
+def test_what_enters_is_escaped_and_secrets_stay_out(results):
+    report.main([str(results), "--title", HOSTILE])
+    page, text = ((results / name).read_text() for name in ("report.html", "report.md"))
+    tags = Tags(page)
+    assert "script" not in tags.seen and not tags.open
+    assert all(link.startswith(("#", "data:")) for link in tags.links)  # no network
+    assert "&lt;script&gt;" in page
+    assert "hunter2" not in page + text
+    assert "(hidden)" in page
+    assert not re.search(r"(?<!\\)<script", text)
+    table = [line for line in text.splitlines() if line.startswith("| synthetic-weak.pytorch.ddp.2")]
+    assert table and len(re.findall(r"(?<!\\)\|", table[0])) == 4  # three cells, whatever they contain
+
+
+def test_numbers_of_the_results_are_in_both_forms(results, capsys):
+    report.main([str(results)])
+    assert "half-written" in capsys.readouterr().err
+    for name in ("report.html", "report.md"):
+        written = (results / name).read_text()
+        for what in (
+            "1,560",
+            "86.7%",
+            "134.6%",
+            "of pytorch",
+            "allstep compare --ranks 1,2",
+            "Warm-up is not counted.",
+            "2.14.1",
+            "unfinished",
+        ):
+            assert what in written, (name, what)
+        assert (
+            f"horovodrun -np 2 python pytorch/train.py --config {results / 'runs' / 'one' / 'config.yaml'}" in written
+        )
+        assert "1 of 2 efficiencies are forecast within 5 points" in written and "Told so." in written
+        assert "MISSED by 7.1 points: own runs, pytorch, horovod, cnn on 4 ranks" in written
+        assert "+2.3" in written and "+7.1" in written
+        assert "0.87" in written and "0.63" in written  # Horovod's all-reduce over MPI's
+        assert "horovod: images" not in written
+
+
+def test_each_precision_has_a_section_and_what_may_not_be_compared_has_no_curve(results):
+    """Such a result comes from `--precisions float32,bf16`, with a cell that has no gate and one that failed it."""
+    content = compare_result()
+    content["cells"] += [{**cell, "precision": "bf16", "id": f"{cell['id']}.bf16"} for cell in content["cells"]]
+    for strategy, verdict in (("parameter-server", "none"), ("mirrored", "failed")):
+        apart = cell("tensorflow", strategy, 2, 2345.0)
+        content["cells"].append(
+            {**apart, "comparable": False, "gate": {"status": verdict, "reason": f"why {strategy}"}}
+        )
+    (results / "compare" / "compare.json").write_text(json.dumps(content))
+    report.main([str(results)])
+    page, text = ((results / name).read_text() for name in ("report.html", "report.md"))
+    titles = re.findall(r"^## .*: cnn, batch 64, (.*)$", text, re.MULTILINE)
+    assert titles == ["float32", "float32", "bf16", "bf16"]
+    assert text.count("Fastest of synthetic-weak, cnn, batch 64, bf16, 1 rank in pytorch: horovod") == 1
+    for strategy in ("parameter-server", "mirrored"):
+        assert f"not comparable | why {strategy} |" in text  # reported,
+        assert f"| tensorflow {strategy} | 2 | 2,345 |" in text  # measured,
+        assert not re.search(rf"<text[^>]*>[^<]*{strategy}", page)  # and not drawn next to others
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (statistics(1.2), ["synthetic-weak, cnn, batch 64, float32, 2 ranks in pytorch: horovod (1,560 images/s)."]),
+        (
+            statistics(1.0),
+            [
+                "synthetic-weak, cnn, batch 64, float32, 2 ranks in pytorch: "
+                "horovod (1,560 images/s) ~ ddp (1,600 images/s), not distinguished."
+            ],
+        ),
+    ],
+)
+def test_the_overview_names_a_fastest_only_where_the_ranking_knows_one(results, ratio, expected):
+    """Frameworks are not ranked against each other, nor is a single strategy."""
+    content = compare_result()
+    rival = cell("pytorch", "ddp", 2, 1600.0)
+    rival["efficiency"]["independent"] = statistics(0.8)
+    content["cells"] = [one for one in content["cells"] if one["id"] != rival["id"]] + [rival]
+    [winner] = [one for one in content["cells"] if one["id"] == rival["id"].replace("ddp", "horovod")]
+    winner["against"] = {"ddp": ratio}
+    (results / "compare" / "compare.json").write_text(json.dumps(content))
+    report.main([str(results)])
+    text = (results / "report.md").read_text().replace("\\", "")
+    assert [line for line in re.findall("Fastest of (.*)", text) if "synthetic-weak" in line] == expected
+
+
+def test_the_rules_of_a_fair_comparison_are_in_both_forms(results):
+    """Oracle: the sentences that compare writes."""
+    settings = Settings(5, 5, 5, "digits", None, 30, 0.02, 0.97, 10, 1, True)
+    sentences = rules(settings, num_rounds=5)
+    (results / "compare" / "compare.json").write_text(json.dumps({**compare_result(), "rules": sentences}))
+    report.main([str(results)])
+    page, text = (html.unescape((results / name).read_text()) for name in ("report.html", "report.md"))
+    assert all(rule in page and report.plain(rule) in text for rule in sentences)
+    assert "fewer than the 5 times" not in page
+    assert "fewer than the 5 times" in " ".join(rules(settings, num_rounds=1))
+
+
+def test_figures_are_fit_for_a_page():
+    svg = lines(HOSTILE, [Line(HOSTILE, [1, 2], [1.0, 2.0])], x_label="x", y_label="y").svg
+    assert svg.startswith("<svg") and "<script" not in svg and "&lt;script&gt;" in svg
+    assert "var(--c0)" in svg and "#0072b2" not in svg and 'id="figure' not in svg
+
+
+def test_bars_have_their_values_without_exponents():
+    svg = bars("Peak memory", ["small", "large"], [12.345, 1234.5], x_label="MiB").svg
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert {"12.3", "1,234", "small", "large", "MiB"} <= set(texts)

@@ -1,0 +1,96 @@
+"""Components for a user's training loop, without ranks: order of samples, checkpoints, and results from ranks."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from allstep.common.api import checkpoint
+from allstep.common.api.session import as_words
+from allstep.common.api.user_loop import Order, Shard
+from allstep.common.base.errors import UserError
+from allstep.common.data.sharding import Position
+from allstep.common.files import array_json
+from allstep.common.launch.placement import ALONE, Placement
+
+VALUE = {
+    "arrays": [np.arange(6.0).reshape(2, 3), np.array(3, np.int64), np.zeros((0, 2), np.uint8)],
+    "numbers": [1, 2.5, True, None, float("inf"), -float("inf")],
+    "by number": {0: {"step": np.float32(4)}, 7: "text"},
+}
+
+
+def test_values_come_back_as_they_were(tmp_path):
+    array_json.save(tmp_path / "a", VALUE)
+    found = array_json.load(tmp_path / "a")
+    for expected, array in zip(VALUE["arrays"], found["arrays"], strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert array.dtype == expected.dtype
+    assert found["numbers"] == VALUE["numbers"] and found["by number"] == {0: {"step": 4.0}, 7: "text"}
+    assert {path.suffix for path in (tmp_path / "a").iterdir()} == {".json", ".npy"}
+
+
+@pytest.mark.parametrize("value", [object(), {(1, 2): 3}, {"__array__": 0}, np.array([object()]), {1: 2, "a": 3}])
+def test_what_json_has_not_is_refused(value, tmp_path):
+    with pytest.raises(UserError, match="expected numbers, texts, arrays"):
+        array_json.save(tmp_path / "a", value)
+
+
+@pytest.mark.parametrize("text", ["{", '{"__array__": 0}', '{"__array__": "../../x"}', '{"__pairs__": 1}'])
+def test_damaged_values(text, tmp_path):
+    (tmp_path / "values.json").write_text(text)
+    with pytest.raises(UserError, match="expected a value in"):
+        array_json.load(tmp_path)
+
+
+def test_checkpoints_are_whole_and_the_last_ones_are_kept(tmp_path):
+    assert checkpoint.load(tmp_path) is None
+    for step in range(1, 6):
+        checkpoint.save(tmp_path, step, {"w": np.full(3, step)}, keep=2)
+    (tmp_path / ".partial").mkdir()  # as a kill leaves it
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial", "step-00000004", "step-00000005"]
+    step, state = checkpoint.load(tmp_path, as_array=np.ndarray.tolist)
+    assert step == 5 and state == {"w": [5, 5, 5]}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_every_sample_comes_once_on_any_number_of_ranks(drop_last):
+    def seen(world_size: int) -> list[set[int]]:
+        places = [Placement("test", rank, world_size, rank, world_size, 0, ("a",)) for rank in range(world_size)]
+        orders = [Order(103, 10, seed=1, drop_last=drop_last, placement=placement) for placement in places]
+        steps = zip(*(order.rest_of_epoch(Position(2, 0)) for order in orders), strict=True)
+        batches = []
+        for step in steps:
+            assert sum(weight for _, weight, _ in step) == pytest.approx(world_size)
+            batches.append({int(index) for indices, weight, _ in step for index in indices if weight})
+        return batches
+
+    alone = seen(1)
+    assert sum(map(len, alone)) == len(set.union(*alone)) == (100 if drop_last else 103)
+    assert seen(4) == seen(7) == alone
+
+
+def test_a_shard_goes_on_at_any_batch():
+    order = Order(23, 5, seed=0, drop_last=False, placement=ALONE)
+
+    def read_ahead(indices):
+        return iter([batch.tolist() for batch in indices])
+
+    shard = Shard(order, read_ahead)
+    whole = [(batch, shard.position) for _ in range(2) for batch in shard]
+    assert len(shard) == 5 and shard.position == Position(2, 0)
+    assert sorted(index for batch, _ in whole[:5] for index in batch) == list(range(23))
+    counted = Shard(order, read_ahead)
+    assert [batch for _ in range(2) for _, batch in zip(range(5), counted, strict=False)] == [b for b, _ in whole]
+    for done in (1, 4, 5, 7):
+        other = Shard(order, read_ahead)
+        other.position = whole[done - 1][1]
+        assert list(other) == [batch for batch, _ in whole[done : 5 * (1 + done // 5)]]
+
+
+def test_keywords_are_flags():
+    words = as_words({"epochs": 3, "compile": True, "drop_last": False, "batch_ramp": ("1:2", "3:4"), "base_lr": None})
+    assert words[4:] == ["--epochs", "3", "--compile", "--no-drop-last", "--batch-ramp", "1:2", "3:4"]
+    assert json.dumps(words[:4]) == '["--model", "program", "--dataset", "program"]'

@@ -1,0 +1,42 @@
+"""The table of networks."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from allstep.common.base.errors import UserError
+from allstep.common.catalog.networks import MODELS, check_image_size, check_size, model_name
+
+
+def test_the_flag_takes_all_networks():
+    assert all(model_name(name) == name for name in MODELS)
+    for name in ("timm:resnet18", "keras:ResNet50", "a/my_model.py:build"):
+        assert model_name(name) == name
+    for name in ("resnet19", "timm:", "my_model.py", "my_model.py:", "my_model.py:a b", "other:resnet18"):
+        with pytest.raises(argparse.ArgumentTypeError, match="one of mlp, .*FILE.py:FUNCTION"):
+            model_name(name)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "expected"),
+    [
+        ("cnn", (6, 5), "6 x 6 pixels or more for --model cnn, received 6 x 5"),
+        ("vgg16", (28, 28), "32 x 32 pixels or more for --model vgg16, received 28 x 28"),
+        ("vit-tiny", (224, 200), "multiples of 16 pixels for --model vit-tiny, received 224 x 200"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(model, size, expected):
+    with pytest.raises(UserError, match=expected):
+        check_image_size(model, *size)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "expected"),
+    [("resnet32", (22, 4), "received --model resnet32"), ("wide-resnet", (15, 4), "a multiple of 6 .* received 15")],
+)
+def test_sizes_that_no_network_has_are_refused(model, size, expected):
+    with pytest.raises(UserError, match=expected):
+        check_size(model, *size)
+    check_size(model, 16, 4)
