@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-import numpy as np
 import torch
 
 from allstep.common.catalog.losses import default_loss, metric_of
-from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.exact.trace import OpenRecorder
 from allstep.common.recipe.noise_scale import parts_of
-from allstep.common.training.worker import StepResult
+from allstep.common.training.worker import BaseWorker
 from allstep.pytorch.building import build_optimizer_state, build_precision, build_step
 from allstep.pytorch.inputs import Inputs
 from allstep.pytorch.losses import build_loss, build_metric
@@ -27,7 +24,7 @@ from allstep.pytorch.step_trace import StepTrace
 from allstep.pytorch.strategies.strategy import Strategy
 
 
-class Worker:
+class Worker(BaseWorker):
     """Drives a network on one device; `allstep.common.training.worker.Worker` says what each method does."""
 
     framework = "pytorch"
@@ -70,14 +67,6 @@ class Worker:
         self._step.observers.append(trace)
         return trace
 
-    def compile(self, batch: Batch) -> None:
-        before = self._state.snapshot()
-        float(self.train_step(batch, 0.0))
-        self._state.restore(before)
-
-    def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
-        return self._step(batch, learning_rate, loss_scale)
-
     def eval_step(self, batch: Batch) -> tuple[float, float]:
         inputs, targets = self._inputs(batch)
         model = self._strategy.reduction.model
@@ -89,34 +78,6 @@ class Worker:
 
     def evaluating(self) -> AbstractContextManager:
         return self._strategy.reduction.whole_weights()
-
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for observer in self._step.observers:
-                stack.enter_context(observer.averaged_weights())
-            yield
-
-    def average_statistics(self) -> None:
-        self._state.average_statistics()
-
-    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        return self._state.parameters()
-
-    def export_weights(self) -> dict[str, np.ndarray]:
-        return self._state.export_weights()
-
-    def state_shapes(self) -> dict[str, ArrayShape]:
-        return self._state.shapes()
-
-    def export_state(self) -> dict[str, np.ndarray]:
-        return self._state.export()
-
-    def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        self._state.load(arrays, step)
-
-    def pending_tensors(self) -> Sequence[str]:
-        return self._strategy.reduction.pending_tensors()
 
     def versions(self) -> dict[str, str]:
         return {"torch": torch.__version__, **self._strategy.versions()}

@@ -8,28 +8,20 @@ The same program runs alone and under horovodrun, mpirun and srun.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
-from allstep.common.api.session import as_rank, as_words, check, train
-from allstep.common.api.user_parts import Parts
+from allstep.common.api.session import BaseSession
 from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OWN_OPTIMIZER
-from allstep.common.data.datasets import Dataset
-from allstep.common.data.formats.user_samples import as_dataset
 from allstep.common.launch.placement import find_placement
-from allstep.common.training.hooks import Hook
-from allstep.common.training.start import start
 from allstep.tensorflow import strategies
 from allstep.tensorflow.compat import parts
 from allstep.tensorflow.optimizers.state import KINDS
 from allstep.tensorflow.strategies.strategy import share_cores
 from allstep.tensorflow.train import session
-
-if TYPE_CHECKING:
-    from allstep.common.config.train_config import TrainConfig
 
 # TensorFlow starts when the program makes its model: before the session could give this rank its share of the cores.
 share_cores(find_placement())
@@ -37,69 +29,14 @@ _MORE_STATE = ("amsgrad", "centered", "use_ema")
 """Options with which an optimizer remembers more than its canonical slots."""
 
 
-class Session:
-    """A run of the user's own model on the user's own data; `fit` trains."""
-
-    def __init__(
-        self,
-        model: keras.Model | Callable[[tuple[int, ...], int], keras.Model],
-        train: Any,
-        validation: Any = None,
-        *,
-        optimizer: str | keras.Optimizer = "sgd",
-        hooks: Sequence[Hook] = (),
-        **flags: Any,
-    ) -> None:
-        """Describe what is trained and how.
-
-        Args:
-            model: the network, or a function of the shape of a sample and the number of classes that builds it.
-            train: inputs and targets as a pair of arrays, images with channels last; a map-style data set of torch; an
-                object with `__len__` and `read(indices, epoch)`; or a `Dataset`, which has both parts.
-            validation: the same, or None to hold out a share of `train`.
-            optimizer: a name of `--optimizer`, or any optimizer of Keras' kind. Its learning rate is the flag base_lr.
-            hooks: called at the moments of the run.
-            flags: of the trainers, as keywords: epochs=5, strategy="horovod", base_lr=0.1, output_dir="runs/a", ...
-
-        Raises:
-            UserError: a flag, the data or the optimizer is not what it should be; alone, from `fit` at the latest.
-        """
-        self._model, self._optimizer, self._hooks = model, optimizer, hooks
-        self._samples, self._flags = (train, validation), flags
-
-    def fit(self) -> list[dict[str, Any]]:
-        """Train, and return what each epoch has come to; every rank has the same.
-
-        Alone it raises what goes wrong. As one of several ranks it says so and ends the process, so that the job ends.
-
-        Raises:
-            UserError: the input is wrong.
-            Fault: the run cannot go on.
-        """
-        return as_rank(self._fit)
-
-    def _fit(self) -> list[dict[str, Any]]:
-        own = self._optimizer if isinstance(self._optimizer, keras.Optimizer) else None
-        flags = {**({"optimizer": self._optimizer} if own is None else _flags_of(own)), **self._flags}
-        check(elastic=flags.get("elastic", False))  # before `start` says how an elastic job is started
-        config, placement = start(strategies, as_words(flags))
-        check(elastic=config.parallel.elastic)  # of a file of flags
-        training = session(config, placement, self._hooks, Parts(self._dataset(config), self._model, own))
-        return train(training) if training else []
-
-    def _dataset(self, config: TrainConfig) -> Dataset:
-        first, second = self._samples
-        if isinstance(first, Dataset):
-            return first
-        return as_dataset(first, second, config.data, where="the samples")
-
-
-def _flags_of(optimizer: keras.Optimizer) -> dict[str, Any]:
+def flags_of(optimizer: keras.Optimizer | Callable[[], keras.Optimizer]) -> dict[str, Any]:
     """Return the flags that tell what an optimizer of Keras does, as far as the run looks at them.
 
     Raises:
         UserError: names what the optimizer would do that is the run's to do.
     """
+    if not isinstance(optimizer, keras.Optimizer):
+        return {"optimizer": OWN_OPTIMIZER}
     name, _ = KINDS.get(type(optimizer), (OWN_OPTIMIZER, None))
     for part in parts(optimizer):
         kind, rate = type(part).__name__, part._learning_rate
@@ -121,3 +58,9 @@ def _flags_of(optimizer: keras.Optimizer) -> dict[str, Any]:
     momentum = {"momentum": optimizer.momentum} if name == "sgd" else {}
     name = "nesterov" if getattr(optimizer, "nesterov", False) else name
     return {**flags, "optimizer": name, "weight_decay": optimizer.weight_decay, **momentum}
+
+
+class Session(BaseSession):
+    """A run of the user's own model on the user's own data; `fit` trains."""
+
+    _strategies, _session, _flags_of = strategies, staticmethod(session), staticmethod(flags_of)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.tensorflow.compat import parts
-from allstep.tensorflow.models import CanonicalWeight, canonical_weights
+from allstep.tensorflow.models import CanonicalWeight, canonical_weights, export_weights
 from allstep.tensorflow.optimizers.state import optimizer_state
 from allstep.tensorflow.step import Step
 from allstep.tensorflow.strategies.strategy import Strategy
@@ -31,6 +31,9 @@ class State:
             if weight.variable.trainable
             for array in self._strategy.replicas(weight.variable)
         )
+
+    def export_weights(self) -> dict[str, np.ndarray]:
+        return export_weights(self._model)
 
     def shapes(self) -> dict[str, ArrayShape]:
         return {

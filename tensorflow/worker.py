@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator, Mapping, Sequence
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.losses import default_loss, metric_of
-from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.data.loader import Batch
 from allstep.common.exact.trace import OpenRecorder
 from allstep.common.recipe.noise_scale import parts_of
-from allstep.common.training.worker import StepResult
+from allstep.common.training.worker import BaseWorker
 from allstep.tensorflow.building import build_step
 from allstep.tensorflow.inputs import Inputs
 from allstep.tensorflow.losses import build_loss, build_metric
-from allstep.tensorflow.models import export_weights
 from allstep.tensorflow.passes import losses_of_layers
 from allstep.tensorflow.state import State, trained_weights
 from allstep.tensorflow.step_trace import StepTrace
@@ -30,7 +26,7 @@ from allstep.tensorflow.strategies.distribute import DistributedStrategy
 from allstep.tensorflow.strategies.strategy import Strategy
 
 
-class Worker:
+class Worker(BaseWorker):
     """Drives a network on one device; `allstep.common.training.worker.Worker` says what each method does."""
 
     framework = "tensorflow"
@@ -76,48 +72,12 @@ class Worker:
         self._step.observers.append(trace)
         return trace
 
-    def compile(self, batch: Batch) -> None:
-        before = self._state.snapshot()
-        float(self.train_step(batch, 0.0))
-        self._state.restore(before)
-
-    def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
-        return self._step(batch, learning_rate, loss_scale)
-
     def eval_step(self, batch: Batch) -> tuple[float, float]:
         loss_sum, metric_sum = self._eval_step(batch.inputs, batch.targets)
         return float(loss_sum), float(metric_sum)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def averaged_weights(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for observer in self._step.observers:
-                stack.enter_context(observer.averaged_weights())
-            yield
-
-    def average_statistics(self) -> None:
-        self._state.average_statistics()
-
-    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        return self._state.parameters()
-
-    def export_weights(self) -> dict[str, np.ndarray]:
-        return export_weights(self._model)
-
-    def state_shapes(self) -> dict[str, ArrayShape]:
-        return self._state.shapes()
-
-    def export_state(self) -> dict[str, np.ndarray]:
-        return self._state.export()
-
-    def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
-        self._state.load(arrays, step)
-
-    def pending_tensors(self) -> Sequence[str]:
-        return self._strategy.reduction.pending_tensors()
 
     def versions(self) -> dict[str, str]:
         return {"tensorflow": tf.__version__, "keras": keras.__version__, **self._strategy.versions()}

@@ -1,6 +1,6 @@
 """Training from a user's program: conversion of keywords to flags, errors of ranks, and the history of a run.
 
-`pytorch/session.py` and `tensorflow/session.py` define the `TrainingRun` that a program creates.
+`pytorch/session.py` and `tensorflow/session.py` define the `Session` that a program creates.
 """
 
 from __future__ import annotations
@@ -9,18 +9,103 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_file import PROGRAM, pass_loss
 from allstep.common.launch.placement import find_placement
 from allstep.common.process.exit import run_rank
 from allstep.common.reporting.base import Listeners, Reporter
+from allstep.common.training.start import start
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from allstep.common.config.train_config import TrainConfig
+    from allstep.common.data.datasets import Dataset
     from allstep.common.recipe.progress import Progress
+    from allstep.common.training.hooks import Hook
     from allstep.common.training.training_run import TrainingRun
 
 Result = TypeVar("Result")
+
+
+class BaseSession:
+    """A run of the user's own model on the user's own data; `fit` trains. Each framework derives its own."""
+
+    _strategies: ModuleType
+    """The framework's package of strategies."""
+    _session: Callable[..., TrainingRun | None]
+    """Builds a session of configuration, placement, hooks and parts."""
+
+    def __init__(
+        self,
+        model: Any,
+        train: Any,
+        validation: Any = None,
+        *,
+        optimizer: Any = "sgd",
+        hooks: Sequence[Hook] = (),
+        **flags: Any,
+    ) -> None:
+        """Keep what is trained, and how.
+
+        Args:
+            model: the network, or a function of the shape of a sample and the number of classes that builds it.
+            train: inputs and targets as a pair of arrays (images with channels last) or torch tensors (channels first);
+                a map-style data set of torch; an object with `__len__` and `read(indices, epoch)`; or a `Dataset`, which
+                has both parts.
+            validation: the same, or None to hold out a share of `train`.
+            optimizer: a name of `--optimizer`, or any optimizer of the framework's kind. The first learning rate of its
+                groups, or of its optimizers, that is not 0 is the flag base_lr; the others stay in proportion to it.
+                Strategies of tf.distribute need a function that builds it, and base_lr.
+            hooks: called at the moments of the run.
+            flags: of the trainers, as keywords: epochs=5, strategy="ddp", base_lr=0.1, output_dir="runs/a", ...
+
+        Raises:
+            UserError: a flag, the data or the optimizer is not what it should be; alone, from `fit` at the latest.
+        """
+        self._model, self._optimizer, self._hooks = model, optimizer, hooks
+        self._samples, self._flags = (train, validation), flags
+
+    def fit(self) -> list[dict[str, Any]]:
+        """Train, and return what each epoch has come to; every rank has the same.
+
+        A single process raises what goes wrong. One of several ranks reports it and ends, so that the job ends.
+
+        Raises:
+            UserError: the input is wrong.
+            Fault: the run cannot go on.
+        """
+        return as_rank(self._fit)
+
+    def _fit(self) -> list[dict[str, Any]]:
+        own = None if isinstance(self._optimizer, str) else self._optimizer
+        flags = {**({"optimizer": self._optimizer} if own is None else self._flags_of(own)), **self._flags}
+        if callable(own) and "base_lr" not in flags:
+            raise UserError("a function that builds the optimizer needs base_lr, the first learning rate; give it")
+        if own is not None and (without_effect := [name for name in _OF_OPTIMIZERS if name in self._flags]):
+            raise UserError(f"{without_effect[0]} has no effect on an optimizer that is given; set it there")
+        check(elastic=flags.get("elastic", False))  # before `start` tells how an elastic job is started
+        config, placement = start(self._strategies, as_words(flags))
+        check(elastic=config.parallel.elastic)  # of a file of flags
+        training = type(self)._session(config, placement, self._hooks, Parts(self._dataset(config), self._model, own))
+        return train(training) if training else []
+
+    def _flags_of(self, optimizer: Any) -> dict[str, Any]:
+        """Return the flags that tell what a given optimizer does, as far as the run looks at them."""
+        raise NotImplementedError
+
+    def _dataset(self, config: TrainConfig) -> Dataset:
+        from allstep.common.data.datasets import Dataset
+        from allstep.common.data.formats.user_samples import as_dataset
+
+        first, second = self._samples
+        if isinstance(first, Dataset):
+            return first
+        return as_dataset(first, second, config.data, where="the samples")
+
+
+_OF_OPTIMIZERS = ("momentum", "weight_decay", "grad_averaging")
 
 
 class History(Reporter):

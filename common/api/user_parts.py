@@ -21,6 +21,7 @@ class Parts:
     model: Any = None
     """Network, or a function that builds one from the shape of a sample and the number of classes."""
     optimizer: Any = None
+    """An optimizer, or a function that builds one where the network is."""
 
     def optimizer_or(self, build: Callable[[], Any], name: str) -> Any:
         """Return the program's optimizer, or what `build` returns for the one that --optimizer names.
@@ -30,7 +31,7 @@ class Parts:
         """
         if self.optimizer is None and name == OWN_OPTIMIZER:
             raise UserError(f"--optimizer {name} needs a Session that is given an optimizer; name another one")
-        return self.optimizer or build()
+        return self.optimizer() if callable(self.optimizer) else self.optimizer or build()
 
 
 NOTHING = Parts()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsFloat, SupportsInt
 
 import numpy as np
 
 from allstep.common.base.collectives import Collectives
+from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.data.loader import Batch
 from allstep.common.exact.trace import OpenRecorder
 
@@ -112,7 +113,7 @@ class Worker(Protocol):
         """
         ...
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+    def state_shapes(self) -> dict[str, ArrayShape]:
         """Return names and shapes of the arrays that `export_state` returns after the first step."""
         ...
 
@@ -143,3 +144,47 @@ class Worker(Protocol):
     def peak_memory_bytes(self) -> int:
         """Return the peak memory so far: of the GPU if the worker has one, else of the process."""
         ...
+
+
+class BaseWorker:
+    """Base class of the workers of both frameworks, which use the framework's `Step` and `State`."""
+
+    _step: Any
+    _state: Any
+    _strategy: Any
+
+    def compile(self, batch: Batch) -> None:
+        before = self._state.snapshot()
+        float(self.train_step(batch, 0.0))
+        self._state.restore(before)
+
+    def train_step(self, batch: Batch, learning_rate: float, loss_scale: float = 1.0) -> StepResult:
+        return self._step(batch, learning_rate, loss_scale)
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for observer in self._step.observers:
+                stack.enter_context(observer.averaged_weights())
+            yield
+
+    def average_statistics(self) -> None:
+        self._state.average_statistics()
+
+    def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        return self._state.parameters()
+
+    def export_weights(self) -> dict[str, np.ndarray]:
+        return self._state.export_weights()
+
+    def state_shapes(self) -> dict[str, ArrayShape]:
+        return self._state.shapes()
+
+    def export_state(self) -> dict[str, np.ndarray]:
+        return self._state.export()
+
+    def import_state(self, arrays: Mapping[str, np.ndarray], step: int) -> None:
+        self._state.load(arrays, step)
+
+    def pending_tensors(self) -> Sequence[str]:
+        return self._strategy.reduction.pending_tensors()

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.optimizers import without_fused_kernels
 from allstep.pytorch.passes import ReducedPass, TrainPass
-from allstep.pytorch.strategies.ordered_sum import OrderedScatter, OrderedSum
+from allstep.pytorch.strategies.ordered_sum import OrderedScatter
 from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
 from allstep.pytorch.strategies.reduction import Ordered, Reduction
 from allstep.pytorch.strategies.strategy import replace_parameters
@@ -39,6 +39,8 @@ def _layers(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 class FSDP(ProcessGroup):
     """The five steps in FSDP; `ProcessGroup` has the first, `Strategy` the second."""
+
+    ordered_sum_of = OrderedScatter
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Build the network in the host's memory: no device need hold all of it."""
@@ -71,10 +73,6 @@ class FSDP(ProcessGroup):
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """4. Done in `wrap`, before the weights were cut."""
-
-    def ordered_sum(self) -> OrderedSum:
-        assert self.flags.num_slices is not None
-        return OrderedScatter(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
 
     def overflowed_anywhere(self, overflow: torch.Tensor) -> bool:
         return bool(self.sum_over_ranks(overflow, "overflow"))

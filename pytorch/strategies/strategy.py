@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from allstep.common.base.collectives import Collectives
 from allstep.common.base.memory import keep_freed_memory
-from allstep.common.config.train_config import StrategyConfig
-from allstep.common.launch.devices import choose_gpu, report_choice
-from allstep.common.launch.placement import Placement, threads_per_rank
+from allstep.common.launch.placement import threads_per_rank
+from allstep.common.training.strategy import BaseStrategy
 from allstep.pytorch.compat import set_max_programs
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, synchronise_batch_norm
-from allstep.pytorch.strategies.ordered_sum import Exchange, OrderedSum
+from allstep.pytorch.strategies.ordered_sum import OrderedSum
 from allstep.pytorch.strategies.reduction import BUCKET, FIRST_BUCKET, Ordered, Reduction
 
 # Programs of one kind of layer, for the sizes of batches and of the passes into which they are cut. Of what is beyond
@@ -27,30 +24,16 @@ from allstep.pytorch.strategies.reduction import BUCKET, FIRST_BUCKET, Ordered, 
 _MAX_PROGRAMS = 64
 
 
-class Strategy(ABC):
-    """The five steps, in the order in which `train.py` takes them, and what the worker asks on the way."""
+class Strategy(BaseStrategy):
+    """Base class of PyTorch's strategies, with what the worker asks of them."""
 
-    gpu: int | None = None
-    """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
-    collectives: Collectives
-    """Collectives of the engine; available from `init` on."""
-    steps_in_flight = 1
-    """Steps that may be under way before the engine looks at the loss of the first."""
     reduction: Reduction
-    """How gradients are combined; there from `wrap` on."""
     cuts_network = False
     """Whether each rank of the default process group has other parameters than the others."""
-
-    def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
-        """`device`: auto, cpu or cuda."""
-        self.placement, self.flags, self._wanted_device = placement, flags, device
-
-    @abstractmethod
-    def init(self) -> None:
-        """1. Form the group of ranks."""
+    ordered_sum_of = OrderedSum
+    synchronise_batch_norm = staticmethod(synchronise_batch_norm)
 
     def pin_device(self) -> torch.device:
-        """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
         torch.set_num_threads(threads_per_rank(self.placement, slices=self.flags.slices))
         keep_freed_memory()
         self.device = torch.device("cpu")
@@ -59,41 +42,13 @@ class Strategy(ABC):
             self.device = torch.device("cuda", self.gpu)
         return self.device
 
-    def choose_device(self) -> None:
-        """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it, before anything else."""
-        num_gpus = self.count_gpus()
-        self.gpu = choose_gpu(self._wanted_device, self.placement, num_gpus)
-        report_choice(self.gpu, self._wanted_device, self.placement, num_gpus)
-
     def count_gpus(self) -> int:
-        """GPUs that this rank sees and could train on."""
         # PyTorch counts those of a driver that is too old for it, too.
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-    def serve(self) -> bool:
-        """Whether this rank only computes for another one that trains; returns when that one is gone."""
-        return False
 
     def scope(self) -> contextlib.AbstractContextManager:
         """The network and the optimizer are made inside it: on this rank's device."""
         return self.device
-
-    def wrap(
-        self, network: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """3. Have gradients averaged over ranks before they are applied; the only place that looks at --slices.
-
-        Returns: what to call in a training step in place of `network`, and the optimizer.
-        """
-        if self.flags.sync_batch_norm:
-            synchronise_batch_norm(network, self.sum_over_ranks)
-        reduce = self.reduce_in_order if self.flags.slices else self.reduce
-        self.reduction = reduce(network, optimizer)
-        return self.reduction.model, self.reduction.optimizer
-
-    @abstractmethod
-    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """4. Give every rank the weights and the optimizer state of rank 0."""
 
     def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
         """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.
@@ -122,26 +77,11 @@ class Strategy(ABC):
         """Have gradients combined in one fixed order (--slices)."""
         return Ordered(self.compiled(network), optimizer, self.ordered_sum(), self.bucket_megabytes())
 
-    def ordered_sum(self) -> OrderedSum:
-        """Return what adds up vectors of slices over all ranks."""
-        assert self.flags.num_slices is not None
-        return OrderedSum(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
-
     def bucket_megabytes(self) -> Sequence[float]:
         """Return how many megabytes of slices' gradients fill a bucket: the first one, ..., and all others."""
         if self.placement.world_size == 1:
             return [math.inf]
         return [FIRST_BUCKET, BUCKET] if self.flags.bucket_size is None else [self.flags.bucket_size]
-
-    def _exchange(self) -> Exchange | None:
-        """Return how tensors travel between ranks, where there are several."""
-        return None
-
-    # What the worker asks.
-
-    def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place; the name is the same on all ranks and no other sum's."""
-        return tensor
 
     def eval_pass(self, one_pass: EvalPass) -> Callable[[torch.Tensor, torch.Tensor], tuple[float, float]]:
         """Return `one_pass` as all ranks call it."""
@@ -176,20 +116,6 @@ class Strategy(ABC):
             if self.placement.rank == 0 or self.flags.elastic:
                 arrays[name] = array
         return arrays
-
-    # What is reported.
-
-    def pending_tensors(self) -> Sequence[str]:
-        """See `common.training.worker.Worker`."""
-        return ()
-
-    def metrics(self) -> dict[str, float]:
-        """Return further measurements of the strategy for the report of the run."""
-        return {}
-
-    def versions(self) -> dict[str, str]:
-        """Versions of the libraries that communicate."""
-        return {}
 
 
 def replace_parameters(

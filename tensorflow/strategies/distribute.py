@@ -38,7 +38,7 @@ class DistributedStrategy(Strategy):
         return super().wrap(model, optimizer)
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
-        return ReplicaSums(optimizer, model.trainable_variables)
+        return ReplicaSums(model, optimizer)
 
     def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
         """4. TensorFlow has done it when the variables were made."""

@@ -78,7 +78,7 @@ class Horovod(HorovodRanks, Strategy):
         compression = hvd.Compression.fp16 if self.flags.compression == "fp16" else hvd.Compression.none
         op = {"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[self.flags.op]
         optimizer = hvd.DistributedOptimizer(optimizer, compression=compression, op=op)
-        reduction = _AllReduces(optimizer, model.trainable_variables, self.compiled)
+        reduction = _AllReduces(model, optimizer, self.compiled)
         reduction.names = trainable_names(model)  # they travel as a group, so all wait for all
         return reduction
 

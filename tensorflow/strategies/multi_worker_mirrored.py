@@ -62,7 +62,7 @@ class MultiWorkerMirrored(DistributedStrategy):
         return device
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
-        reduction = ReplicaSums(optimizer, model.trainable_variables)
+        reduction = ReplicaSums(model, optimizer)
         reduction.names = (f"the all-reduce of {many_gradients(trainable_names(model))}",)
         return reduction
 

@@ -121,7 +121,7 @@ class ParameterServer(DistributedStrategy):
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
         self._num_updates = cast("keras.Variable", optimizer.iterations)
-        return _OwnGradients(optimizer, model.trainable_variables)
+        return _OwnGradients(model, optimizer)
 
     def compile_train_step(
         self, compute: Compute, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples

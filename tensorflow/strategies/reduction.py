@@ -21,12 +21,13 @@ class Reduction:
 
     def __init__(
         self,
+        model: keras.Model,
         optimizer: keras.Optimizer,
-        variables: Sequence[keras.Variable],
         compiled: Callable[[Update], Update] = lambda update: update,
     ) -> None:
-        """`variables` have gradients; `compiled` has XLA compile a function, where --compile wants it."""
-        self.optimizer, self._variables, self._compiled = optimizer, variables, compiled
+        """`compiled` has XLA compile a function, where --compile wants it."""
+        self.model, self.optimizer, self._compiled = model, optimizer, compiled
+        self._variables = model.trainable_variables
 
     def __call__(self, gradients: Gradients) -> Gradients:
         """Combine the gradients of a device with those of all others; called in a step."""

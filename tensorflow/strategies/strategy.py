@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -13,19 +12,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from allstep.common.base.collectives import Collectives
 from allstep.common.base.cores import usable_cores
 from allstep.common.base.errors import UserError
 from allstep.common.base.memory import keep_freed_memory
-from allstep.common.config.train_config import StrategyConfig
 from allstep.common.data.loader import Batch
-from allstep.common.launch.devices import choose_gpu, report_choice
 from allstep.common.launch.placement import Placement, threads_per_rank
+from allstep.common.training.strategy import BaseStrategy
 from allstep.common.training.worker import StepResult
 from allstep.tensorflow.inputs import Samples
 from allstep.tensorflow.passes import Gradients
 from allstep.tensorflow.strategies.batch_norm import synchronise_batch_norm
-from allstep.tensorflow.strategies.ordered_sum import Exchange, OrderedSum
+from allstep.tensorflow.strategies.ordered_sum import OrderedSum
 from allstep.tensorflow.strategies.reduction import Ordered, Reduction
 from allstep.tensorflow.strategies.slice_devices import OneDevice, SliceDevices
 
@@ -70,34 +67,20 @@ def share_cores(placement: Placement, *, slices: int | None = None, num_devices:
         tf.config.threading.set_inter_op_parallelism_threads(num_threads)
 
 
-class Strategy(ABC):
-    """The five steps, in the order in which `train.py` takes them, and what the worker asks on the way."""
+class Strategy(BaseStrategy):
+    """Base class of TensorFlow's strategies, with what the worker asks of them."""
 
-    gpu: int | None = None
-    """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
-    collectives: Collectives
-    """Collectives of the engine; available from `pin_device` on."""
-    steps_in_flight = 1
-    """Steps that may be under way before the engine looks at the loss of the first."""
+    reduction: Reduction
     slice_devices: SliceDevices = OneDevice()
     """Devices on which this process computes its slices with --slices; available from `wrap` on."""
-    reduction: Reduction
-    """How gradients are combined; there from `wrap` on."""
     num_local_devices = 1
     """Devices of this process that compute a part of its samples each; there from `pin_device` on."""
     rank_weight = 1.0
     """Factor of a batch's loss weight: 1 where gradients are averaged over ranks, 1 / world_size where added up."""
-
-    def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
-        """`device`: auto, cpu or cuda."""
-        self.placement, self.flags, self._wanted_device = placement, flags, device
-
-    @abstractmethod
-    def init(self) -> None:
-        """1. Form the group of ranks."""
+    ordered_sum_of = OrderedSum
+    synchronise_batch_norm = staticmethod(synchronise_batch_norm)
 
     def pin_device(self) -> str:
-        """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
         self._share_host()
         if self.gpu is None:
             return "/CPU:0"
@@ -108,40 +91,16 @@ class Strategy(ABC):
         return "/GPU:0"  # the only visible one
 
     def choose_device(self) -> None:
-        """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it once it knows its place."""
-        num_gpus = self.count_gpus()
-        self.gpu = choose_gpu(self._wanted_device, self.placement, num_gpus)
-        report_choice(self.gpu, self._wanted_device, self.placement, num_gpus)
+        super().choose_device()
         if self.gpu is None:
             tf.config.set_visible_devices([], "GPU")
 
     def count_gpus(self) -> int:
-        """GPUs that this rank sees and could train on."""
         return len(tf.config.list_physical_devices("GPU"))
-
-    def serve(self) -> bool:
-        """Whether this rank only computes for another one that trains; returns when that one is gone."""
-        return False
 
     def _share_host(self, *, num_devices: int = 1) -> None:
         keep_freed_memory()
         share_cores(self.placement, slices=self.flags.slices, num_devices=num_devices)
-
-    def scope(self) -> contextlib.AbstractContextManager:
-        """The model and the optimizer are made inside it."""
-        return contextlib.nullcontext()
-
-    def wrap(self, model: keras.Model, optimizer: keras.Optimizer) -> tuple[keras.Model, keras.Optimizer]:
-        """3. Have gradients averaged over ranks before they are applied; the only place that looks at --slices."""
-        if self.flags.sync_batch_norm:
-            synchronise_batch_norm(model, self.sum_over_ranks)
-        reduce = self.reduce_in_order if self.flags.slices else self.reduce
-        self.reduction = reduce(model, optimizer)
-        return model, self.reduction.optimizer
-
-    @abstractmethod
-    def broadcast(self, model: keras.Model, optimizer: keras.Optimizer) -> None:
-        """4. Give every rank the weights and the optimizer state of rank 0."""
 
     def compiled(self, function: Callable) -> Callable:
         """`function` of tensors, of which XLA makes a program for each of their shapes; as it is without --compile."""
@@ -149,26 +108,13 @@ class Strategy(ABC):
 
     def reduce(self, model: keras.Model, optimizer: keras.Optimizer) -> Reduction:
         """Have the strategy's library combine gradients."""
-        return Reduction(optimizer, model.trainable_variables, self.compiled)
+        return Reduction(model, optimizer, self.compiled)
 
     def reduce_in_order(self, model: keras.Model, optimizer: keras.Optimizer) -> Ordered:
         """Have gradients combined in one fixed order (--slices)."""
-        return Ordered(optimizer, model.trainable_variables)
-
-    def ordered_sum(self) -> OrderedSum:
-        """Return what adds up vectors of slices over all ranks."""
-        assert self.flags.num_slices is not None
-        return OrderedSum(self.flags.num_slices, self.placement.rank, self.placement.world_size, self._exchange())
-
-    def _exchange(self) -> Exchange | None:
-        """Return how tensors travel between ranks, where there are several."""
-        return None
+        return Ordered(model, optimizer)
 
     # What the worker asks.
-
-    def sum_over_ranks(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the sum of `tensor` over all ranks and devices; the name is the same on all and no other sum's."""
-        return tensor
 
     def compile_train_step(
         self, compute: Compute, set_learning_rate: Callable[[tf.Tensor], None], samples: Samples
@@ -240,16 +186,6 @@ class Strategy(ABC):
     def gather(self, variables: Mapping[str, keras.Variable]) -> dict[str, np.ndarray]:
         """The whole state, of which this rank holds `variables`. All ranks call it."""
         return {name: variable.value.numpy() for name, variable in variables.items()}
-
-    # What is reported.
-
-    def metrics(self) -> dict[str, float]:
-        """Return further measurements of the strategy for the report of the run."""
-        return {}
-
-    def versions(self) -> dict[str, str]:
-        """Versions of the libraries that communicate."""
-        return {}
 
 
 def compile_step(function: Callable, samples: Samples, *, num_numbers: int = 0) -> Callable:

@@ -228,6 +228,11 @@ def test_a_watched_loop_ends_with_a_report(what, said, tmp_path):
         ),
         ({"elastic": True}, "expected a job of a fixed number of ranks for a Session, received elastic=True"),
         ({"optimizer": "sdg"}, "--optimizer to be one of"),
+        (
+            {"optimizer": torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1), "weight_decay": 0.1},
+            "weight_decay has no effect on an optimizer that is given",
+        ),
+        ({"optimizer": "program"}, "--optimizer program needs a Session that is given an optimizer"),
         ({"outputs": 3}, r"expected outputs \(n, 2\) of --model program, received \(n, 3\)"),
     ],
 )

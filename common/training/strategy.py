@@ -1,0 +1,111 @@
+"""Base class of the strategies of both frameworks: the five steps by which ranks are formed and wired."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from allstep.common.base.collectives import Collectives
+from allstep.common.config.train_config import StrategyConfig
+from allstep.common.launch.devices import choose_gpu, report_choice
+from allstep.common.launch.placement import Placement
+
+
+class BaseStrategy(ABC):
+    """The five steps, in the order in which `train.py` takes them; each framework's `Strategy` says what it asks for.
+
+    Models, optimizers, devices and reductions are the framework's.
+    """
+
+    gpu: int | None = None
+    """Number of this rank's GPU among those that it sees, None for the CPU; chosen in `init`."""
+    collectives: Collectives
+    """Collectives of the engine; available from `pin_device` on."""
+    steps_in_flight = 1
+    """Steps that may be under way before the engine looks at the loss of the first."""
+    reduction: Any
+    """How gradients are combined; there from `wrap` on."""
+    ordered_sum_of: Callable[..., Any]
+    """Makes an `OrderedSum` of the number of slices, rank, world size and exchange."""
+    synchronise_batch_norm: Callable[..., None]
+    """Has each batch norm of a model normalise over all ranks, by a sum of tensors over these."""
+
+    def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
+        """`device`: auto, cpu or cuda."""
+        self.placement, self.flags, self._wanted_device = placement, flags, device
+
+    @abstractmethod
+    def init(self) -> None:
+        """1. Learn rank and world size."""
+
+    @abstractmethod
+    def pin_device(self) -> Any:
+        """2. Take one device, chosen by local rank, and this rank's share of the host's cores."""
+
+    def choose_device(self) -> None:
+        """Choose a GPU or the CPU: how ranks communicate depends on it. `init` calls it once it knows its placement."""
+        num_gpus = self.count_gpus()
+        self.gpu = choose_gpu(self._wanted_device, self.placement, num_gpus)
+        report_choice(self.gpu, self._wanted_device, self.placement, num_gpus)
+
+    @abstractmethod
+    def count_gpus(self) -> int:
+        """Return the number of GPUs that this rank sees and could train on."""
+
+    def serve(self) -> bool:
+        """Return whether this rank only computes for another one that trains, once that one is gone."""
+        return False
+
+    def scope(self) -> contextlib.AbstractContextManager:
+        """The model and the optimizer are made inside it."""
+        return contextlib.nullcontext()
+
+    def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """3. Have gradients averaged over ranks before they are applied; the only place that looks at --slices.
+
+        Returns: what to call in a training step in place of `model`, and the optimizer.
+        """
+        if self.flags.sync_batch_norm:
+            self.synchronise_batch_norm(model, self.sum_over_ranks)
+        reduce = self.reduce_in_order if self.flags.slices else self.reduce
+        self.reduction = reduce(model, optimizer)
+        return self.reduction.model, self.reduction.optimizer
+
+    @abstractmethod
+    def reduce(self, model: Any, optimizer: Any) -> Any:
+        """Have the strategy's library combine gradients; return the `Reduction`."""
+
+    @abstractmethod
+    def reduce_in_order(self, model: Any, optimizer: Any) -> Any:
+        """Have gradients combined in one fixed order (--slices); return the `Ordered`."""
+
+    @abstractmethod
+    def broadcast(self, model: Any, optimizer: Any) -> None:
+        """4. Give every rank the weights and the optimizer state of rank 0."""
+
+    def ordered_sum(self) -> Any:
+        """Return what adds up vectors of slices over all ranks."""
+        return self.ordered_sum_of(
+            self.flags.num_slices, self.placement.rank, self.placement.world_size, exchange=self._exchange()
+        )
+
+    def _exchange(self) -> Any:
+        """Return how tensors travel between ranks, where there are several."""
+        return None
+
+    def sum_over_ranks(self, tensor: Any, name: str) -> Any:
+        """Return the sum of `tensor` over all ranks and devices, in its place where the framework has places.
+
+        The name is the same on all ranks and no other sum's.
+        """
+        return tensor
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the strategy measures besides, for the report of the run."""
+        return {}
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the libraries that communicate."""
+        return {}

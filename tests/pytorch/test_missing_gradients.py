@@ -1,0 +1,31 @@
+"""Weights that are frozen, or lack gradients on some or all ranks. Oracle: torch's own loop, in the program."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import HOROVODRUN_GLOO
+from ranks import BIN, REPOSITORY, full, run
+
+PROGRAM = REPOSITORY / "tests/pytorch/programs/missing_gradients.py"
+ALL = ("sgd", "nesterov", "adam", "adamw", "rmsprop", "adagrad")
+
+
+def train(launcher, directory, optimizer, *flags):
+    result = run(*launcher, BIN / "python", PROGRAM, directory, optimizer, *flags)
+    assert result.returncode == 0, result.output
+    return result.stdout.count("as in one process")
+
+
+@pytest.mark.parametrize("optimizer", [name if name in ("sgd", "adam") else full(name) for name in ALL])
+def test_alone(optimizer, tmp_path):
+    """Train with passes and slices, through a resume after a step in which some weights have no state yet."""
+    assert train((), tmp_path / "a", optimizer, "accumulate_steps=2") == 1
+    assert train((), tmp_path / "b", optimizer, "slices=4", "epochs=1") == 0
+    assert train((), tmp_path / "b", optimizer, "slices=4", 'resume="latest"') == 1
+
+
+@pytest.mark.parametrize(("optimizer", "flags"), [("adam", ()), ("sgd", ("slices=4",)), full("adam", ("slices=4",))])
+def test_on_two_ranks_of_horovod(optimizer, flags, tmp_path):
+    launcher = (*HOROVODRUN_GLOO, 2)
+    assert train(launcher, tmp_path, optimizer, 'strategy="horovod"', *flags, "epochs=1") == 0
+    assert train(launcher, tmp_path, optimizer, 'strategy="horovod"', *flags, 'resume="latest"') == 2
