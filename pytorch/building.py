@@ -6,6 +6,7 @@ import torch
 
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
+from allstep.common.data.datasets import Task
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.inputs import Inputs
@@ -30,7 +31,7 @@ def build_step(
     inputs: Inputs,
     precision: Precision,
     *,
-    task: str,
+    task: Task,
     measures_noise: bool,
 ) -> Step:
     """Return the training step of a run.

@@ -100,7 +100,10 @@ class Slices:
         statistics, weights = self.reduction.statistics, trainable(self.reduction.model)
         before = [tensor.clone() for tensor in statistics]
         for one in _in_order(batch.slices):
-            self._buckets_of(batch.part(one), weights, partial(one_pass, number=one.number), partial(give, one.number))
+            number: int = one.number
+            self._buckets_of(
+                batch.part(one), weights, lambda part, number=number: one_pass(part, number), partial(give, number)
+            )
             for tensor, value in zip(statistics, before, strict=True):
                 tensor.copy_(value)
 

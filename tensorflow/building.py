@@ -6,6 +6,7 @@ import keras
 
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
+from allstep.common.data.datasets import Task
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import Clip, Noise
 from allstep.tensorflow.inputs import Inputs
@@ -28,7 +29,7 @@ def build_step(
     strategy: Strategy,
     inputs: Inputs,
     *,
-    task: str,
+    task: Task,
     measures_noise: bool,
 ) -> tuple[Step, OnePass]:
     """Return the training step of a run, and the pass of which it consists.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -50,7 +50,7 @@ class State:
             if name in arrays:
                 variable.assign(self._strategy.shard(layout.from_canonical(arrays[name]), variable))
         for part in (self._step.optimizer, *parts(self._step.optimizer)):
-            part.iterations.assign(num_steps)
+            cast("keras.Variable", part.iterations).assign(num_steps)
 
     def average_statistics(self) -> None:
         collectives = self._strategy.collectives

@@ -87,7 +87,7 @@ def rate_factors(optimizer: keras.Optimizer) -> list[tuple[Any, float]]:
 
     The schedule stands for that one. So optimizers keep their learning rates relative to each other.
     """
-    rates = [part.learning_rate for part in parts(optimizer)]
+    rates: list[Any] = [part.learning_rate for part in parts(optimizer)]
     values = [float(rate.value.numpy()) for rate in rates]
     reference = next((value for value in values if value), 0.0)
     return [(rate, value / reference if reference else 1.0) for rate, value in zip(rates, values, strict=True)]

@@ -18,8 +18,6 @@ from allstep.common.reporting.base import Listeners, Reporter
 from allstep.common.training.start import start
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from allstep.common.config.train_config import TrainConfig
     from allstep.common.data.datasets import Dataset
     from allstep.common.recipe.progress import Progress
@@ -32,10 +30,12 @@ Result = TypeVar("Result")
 class BaseSession:
     """A run of the user's own model on the user's own data; `fit` trains. Each framework derives its own."""
 
-    _strategies: ModuleType
+    _strategies: Any
     """The framework's package of strategies."""
     _session: Callable[..., TrainingRun | None]
     """Builds a session of configuration, placement, hooks and parts."""
+    _flags_of: Callable[[Any], dict[str, Any]]
+    """Returns the flags that tell what a given optimizer does, as far as the run looks at them."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class BaseSession:
         Args:
             model: the network, or a function of the shape of a sample and the number of classes that builds it.
             train: inputs and targets as a pair of arrays (images with channels last) or torch tensors (channels first);
-                a map-style data set of torch; an object with `__len__` and `read(indices, epoch)`; or a `Dataset`, which
-                has both parts.
+                a map-style data set of torch; an object with `__len__` and `read(indices, epoch)`; or a `Dataset`, with
+                both parts.
             validation: the same, or None to hold out a share of `train`.
             optimizer: a name of `--optimizer`, or any optimizer of the framework's kind. The first learning rate of its
                 groups, or of its optimizers, that is not 0 is the flag base_lr; the others stay in proportion to it.
@@ -90,10 +90,6 @@ class BaseSession:
         check(elastic=config.parallel.elastic)  # of a file of flags
         training = type(self)._session(config, placement, self._hooks, Parts(self._dataset(config), self._model, own))
         return train(training) if training else []
-
-    def _flags_of(self, optimizer: Any) -> dict[str, Any]:
-        """Return the flags that tell what a given optimizer does, as far as the run looks at them."""
-        raise NotImplementedError
 
     def _dataset(self, config: TrainConfig) -> Dataset:
         from allstep.common.data.datasets import Dataset

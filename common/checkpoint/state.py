@@ -22,6 +22,9 @@ DTYPE = np.dtype(np.float32)
 class ArrayShape(tuple[int, ...]):
     """The shape of an array of a checkpoint, with what else is expected of the array."""
 
+    dtype: np.dtype
+    optional: bool
+
     def __new__(cls, shape: Iterable[int], *, dtype: np.dtype = DTYPE, optional: bool = False) -> ArrayShape:
         """`optional` arrays are those that a run may not have yet."""
         self = super().__new__(cls, shape)

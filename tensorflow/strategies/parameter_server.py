@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -138,7 +138,7 @@ class ParameterServer(DistributedStrategy):
             set_learning_rate(learning_rate)
             before = tf.identity(self._num_updates.value)
             with tf.control_dependencies([before]):
-                numbers = self._on_devices(compute, inputs, targets, loss_weight, loss_scale)
+                numbers: Any = self._on_devices(compute, inputs, targets, loss_weight, loss_scale)
             overflow = numbers["overflow"]
             local_updates = tf.where(overflow > 0, 0, 1)
             with tf.control_dependencies([overflow]):
