@@ -91,14 +91,6 @@ def norms_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(torch._foreach_norm(list(tensors)))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def share_tensors(module: torch.nn.Module, other: torch.nn.Module) -> None:
-    """Let `module` use the parameters and buffers of `other`.
-
-    A module of torch 2.14 keeps them in two dictionaries, `_parameters` and `_buffers`.
-    """
-    module.__dict__["_parameters"], module.__dict__["_buffers"] = other._parameters, other._buffers
-
-
 def gloo_is_busy() -> bool:
     """Return whether a Gloo thread is computing or waiting for a core.
 

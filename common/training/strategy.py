@@ -30,7 +30,7 @@ class BaseStrategy(ABC):
     ordered_sum_of: Callable[..., Any]
     """Makes an `OrderedSum` of the number of slices, rank, world size and exchange."""
     synchronise_batch_norm: Callable[..., None]
-    """Has each batch norm of a model normalise over all ranks, by a sum of tensors over these."""
+    """Has batch norms of a model normalise over all ranks, by a sum of tensors over these: all of them, if wanted."""
 
     def __init__(self, placement: Placement, flags: StrategyConfig, *, device: str = "auto") -> None:
         """`device`: auto, cpu or cuda."""
@@ -67,8 +67,7 @@ class BaseStrategy(ABC):
 
         Returns: what to call in a training step in place of `model`, and the optimizer.
         """
-        if self.flags.sync_batch_norm:
-            self.synchronise_batch_norm(model, self.sum_over_ranks)
+        self.synchronise_batch_norm(model, self.sum_over_ranks, wanted=self.flags.sync_batch_norm)
         reduce = self.reduce_in_order if self.flags.slices else self.reduce
         self.reduction = reduce(model, optimizer)
         return self.reduction.model, self.reduction.optimizer

@@ -10,25 +10,64 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from allstep.pytorch.compat import BatchNorm, share_tensors
+from allstep.common.base.errors import UserError
+from allstep.pytorch.compat import BatchNorm
+from allstep.pytorch.networks.batch_norm import BatchNorm as OneValueBatchNorm
 
 Reduce = Callable[[torch.Tensor, str], torch.Tensor]
 """Sums a tensor over all ranks, in place; the name is the same on all of them and no other sum's."""
 
 
-def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, prefix: str = "") -> None:
-    """Replace each batch norm in `network`; the new ones have the same parameters by the same names."""
-    for name, child in network.named_children():
-        if isinstance(child, BatchNorm):
-            setattr(network, name, GlobalBatchNorm(child, reduce, prefix + name))
-        else:
-            synchronise_batch_norm(child, reduce, f"{prefix}{name}.")
+def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, *, wanted: bool) -> None:
+    """Have batch norms of `network` normalise over all ranks; each stays the same object with all that belongs to it.
+
+    Args:
+        wanted: whether all are to, or those alone that a network brings as torch's SyncBatchNorm.
+
+    Raises:
+        UserError: a subclass of batch norm computes something of its own.
+    """
+    for name, module in network.named_modules():
+        if isinstance(module, BatchNorm) and (wanted or isinstance(module, torch.nn.SyncBatchNorm)):
+            if not isinstance(module, GlobalBatchNorm):
+                module.__class__ = _global_kind(type(module), name)
+            assert isinstance(module, GlobalBatchNorm)
+            module.reduce, module.name, module.counts = reduce, name, 1.0
+
+
+def brought_sync_batch_norm(network: torch.nn.Module) -> str | None:
+    """Return the name of the first SyncBatchNorm of `network`, if it has one."""
+    return next((name for name, one in network.named_modules() if isinstance(one, torch.nn.SyncBatchNorm)), None)
+
+
+def _global_kind(kind: type[BatchNorm], name: str) -> type[GlobalBatchNorm]:
+    """Return the class that computes over all ranks what `kind` computes over one."""
+    if kind is torch.nn.SyncBatchNorm:
+        return GlobalBatchNorm
+    if kind.__call__ is not torch.nn.Module.__call__:
+        raise _unknown(kind, name)
+    forward = kind.forward
+    if forward in (BatchNorm.forward, OneValueBatchNorm.forward):
+        base = GlobalBatchNorm
+    elif kind.__module__.partition(".")[0] == "timm" and forward.__qualname__ == "BatchNormAct2d.forward":
+        base = _GlobalBatchNormAct
+    else:
+        raise _unknown(kind, name)
+    return type(kind.__name__, (base, kind), {})
+
+
+def _unknown(kind: type, name: str) -> UserError:
+    return UserError(
+        f"expected batch norms of PyTorch or timm with --sync-batch-norm, received {name or 'the network'} of class "
+        f"{kind.__name__}, which has a forward of its own; leave --sync-batch-norm out, or use nn.BatchNorm2d and a "
+        "layer after it"
+    )
 
 
 @contextlib.contextmanager
 def uncounted(network: torch.nn.Module) -> Iterator[None]:
     """Within it, samples pass through the batch norms of `network` in training without changing their statistics."""
-    norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    norms = [module for module in network.modules() if isinstance(module, BatchNorm) and module.training]
     _let_count(norms, False)
     try:
         yield
@@ -41,25 +80,24 @@ def _let_count(norms: list[BatchNorm], counts: bool) -> None:
         if isinstance(norm, GlobalBatchNorm):
             norm.counts = float(counts)  # it takes part in the sums over ranks in either case
         else:
-            norm.train(counts)
+            norm.training = counts  # of the norm alone: what it contains goes on as it is
 
 
 class GlobalBatchNorm(BatchNorm):
     """Batch norm whose mean and variance are those of the samples of all ranks, however many each has."""
 
-    def __init__(self, local: BatchNorm, reduce: Reduce, name: str) -> None:
-        super().__init__(local.num_features, local.eps, local.momentum, local.affine, local.track_running_stats)
-        share_tensors(self, local)
-        self._reduce, self._name = reduce, name
-        self.counts = 1.0
+    reduce: Reduce
+    name: str
+    counts: float
+    """1.0, or 0.0 for samples that leave the statistics alone."""
 
     def _check_input_dim(self, values: torch.Tensor) -> None:
-        """The batch norm that this one replaces knew its dimensions; here any do."""
+        """Take any number of dimensions, as torch's SyncBatchNorm does."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Normalise `values`, (samples, channels, ...), over all axes but the channels'."""
         if not self.training:
-            return super().forward(values)
+            return BatchNorm.forward(self, values)
         dtype = values.dtype  # bfloat16 under autocast, in which a count would lose digits
         values = values.to(torch.promote_types(dtype, torch.float32))
         axes = [axis for axis in range(values.dim()) if axis != 1]
@@ -71,25 +109,25 @@ class GlobalBatchNorm(BatchNorm):
         sums = self._sum(self.counts * torch.cat([values.sum(axes), local_count]), "mean")
         count = sums[-1].clamp(min=1)
         # Where the samples of no rank count, the statistics of before keep the values in range.
-        assert self.running_mean is not None and self.running_var is not None
         is_empty = sums[-1] == 0
-        mean = torch.where(is_empty, self.running_mean, sums[:-1] / count)
+        before = torch.zeros_like(sums[:-1]) if self.running_mean is None else self.running_mean
+        mean = torch.where(is_empty, before, sums[:-1] / count)
         centred = values - mean.view(shape)
         variance = self._sum(self.counts * centred.square().sum(axes), "variance") / count
         self._track(mean, variance * count / (count - 1).clamp(min=1), sums[-1])
-        variance = torch.where(is_empty, self.running_var, variance)
+        before = torch.ones_like(variance) if self.running_var is None else self.running_var
+        variance = torch.where(is_empty, before, variance)
         normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
-        if self.affine:  # times 1 for the reason that resnet.BatchNorm gives
+        if self.weight is not None:  # times 1 for the reason that resnet.BatchNorm gives
             normalised = normalised * self.weight.view(shape) + 1 * self.bias.view(shape)
         return normalised.to(dtype)
 
     def _sum(self, values: torch.Tensor, what: str) -> torch.Tensor:
-        return _SumOverRanks.apply(values, self._reduce, f"batch_norm.{self._name}.{what}")
+        return _SumOverRanks.apply(values, self.reduce, f"batch_norm.{self.name}.{what}")
 
     @torch.no_grad()
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
-        if self.track_running_stats:
-            assert self.running_mean is not None and self.running_var is not None
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             momentum = self.momentum
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked += 1
@@ -99,6 +137,14 @@ class GlobalBatchNorm(BatchNorm):
             momentum = momentum * count.clamp(max=1)  # 0 where no samples count
             self.running_mean.lerp_(mean, momentum)
             self.running_var.lerp_(variance, momentum)
+
+
+class _GlobalBatchNormAct(GlobalBatchNorm):
+    """Batch norm of timm (1.0), which drops activations out and applies an activation function after it."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Normalise `values`, and apply what follows."""
+        return self.act(self.drop(super().forward(values)))
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from allstep.common.base.errors import UserError
 from allstep.common.base.memory import keep_freed_memory
 from allstep.common.launch.placement import threads_per_rank
 from allstep.common.training.strategy import BaseStrategy
 from allstep.pytorch.compat import set_max_programs
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.recompute import recompute_blocks
-from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, synchronise_batch_norm
+from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, brought_sync_batch_norm, synchronise_batch_norm
 from allstep.pytorch.strategies.ordered_sum import OrderedSum
 from allstep.pytorch.strategies.reduction import BUCKET, FIRST_BUCKET, Ordered, Reduction
 
@@ -49,6 +50,16 @@ class Strategy(BaseStrategy):
     def scope(self) -> contextlib.AbstractContextManager:
         """The network and the optimizer are made inside it: on this rank's device."""
         return self.device
+
+    def wrap(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        if self.flags.slices and (name := brought_sync_batch_norm(model)):
+            raise UserError(
+                f"expected a network without SyncBatchNorm for --slices, received {name or 'one'}; use nn.BatchNorm2d, "
+                "or leave --slices out"
+            )
+        return super().wrap(model, optimizer)
 
     def compiled(self, module: torch.nn.Module) -> torch.nn.Module:
         """`module`, of whose passes torch.compile makes programs when they first run; as it is without --compile.

@@ -15,9 +15,9 @@ Reduce = Callable[[tf.Tensor, str], tf.Tensor]
 """The sum of a tensor over all ranks and devices; the name is the same on all of them and no other sum's."""
 
 
-def synchronise_batch_norm(model: keras.Model, reduce: Reduce) -> None:
-    """Have each batch norm of `model` normalise by the mean and variance of the samples of all ranks and devices."""
-    for layer in model.layers:
+def synchronise_batch_norm(model: keras.Model, reduce: Reduce, *, wanted: bool) -> None:
+    """Have each batch norm normalise by the mean and variance of the samples of all ranks and devices, if wanted."""
+    for layer in model.layers if wanted else ():
         if isinstance(layer, BatchNorm):
             layer.normalise = _OverAll(layer, reduce)
 

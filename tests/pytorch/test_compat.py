@@ -16,7 +16,6 @@ from allstep.pytorch.compat import (
     all_gather,
     known_arguments,
     set_max_programs,
-    share_tensors,
     takes_cpu_tensors,
     unscale,
     without_compiler,
@@ -58,15 +57,6 @@ class Noting:
     def __call__(self, graph, inputs):
         self._sizes.append(len(inputs[0]))
         return graph.forward
-
-
-def test_shared_tensors_are_the_same_objects():
-    one, other = torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)
-    share_tensors(one, other)
-    other.weight.data.fill_(7)
-    other.running_mean.fill_(5)
-    assert one.weight is other.weight and one.running_mean is other.running_mean
-    assert one.state_dict()["weight"].tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

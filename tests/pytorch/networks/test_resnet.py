@@ -72,7 +72,7 @@ def test_statistics_of_all_ranks_fit_in():
     weights = initial_weights({of: array.shape for of, array in export_weights(alone).items()}, seed=0)
     for one in (model, alone):
         import_weights(one, weights)
-    synchronise_batch_norm(model, lambda tensor, name: tensor)
+    synchronise_batch_norm(model, lambda tensor, name: tensor, wanted=True)
     assert {type(module) for module in model.modules()}.isdisjoint({BatchNorm})
     values = images(6, 1, 8, 8)
     assert torch.allclose(model(values), alone(values), rtol=1e-4, atol=1e-4)
@@ -99,7 +99,7 @@ def test_gradients_of_two_shifts_are_two(of_all_ranks):
     because Horovod averages gradients in place and would do it twice."""
     norms = torch.nn.ModuleList([BatchNorm(3), BatchNorm(3)])
     if of_all_ranks:
-        synchronise_batch_norm(norms, lambda tensor, name: tensor)
+        synchronise_batch_norm(norms, lambda tensor, name: tensor, wanted=True)
     values = images(1, 3, 1, 1)
     (norms[0](values) + norms[1](values)).sum().backward()
     gradients = [norm.bias.grad for norm in norms]
@@ -111,7 +111,7 @@ def test_statistics_of_all_ranks_in_bfloat16():
     values = images(257, 3, 2, 2)
     norms = [torch.nn.Sequential(BatchNorm(3)) for _ in range(2)]
     for norm in norms:
-        synchronise_batch_norm(norm, lambda tensor, name: tensor)
+        synchronise_batch_norm(norm, lambda tensor, name: tensor, wanted=True)
     expected, received = norms[0](values), norms[1](values.bfloat16())
     assert received.dtype == torch.bfloat16
     assert torch.allclose(received.float(), expected, atol=3e-2)
