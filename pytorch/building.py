@@ -14,6 +14,7 @@ from allstep.pytorch.losses import build_loss
 from allstep.pytorch.noise_scale import GradientSquares
 from allstep.pytorch.observer import Observer
 from allstep.pytorch.optimizers.state import CanonicalSlots, OptimizerState, OwnState
+from allstep.pytorch.outputs import with_heads
 from allstep.pytorch.passes import Passes, TrainPass
 from allstep.pytorch.precision import Autocast, Precision, ScaledFp16
 from allstep.pytorch.slices import Slices
@@ -52,7 +53,7 @@ def build_step(
         observers.append(GradientSquares(network.parameters()))
     if flags.ema is not None:
         observers.append(WeightAverage(network, flags.ema))
-    loss = build_loss(config.loss or default_loss(task), flags.label_smoothing)
+    loss = with_heads(build_loss(config.loss or default_loss(task), flags.label_smoothing))
     one_pass = reduction.train_pass(TrainPass(reduction.model, loss))
     if isinstance(reduction, Ordered):
         backward = Slices(reduction, one_pass, inputs, precision, observers, strategy.collectives, config.data.seed)

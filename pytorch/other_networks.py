@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from allstep.common.base.errors import UserError
-from allstep.common.base.terminal import print_line
+from allstep.common.base.terminal import print_line, warn
 from allstep.common.catalog import user_file
 from allstep.common.catalog.model_args import check_is_function
 from allstep.common.catalog.networks import cannot_build, check_outputs, unknown_name
@@ -27,6 +27,7 @@ from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
 from allstep.pytorch.compat import BatchNorm
+from allstep.pytorch.outputs import WithHeads, are_probabilities, return_logits
 
 
 def build_other(
@@ -52,6 +53,11 @@ def build_other(
         outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}")
     else:
         network, outputs = _of_library(model, dataset, options or {}, seed)
+    if dataset.task == "classification" and isinstance(outputs, torch.Tensor) and are_probabilities(outputs):
+        warn(
+            f"--model {model} seems to end in a softmax: its outputs add up to 1, where the loss expects logits; leave "
+            "the softmax out"
+        )
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else None, dataset)
     _check_weights(network, model)
     return network
@@ -91,14 +97,31 @@ def _of_library(model: str, dataset: Dataset, options: Mapping[str, Any], seed: 
 
 
 def _outputs(network: nn.Module, dataset: Dataset) -> object:
-    """Move the network to the default device, and return its outputs for two samples of zeros."""
+    """Move the network to the default device, and return its outputs for two samples of zeros.
+
+    It is tried in training as well, where some networks return something else; weights, buffers and random numbers
+    stay as they are.
+
+    Returns: outputs in validation, or those in training if these have another shape.
+    """
     shape = (2, *dataset.input_shape)
     inputs = torch.zeros(shape, dtype=torch.int64 if dataset.input_type == "int64" else torch.float32)
+    inputs = inputs.permute(0, 3, 1, 2) if len(shape) == 4 else inputs
+    return_logits(network, tuple(dataset.output_shape))
     network.to(inputs.device).eval()
-    with torch.no_grad(), _noting_values(network):
-        outputs = network(inputs.permute(0, 3, 1, 2) if len(shape) == 4 else inputs)
-    network.train()
-    return outputs
+    with torch.no_grad(), torch.random.fork_rng():
+        with _noting_values(network):
+            outputs = network(inputs)
+        network.train()
+        before = [(buffer, buffer.clone()) for buffer in network.buffers()]
+        trained = network(inputs)
+        for buffer, value in before:
+            buffer.copy_(value)
+    if isinstance(trained, WithHeads):
+        trained = trained.logits
+    if not isinstance(trained, torch.Tensor) or not isinstance(outputs, torch.Tensor):
+        return None
+    return outputs if trained.shape == outputs.shape else trained
 
 
 def _timm(name: str, dataset: Dataset, options: Mapping[str, Any]) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -10,6 +11,10 @@ import torch
 from torch import nn
 
 from allstep.common.base.errors import UserError
+from allstep.common.data.datasets import Dataset
+from allstep.pytorch.losses import build_loss
+from allstep.pytorch.other_networks import build_other
+from allstep.pytorch.outputs import with_heads
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
 
 IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -87,3 +92,62 @@ def test_frozen_batch_norms_and_hooks_stay():
 def test_batch_norms_that_are_not_known_are_refused_by_name():
     with pytest.raises(UserError, match="received 0 of class Rescaled, which has a forward of its own"):
         synchronised(nn.Sequential(Rescaled(3)))
+
+
+class Returns(nn.Module):
+    """A linear network whose outputs a function wraps."""
+
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        self.fc, self.dropout, self.wrap = nn.Linear(12, 3), nn.Dropout(), wrap
+        self.norm = nn.BatchNorm1d(12)
+
+    def forward(self, images: torch.Tensor) -> object:
+        """Return what `wrap` makes of the logits."""
+        return self.wrap(self, self.fc(self.dropout(self.norm(images.flatten(1)))))
+
+
+SMALL = Dataset(None, None, (2, 2, 3), 3)  # pyright: ignore[reportArgumentType]
+WRAPS = {
+    "object": lambda _, logits: SimpleNamespace(logits=logits, loss=None),
+    "dictionary": lambda _, logits: {"logits": logits, "features": logits},
+    "tuple": lambda _, logits: (logits, logits.new_zeros(())),
+    "in training alone": lambda network, logits: (logits, None) if network.training else logits,
+}
+
+
+@pytest.mark.parametrize("name", WRAPS)
+def test_networks_train_on_their_logits(name):
+    network = build_other("a program", SMALL, 0, Returns(WRAPS[name]))
+    random_state = torch.get_rng_state()
+    inputs = torch.randn(4, 3, 2, 2)
+    assert not network.norm.running_mean.any() and (network.norm.running_var == 1).all()
+    for training in (True, False):
+        outputs = network.train(training)(inputs)
+        assert isinstance(outputs, torch.Tensor) and outputs.shape == (4, 3)
+    torch.manual_seed(0)
+    assert torch.equal(random_state, torch.get_rng_state())  # as if the network had not been tried
+
+
+@pytest.mark.parametrize("wrap", [lambda n, y: (y, y) if n.training else y, lambda n, y: y[:, :2] if n.training else y])
+def test_outputs_that_are_not_known_are_refused_before_training(wrap):
+    with pytest.raises(UserError, match=r"expected outputs \(n, 3\)"):
+        build_other("a program", SMALL, 0, Returns(wrap))
+
+
+def test_a_softmax_is_told(capsys):
+    build_other("a program", SMALL, 0, Returns(lambda _, logits: logits.softmax(-1)))
+    assert "seems to end in a softmax" in "".join(capsys.readouterr())
+    build_other("a program", SMALL, 0, Returns(lambda _, logits: logits))
+    assert "softmax" not in "".join(capsys.readouterr())
+
+
+def test_auxiliary_heads_have_their_published_weights():
+    network = build_other("torchvision:googlenet", Dataset(None, None, (32, 32, 3), 3), 0)  # pyright: ignore
+    targets = torch.tensor([0, 1] * 4)
+    outputs = network(IMAGES)
+    of = nn.functional.cross_entropy
+    expected = of(outputs.logits, targets, reduction="sum")
+    expected = expected + sum(0.3 * of(head, targets, reduction="sum") for head in outputs.heads)
+    torch.testing.assert_close(with_heads(build_loss("cross-entropy"))(outputs, targets), expected)
+    assert len(outputs.heads) == 2 and isinstance(network.eval()(IMAGES), torch.Tensor)
