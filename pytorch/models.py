@@ -24,11 +24,12 @@ from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
 
 
-def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.Module:
+def build_network(config: TrainConfig, dataset: Dataset, own: Any = None, *, warns: bool = True) -> nn.Module:
     """Build the network that --model names, for a data set.
 
     Args:
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
+        warns: whether to warn of what is likely a mistake: on one rank.
 
     Raises:
         UserError: no network has that name, or it does not fit the data set's samples.
@@ -36,7 +37,7 @@ def build_network(config: TrainConfig, dataset: Dataset, own: Any = None) -> nn.
     if config.model not in MODELS:
         from allstep.pytorch.other_networks import build_other
 
-        return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args))
+        return build_other(config.model, dataset, config.data.seed, own, parsed(config.model_args), warns=warns)
     check_inputs(config.model, dataset)
     size = {**config.model_size, "num_tokens": dataset.num_tokens}
     return build_model(config.model, dataset.input_shape, dataset.num_classes, **size)

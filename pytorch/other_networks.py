@@ -31,7 +31,13 @@ from allstep.pytorch.outputs import WithHeads, are_probabilities, return_logits
 
 
 def build_other(
-    model: str, dataset: Dataset, seed: int, own: Any = None, options: Mapping[str, Any] | None = None
+    model: str,
+    dataset: Dataset,
+    seed: int,
+    own: Any = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    warns: bool = True,
 ) -> nn.Module:
     """Build the network that `model` names and try it on two samples of zeros.
 
@@ -39,6 +45,7 @@ def build_other(
         model: FILE.py:FUNCTION, timm:NAME or torchvision:NAME.
         own: a network from a Python program, or a function that builds it; it replaces the one that --model names.
         options: more arguments of the function that builds it.
+        warns: whether to warn of a softmax at the end.
 
     Raises:
         UserError: no network has that name, it cannot be built, or its outputs do not fit the data set.
@@ -53,7 +60,7 @@ def build_other(
         outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}")
     else:
         network, outputs = _of_library(model, dataset, options or {}, seed)
-    if dataset.task == "classification" and isinstance(outputs, torch.Tensor) and are_probabilities(outputs):
+    if warns and dataset.task == "classification" and isinstance(outputs, torch.Tensor) and are_probabilities(outputs):
         warn(
             f"--model {model} seems to end in a softmax: its outputs add up to 1, where the loss expects logits; leave "
             "the softmax out"

@@ -1,4 +1,4 @@
-"""What networks return, down to the logits on which they train; auxiliary heads have the weights of their papers."""
+"""Finding the logits, on which networks train, in what they return; auxiliary heads have the weights of their papers."""
 
 from __future__ import annotations
 

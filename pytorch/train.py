@@ -65,7 +65,7 @@ def session(
         config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives
     )
     with strategy.scope():
-        network = build_network(config, dataset, parts.model)
+        network = build_network(config, dataset, parts.model, warns=strategy.placement.rank == 0)
         flags = config.optimizer
         optimizer = parts.optimizer_or(lambda: build_optimizer(flags, network.parameters()), flags.optimizer)
     set_initial_weights(network, config)

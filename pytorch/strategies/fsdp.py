@@ -11,6 +11,7 @@ until they are added up; each rank then keeps its part of the sum.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.optimizers import without_fused_kernels
 from allstep.pytorch.passes import ReducedPass, TrainPass
@@ -37,6 +39,14 @@ def _layers(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield child
 
 
+def stands_alone(layer: torch.nn.Module, uses: Counter[int]) -> bool:
+    """Return whether `layer` has weights, all its own, that it uses itself; others are gathered with the network's."""
+    if isinstance(layer, (torch.nn.ParameterList, torch.nn.ParameterDict)):
+        return False
+    own = Counter(id(tensor) for _, tensor in layer.named_parameters(remove_duplicate=False))
+    return bool(own) and all(uses[tensor] == number for tensor, number in own.items())
+
+
 class FSDP(ProcessGroup):
     """The five steps in FSDP; `ProcessGroup` has the first, `Strategy` the second."""
 
@@ -49,8 +59,9 @@ class FSDP(ProcessGroup):
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
         gradients = many_gradients([name for name, _ in network.named_parameters()])
         whole, mesh = self._begin(network)
+        uses = Counter(id(tensor) for _, tensor in network.named_parameters(remove_duplicate=False))
         for layer in _layers(network):
-            if any(True for _ in layer.parameters()):
+            if stands_alone(layer, uses):
                 self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
                 fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
         fully_shard(network, mesh=mesh)
@@ -68,6 +79,11 @@ class FSDP(ProcessGroup):
         return _OrderedShards(network, optimizer, self.ordered_sum(), self.bucket_megabytes())
 
     def _begin(self, network: torch.nn.Module) -> tuple[list[torch.nn.Parameter], DeviceMesh]:
+        if scalar := next((name for name, tensor in network.named_parameters() if tensor.dim() == 0), None):
+            raise UserError(
+                f"expected weights with an axis for --strategy fsdp, received {scalar}, a single number; give it "
+                "the shape (1,), or use --strategy ddp"
+            )
         broadcast_from_rank_0(network)
         return list(network.parameters()), init_device_mesh(self.device.type, (self.placement.world_size,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from allstep.pytorch.losses import build_loss
 from allstep.pytorch.other_networks import build_other
 from allstep.pytorch.outputs import with_heads
 from allstep.pytorch.strategies.batch_norm import synchronise_batch_norm
+from allstep.pytorch.strategies.fsdp import FSDP, stands_alone
 
 IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 TIMM = ("resnet10t", "mobilenetv2_050", "regnetx_002", "efficientnet_lite0")
@@ -151,3 +153,18 @@ def test_auxiliary_heads_have_their_published_weights():
     expected = expected + sum(0.3 * of(head, targets, reduction="sum") for head in outputs.heads)
     torch.testing.assert_close(with_heads(build_loss("cross-entropy"))(outputs, targets), expected)
     assert len(outputs.heads) == 2 and isinstance(network.eval()(IMAGES), torch.Tensor)
+
+
+def test_fsdp_leaves_tied_weights_and_lists_to_the_root():
+    network = nn.ModuleDict({name: nn.Linear(3, 3) for name in ("alone", "tied", "tie")})
+    network["tie"].weight = network["tied"].weight
+    network["list"] = nn.ParameterList([nn.Parameter(torch.ones(3))])
+    uses = Counter(id(tensor) for _, tensor in network.named_parameters(remove_duplicate=False))
+    assert [name for name, layer in network.items() if stands_alone(layer, uses)] == ["alone"]
+
+
+def test_fsdp_refuses_a_scalar_by_name():
+    network = nn.Linear(3, 3)
+    network.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(UserError, match="received scale, a single number; give it the shape"):
+        object.__new__(FSDP)._begin(network)
