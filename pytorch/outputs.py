@@ -1,4 +1,4 @@
-"""Finding the logits, on which networks train, in what they return; auxiliary heads have the weights of their papers."""
+"""Find the logits in what networks return; auxiliary heads have the weights of their papers."""
 
 from __future__ import annotations
 
