@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
 
@@ -30,7 +31,7 @@ def synchronise_batch_norm(network: torch.nn.Module, reduce: Reduce, *, wanted: 
     for name, module in network.named_modules():
         if isinstance(module, BatchNorm) and (wanted or isinstance(module, torch.nn.SyncBatchNorm)):
             if not isinstance(module, GlobalBatchNorm):
-                module.__class__ = _global_kind(type(module), name)
+                module.__class__ = _global_kind(type(module), name)  # pyright: ignore[reportAttributeAccessIssue]
             assert isinstance(module, GlobalBatchNorm)
             module.reduce, module.name, module.counts = reduce, name, 1.0
 
@@ -53,7 +54,7 @@ def _global_kind(kind: type[BatchNorm], name: str) -> type[GlobalBatchNorm]:
         base = _GlobalBatchNormAct
     else:
         raise _unknown(kind, name)
-    return type(kind.__name__, (base, kind), {})
+    return cast("type[GlobalBatchNorm]", type(kind.__name__, (base, kind), {}))
 
 
 def _unknown(kind: type, name: str) -> UserError:
@@ -144,7 +145,7 @@ class _GlobalBatchNormAct(GlobalBatchNorm):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Normalise `values`, and apply what follows."""
-        return self.act(self.drop(super().forward(values)))
+        return cast("Any", self).act(cast("Any", self).drop(super().forward(values)))
 
 
 class _SumOverRanks(torch.autograd.Function):
