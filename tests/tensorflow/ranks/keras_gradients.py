@@ -34,7 +34,7 @@ def custom_loop():
 
 
 @case
-def horovods_local_wrapper():
+def horovods_own_wrapper():
     """Horovod's wrapper raises no error, and each rank trains independently: the reason for horovod_keras."""
     import horovod.tensorflow.keras as own
 

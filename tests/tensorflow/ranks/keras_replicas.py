@@ -205,7 +205,7 @@ def each_ranks_own():
 
 
 @case
-def a_models_local_optimizers():
+def a_models_own_optimizers():
     """Only rank 0 has trained before; on rank 1, the slots of one optimizer are not even built."""
     model = two_optimizers(sgd(), sgd())
     first, second = model.optimizers[0], model.optimizers[1]["second"]
