@@ -71,7 +71,9 @@ def index_figure(folder: Path, num_samples: int) -> Figure:
     path = folder / "many"
     path.touch()
     config = DataConfig(f"tfrecord:{folder}", data_dir=folder / "cache")
-    build_index([path], lambda _: (Located(number, 100, number % 1000) for number in range(num_samples)), config)
+    build_index(
+        [path], lambda _, passed: (Located(number, 100, number % 1000) for number in range(num_samples)), config
+    )
     megabytes = open_index([path], config).records.nbytes / 1e6 * INDEXED / num_samples
     what = "index of 10^6 samples: MB / most"
     return Figure(what, megabytes, MAX_INDEX_MEGABYTES, megabytes / MAX_INDEX_MEGABYTES, "<= 1")

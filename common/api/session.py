@@ -98,7 +98,8 @@ class BaseSession:
         first, second = self._samples
         if isinstance(first, Dataset):
             return first
-        return as_dataset(first, second, config.data, where="the samples")
+        data = dataclasses.replace(config.data, task=config.data.task_with(config.loss))
+        return as_dataset(first, second, data, where="the samples")
 
 
 _OF_OPTIMIZERS = ("momentum", "weight_decay", "grad_averaging")

@@ -52,7 +52,8 @@ def check_loss(config: TrainConfig, task: Task) -> None:
     names = [name for name, tasks in LOSSES.items() if task in tasks]
     if config.loss in LOSSES and config.loss not in names:
         raise UserError(
-            f"expected --loss {' or '.join(names)} for the targets of {dataset}, received {config.loss}; name another"
+            f"expected --loss {' or '.join(names)} for the targets of {dataset}, received {config.loss}; name another, "
+            "or give --task if targets in your own data are something else"
         )
     if config.optimizer.label_smoothing and (config.loss or default_loss(task)) != "cross-entropy":
         raise UserError(

@@ -182,7 +182,9 @@ def check_inputs(model: str, dataset: Dataset) -> None:
         advice = "--dataset text-topics with text-encoder, --dataset text with text-decoder"
     else:
         expected, fits = "images", not tokens and len(dataset.input_shape) == 3
-        advice = "--model text-encoder or text-decoder" if tokens else "--model mlp"
+        advice = "--model mlp"
+        if tokens:
+            advice = "--model text-encoder or text-decoder, or convert numbers that are no tokens to fractions"
         if model == "mlp":
             expected, fits = "images or other numbers", not tokens
     if not fits:

@@ -13,7 +13,8 @@ from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import strategies as registry
 from allstep.common.catalog.model_args import check_model_args
 from allstep.common.catalog.networks import MODELS, check_image_size, check_size
-from allstep.common.config.data_config import DataConfig, check_path
+from allstep.common.catalog.user_file import PROGRAM
+from allstep.common.config.data_config import FORMATS, PYTHON, DataConfig, check_path
 from allstep.common.config.train_config import (
     DEFAULT_BATCH_SIZE,
     OptimizerConfig,
@@ -74,6 +75,7 @@ def validate(config: TrainConfig, strategies: Sequence[str], placement: Placemen
         _check_paths(config)
         check_path(config.data)
         _check_trackers(config.output)
+    _check_data(config.data)
     _check_curriculum(config.data)
 
 
@@ -229,6 +231,25 @@ def _check_ramp(config: TrainConfig, framework: str) -> None:
             f"expected --batch-ramp auto where the gradient noise scale is measured, received {why}; docs/batches.md "
             "says where that is"
         )
+
+
+_OF_SAMPLES = tuple(name for name in FORMATS if name != "text")
+# Kinds of data sets that use a flag.
+_DATA = {
+    "task": (*_OF_SAMPLES, PYTHON, PROGRAM),
+    "text_tokens": ("text",),
+    "exif_orientation": ("image-folder", *(name for name in _OF_SAMPLES if name != "npz")),
+}
+
+
+def _check_data(data: DataConfig) -> None:
+    """Refuse flags that the data set would ignore."""
+    kind = data.kind if data.path or data.kind != "text" else "the built-in text"
+    for name, kinds in _DATA.items():
+        if kind not in kinds and getattr(data, name) != getattr(DataConfig, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} has no effect on --dataset {quote(data.dataset)}; leave it out"
+            )
 
 
 def _check_curriculum(data: DataConfig) -> None:

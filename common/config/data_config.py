@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from allstep.common.base.errors import UserError, quote
-from allstep.common.base.flag_types import nonempty_text, number, whole, wrong
+from allstep.common.base.flag_types import nonempty_text, number, one_of, whole, wrong
 from allstep.common.catalog import user_file
 
 DatasetName = Literal["digits", "mnist", "fashion-mnist", "cifar10", "image-folder", "synthetic", "text", "text-topics"]
 FORMATS = ("npz", "parquet", "tfrecord", "webdataset", "hf", "text")
 """Formats of user data sets: prefixes of FORMAT:PATH."""
+TASKS = ("auto", "classification", "regression")
+NUMBERS = "numbers"
+"""Value of `DataConfig.task` that no flag has: floating-point targets are numbers, since --loss takes numbers."""
 PYTHON = "python"
 """Kind of a data set that a user's function returns."""
 
@@ -71,11 +74,21 @@ class DataConfig:
     """npz, parquet, tfrecord, webdataset, hf: the field to predict; default: a field with a usual name such as y, label
     or cls."""
 
+    task: Annotated[str, one_of(*TASKS)] = "auto"
+    """Your own data sets: what the targets are, classification (classes: numbers, names or one-hot rows) or regression
+    (numbers). auto: --loss decides, or else the targets' type and values; a line on stderr says so where they are not
+    clear."""
+
+    text_tokens: Literal["characters", "bytes"] = "characters"
+    """text:FILE: tokens. characters: of UTF-8, or UTF-16 with a byte order mark; bytes: any file's, 256 of them."""
+
     validation_share: Annotated[float, number(0, 1, above=True, below=True)] = 0.1
-    """Share of the samples held out for validation, chosen by --seed, if your own data set has no validation split."""
+    """Share of the samples held out for validation, chosen by --seed, if your own data set or the image-folder has no
+    validation split."""
 
     data_dir: Path = field(default_factory=default_data_dir)
-    """Folder of the data sets, each in its own folder; for image-folder the folder that holds train/ and val/."""
+    """Folder of the data sets, each in its own folder; for image-folder the folder that holds train/ and val/, or the
+    classes' folders."""
 
     mirror: str | None = None
     """URL of a folder with the data set's files, used instead of the usual mirrors. User, password and query in it, as
@@ -91,17 +104,20 @@ class DataConfig:
     """synthetic: number of classes."""
 
     image_size: Annotated[int, whole(1, 2**14)] = 224
-    """image-folder, and your own JPEG and PNG files: height and width in pixels of the images given to the network."""
+    """image-folder, and your own image files: height and width in pixels of the images given to the network."""
 
     decode_threads: Annotated[int | None, whole(1, 1024, "as each is a thread of every rank")] = None
-    """image-folder, and your own JPEG and PNG files: decoding threads per rank; default: the rank's share of cores."""
+    """image-folder, and your own image files: decoding threads per rank; default: the rank's share of cores."""
 
     decode: Literal["auto", "cpu", "gpu"] = "auto"
     """image-folder in PyTorch: device that decodes and resizes JPEG files. auto is cpu, so that curves do not depend on
     the machine: gpu (nvJPEG) rounds pixels differently. gpu helps hosts with few cores per GPU."""
 
+    exif_orientation: bool = False
+    """image-folder, and your own image files: turn images as EXIF says that the camera was held."""
+
     skip_unreadable: bool = False
-    """image-folder, your own JPEG and PNG files: replace unreadable images by others of their class, and count them."""
+    """image-folder, your own image files: replace unreadable images by others of their class, and count them."""
 
     curriculum: Path | None = None
     """File with the difficulty of each training sample (.npy, or one number per line), as `allstep difficulty` writes
@@ -127,6 +143,10 @@ class DataConfig:
 
     seed: Annotated[int, whole(0, 2**64 - 1)] = 0
     """Seed of the order of samples and of their augmentation."""
+
+    def task_with(self, loss: str | None) -> str:
+        """Return the task, which --loss decides for targets that may be classes or numbers if --task does not."""
+        return NUMBERS if self.task == "auto" and loss not in (None, "cross-entropy") else self.task
 
     @property
     def kind(self) -> str:

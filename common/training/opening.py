@@ -43,8 +43,9 @@ def open_dataset(
                 datasets.prepare(config.data)
         collectives.barrier()
         decode_threads = config.data.decode_threads or cores_per_rank(placement)
+        data = dataclasses.replace(config.data, decode_threads=decode_threads, task=config.data.task_with(config.loss))
         with _memory_errors(config):
-            own = datasets.load(dataclasses.replace(config.data, decode_threads=decode_threads))
+            own = datasets.load(data)
     validate_for_data(config, len(own.train), collectives.world_size)
     check_loss(config, own.task)
     return dataclasses.replace(

@@ -130,11 +130,11 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
     Raises:
         UserError: a flag does not agree; the message names the first one.
     """
-    flags = config.flat()
+    flags, defaults = config.flat(), TrainConfig().flat()
     order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
     model = ("model", "model-args") if flags["model-args"] or saved.config.get("model-args") else ("model",)
     for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", *order, *model, "optimizer"):
-        before = saved.config.get(name)  # older checkpoints have neither curriculum nor model-args
+        before = saved.config.get(name, defaults[name])  # older checkpoints lack some flags
         is_same = flags[name] == before
         if name == "model":  # a file may have moved; the network's weights are checked in any case
             is_same |= all(user_file.parse(str(one)) for one in (flags[name], before))
@@ -257,11 +257,12 @@ _CONFIGS = {
     "image-folder": _has(image_size=whole(1)),
     **dict.fromkeys((*FORMATS, PYTHON), _OWN),
 }
+_OWN_FLAGS = ("image-size", "input-fields", "target-field", "validation-share")
 # Flags of a data set that determine its images and classes.
 _SHAPES = {
     "synthetic": ("synthetic-shape", "synthetic-classes"),
-    "image-folder": ("image-size",),
-    **dict.fromkeys((*FORMATS, PYTHON), ("image-size", "input-fields", "target-field", "validation-share")),
+    "image-folder": ("image-size", "validation-share", "exif-orientation"),
+    **dict.fromkeys((*FORMATS, PYTHON), (*_OWN_FLAGS, "exif-orientation", "task", "text-tokens")),
 }
 _SCHEDULE = record(
     base_lr=number(0),

@@ -168,9 +168,7 @@ MISTAKES = {
         FOLDER, "an image", "neither JPEG nor PNG", prepare=images("train/cat/\x1b[2J\n.png", b"meow")
     ),
     "no folders": Mistake(FOLDER, "to hold train/ and val/", "none", prepare=lambda here: (here / "x").touch()),
-    "another class": Mistake(
-        FOLDER, "JPEG or PNG files in", "none", prepare=images("val/bird", lambda path: path.mkdir())
-    ),
+    "another class": Mistake(FOLDER, "images in", "none", prepare=images("val/bird", lambda path: path.mkdir())),
 }
 
 

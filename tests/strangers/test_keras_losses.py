@@ -36,7 +36,7 @@ def build(kind: str) -> keras.Model:
 
 
 @pytest.mark.parametrize("kind", ["kernel", "bias", "activity", "add_loss"])
-@pytest.mark.parametrize("flags", [{}, {"accumulate_steps": 3}, {"slices": 4}], ids=["plain", "passes", "slices"])
+@pytest.mark.parametrize("flags", [{}, {"accumulate_steps": 3}], ids=["plain", "passes"])
 def test_losses_of_layers_are_part_of_the_loss(kind, flags):
     expected, plain = build(kind), build("none")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -1,7 +1,8 @@
-"""image-folder: JPEG and PNG files in train/CLASS/ and val/CLASS/, the layout of ImageNet.
+"""image-folder: image files in train/CLASS/ and val/CLASS/, the layout of ImageNet and of torchvision's ImageFolder.
 
-Classes are numbered in the order of their names. Hidden files, files of other types and deeper folders are
-ignored; symbolic links are followed.
+Classes are numbered in the order of their names, and have images at any depth. Without val/ (or another name of it), or
+with the class folders in the data folder itself, a share of the images is held out for validation. Symbolic links are
+followed. Hidden files, and files that are no images, are passed over, counted and told.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import numpy as np
 from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
-from allstep.common.data.images.decoding import image_content
+from allstep.common.data.datasets.subset import hold_out
+from allstep.common.data.formats.listing import files_below, folders_in
+from allstep.common.data.formats.parts import TRAINING_NAMES, UNNAMED, choose_parts, part_named
+from allstep.common.data.images.decoding import IMAGE_ENDINGS, image_content
 from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_decoding
-
-SUFFIXES = (".jpg", ".jpeg", ".png")
+from allstep.common.data.passed_over import PassedOver
 
 
 def prepare(config: DataConfig) -> None:
@@ -32,21 +35,29 @@ def load(config: DataConfig) -> Dataset:
 
     Raises:
         UserError: a package is not installed, a flag is out of range, a folder is missing, a class has no image,
-            or train/ and val/ differ in their classes.
+            or both parts differ in their classes.
     """
     prepare_decoding(config)
-    train, validation = (list_images(config.data_dir / name) for name in ("train", "val"))
-    if unpaired := set(train.classes) ^ set(validation.classes):
+    passed = PassedOver()
+    train, validation = (folder and list_images(folder, passed) for folder in _part_folders(config.data_dir, passed))
+    assert train is not None  # _part_folders has found it
+    if validation and (unpaired := set(train.classes) ^ set(validation.classes)):
         name = min(unpaired)
-        here, there = ("train", "val") if name in train.classes else ("val", "train")
+        here, there = (train, validation) if name in train.classes else (validation, train)
         raise UserError(
-            f"expected the same classes in train/ and val/, received {name} in {config.data_dir / here} and not in "
-            f"{config.data_dir / there}"
+            f"expected the same classes in {train.folder.name}/ and {validation.folder.name}/, received {name} in "
+            f"{here.folder} and not in {there.folder}"
         )
+    passed.tell(config.data_dir)
     pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
+    splits = (
+        EncodedSplit(train, config=config, pool=pool, augmented=True),
+        EncodedSplit(validation or train, config=config, pool=pool, augmented=False),
+    )
+    if validation is None:
+        splits = hold_out(*splits, share=config.validation_share, seed=config.seed, where=str(train.folder))
     return Dataset(
-        train=EncodedSplit(train, config=config, pool=pool, augmented=True),
-        validation=EncodedSplit(validation, config=config, pool=pool, augmented=False),
+        *splits,
         input_shape=(config.image_size, config.image_size, 3),
         num_classes=len(train.classes),
         mean=MEAN,
@@ -56,6 +67,29 @@ def load(config: DataConfig) -> Dataset:
     )
 
 
+def _part_folders(data_dir: Path, passed: PassedOver) -> tuple[Path, Path | None]:
+    """Return the folders of both parts; the second is None if a share of the first is held out.
+
+    Raises:
+        UserError: there is neither train/ nor a folder of images a class.
+    """
+    names = folders_in(data_dir, PassedOver()) if data_dir.is_dir() else []
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        parts.setdefault(part_named(name), []).append(name)
+    others = [name for name in parts.pop(UNNAMED, []) if name != "derived"]
+    if not parts and any(_images_in(data_dir / name, data_dir, PassedOver()) for name in others):
+        return data_dir, None
+    train, validation = choose_parts(parts, passed, "folders")
+    if train is None:
+        raise UserError(
+            "expected --data-dir to hold train/ and val/, with a folder of images a class, or these folders "
+            f"themselves, received none at {data_dir / TRAINING_NAMES[0]}"
+        )
+    passed.add_all(f"folders beside {train}/", others)
+    return data_dir / parts[train][0], data_dir / parts[validation][0] if validation else None
+
+
 @dataclass(frozen=True)
 class ImageList:
     """Files of a split, sorted by class name and then by file name."""
@@ -63,7 +97,7 @@ class ImageList:
     folder: Path
     classes: tuple[str, ...]
     names: np.ndarray
-    """File names as bytes of fixed length: ImageNet's 1.3 million take 36 MB, as Python strings 110 MB."""
+    """Paths in the class's folder as bytes of fixed length: ImageNet's 1.3 million take 36 MB, as str 110 MB."""
     labels: np.ndarray
     """Class of each sample, int64 (samples,)."""
 
@@ -77,37 +111,41 @@ class ImageList:
         return Path(os.path.join(self.folder, self.classes[self.labels[index]], os.fsdecode(self.names[index])))
 
 
-def list_images(folder: Path) -> ImageList:
+def list_images(folder: Path, passed: PassedOver) -> ImageList:
     """Find the images in the class folders of `folder`.
 
+    Args:
+        passed: counts what is left out.
+
     Raises:
-        UserError: the folder does not exist or has no class folders, or a class folder has no images.
+        UserError: the folder has no class folders, or a class folder has no images.
     """
-    if not folder.is_dir():
-        raise UserError(
-            f"expected --data-dir to hold train/ and val/, with a folder of images a class, received none at {folder}"
-        )
-    classes = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    classes = folders_in(folder, passed)
     if not classes:
         raise UserError(f"expected a folder of images for each class in {folder}, received none")
     names: list[bytes] = []
     num_images = []
     for name in classes:
-        found = _image_names(folder / name)
+        left_out = PassedOver()
+        found = _images_in(folder / name, folder, left_out)
         if not found:
             raise UserError(
-                f"expected JPEG or PNG files in {folder / name}, received none; add images, or remove the class"
+                f"expected images in {folder / name}, received none{f' ({left_out})' if left_out.found else ''}; add "
+                "images, or remove the class"
             )
-        names += found
+        passed.update(left_out)
+        names += map(os.fsencode, found)
         num_images.append(len(found))
     labels = np.repeat(np.arange(len(classes), dtype=np.int64), num_images)
     return ImageList(folder=folder, classes=tuple(classes), names=np.array(names), labels=labels)
 
 
-def _image_names(folder: Path) -> list[bytes]:
-    # Broken links are kept, since they are unreadable images rather than absent ones.
-    return sorted(
-        os.fsencode(e.name)
-        for e in os.scandir(folder)
-        if e.name.lower().endswith(SUFFIXES) and not e.name.startswith(".") and not e.is_dir()
-    )
+def _images_in(folder: Path, part: Path, passed: PassedOver) -> list[str]:
+    """Return the relative paths of a class's images."""
+    images = []
+    for path in files_below(folder, passed, within=part):
+        if path.lower().endswith(IMAGE_ENDINGS):
+            images.append(path)
+        else:
+            passed.add("files that are no images", os.path.join(folder.name, path))
+    return images

@@ -19,9 +19,14 @@ class Subset:
         self.whole, self.indices = split, indices
         self.parallel = split.parallel
         # Those of the whole split, so that both subsets have the same classes and tokens.
-        self.num_classes, self.num_tokens, self.targets, self.inputs, self.class_names = (
-            getattr(split, name, None) for name in ("num_classes", "num_tokens", "targets", "inputs", "class_names")
+        self.num_classes, self.num_tokens, self.inputs, self.class_names = (
+            getattr(split, name, None) for name in ("num_classes", "num_tokens", "inputs", "class_names")
         )
+
+    @property
+    def targets(self) -> np.ndarray | None:
+        """Targets of the whole split."""
+        return getattr(self.whole, "targets", None)
 
     def __len__(self) -> int:
         return len(self.indices)

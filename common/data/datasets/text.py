@@ -1,26 +1,31 @@
 """text and text-topics: passages of the Python Language Reference, as `help()` shows it; no download.
 
 The text is part of Python (module pydoc_data) and depends on its version. A token is a character, a passage has 64. In
-`text` the target of a token is the next token; in `text-topics` the target of a passage is its chapter. text:FILE is
-like `text` with the text of a file.
+`text` the target of a token is the next token; in `text-topics` the target of a passage is its chapter.
+
+text:FILE is like `text` with the text of a file, in UTF-8, or in UTF-16 or UTF-32 with a byte order mark. If it has
+characters beyond those of the built-in text, the vocabulary is that of its training part, and one token more stands for
+all characters that occur in the validation part alone. With --text-tokens bytes a token is a byte of any file.
 
 Source: The Python Language Reference, Python Software Foundation, PSF License 2.
 """
 
 from __future__ import annotations
 
+import codecs
 import importlib
 from pathlib import Path
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset, Task
+from allstep.common.data.passed_over import tell
 from allstep.common.files.regular_file import read_regular
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
-"""Vocabulary: a token is the index of its character; all other characters become question marks."""
+"""Vocabulary of the built-in text, in which all other characters become question marks, and of files of it alone."""
 LENGTH = 64
 NUM_TOPICS = 10
 MAX_CHARACTERS, MAX_OF_A_TOPIC = 2**17, 2**14
@@ -28,6 +33,13 @@ MAX_CHARACTERS, MAX_OF_A_TOPIC = 2**17, 2**14
 MAX_BYTES = 2**28
 """Maximum size of a file: each character takes eight bytes of memory, twice."""
 VALIDATION_EVERY = 10
+_MARKS = {  # longest first: UTF-32's mark begins with UTF-16's
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 def prepare(config: DataConfig) -> None:
@@ -43,26 +55,68 @@ def load(config: DataConfig) -> Dataset:
         UserError: this Python does not include its documentation, or a file is too short for training.
     """
     if config.kind == "text":
-        tokens = encode(_text(config.path))
+        tokens, num_tokens = _tokens(config)
         inputs, targets = passages(tokens[:-1]), passages(tokens[1:])
-        if len(inputs) < VALIDATION_EVERY:
-            raise UserError(
-                f"expected at least {VALIDATION_EVERY * LENGTH + 1} characters in {config.path}, received "
-                f"{len(tokens)}; name a longer text"
-            )
-        return _dataset(inputs, targets, num_classes=len(CHARACTERS), task="next-token")
+        return _dataset(inputs, targets, num_classes=num_tokens, num_tokens=num_tokens, task="next-token")
     topics = _topics()
     longest = sorted(set(topics.values()), key=lambda text: (-len(text), text))[:NUM_TOPICS]
     chapters = [passages(encode(text[:MAX_OF_A_TOPIC])) for text in longest]
     labels = np.repeat(np.arange(NUM_TOPICS), [len(chapter) for chapter in chapters])
-    return _dataset(np.concatenate(chapters), labels, num_classes=NUM_TOPICS, task="classification")
+    return _dataset(
+        np.concatenate(chapters), labels, num_classes=NUM_TOPICS, num_tokens=len(CHARACTERS), task="classification"
+    )
 
 
-def _text(path: Path | None) -> str:
-    if path:
-        return read_regular(path, maximum=MAX_BYTES).decode(errors="replace")
-    topics = _topics()
-    return "\n".join(topics[name] for name in sorted(topics))[: MAX_CHARACTERS + 1]
+def _tokens(config: DataConfig) -> tuple[np.ndarray, int]:
+    """Return the tokens of the text, int64 (characters,), and the size of the vocabulary."""
+    if config.path is None:
+        topics = _topics()
+        return encode("\n".join(topics[name] for name in sorted(topics))[: MAX_CHARACTERS + 1]), len(CHARACTERS)
+    data = read_regular(config.path, maximum=MAX_BYTES)
+    if config.text_tokens == "bytes":
+        tokens, num_tokens = np.frombuffer(data, np.uint8).astype(np.int64), 256
+    else:
+        tokens, num_tokens = _characters(_decoded(data, config.path), config.dataset)
+    if len(tokens) < VALIDATION_EVERY * LENGTH + 1:
+        raise UserError(
+            f"expected at least {VALIDATION_EVERY * LENGTH + 1} {config.text_tokens} in {config.path}, received "
+            f"{len(tokens)}; name a longer text"
+        )
+    return tokens, num_tokens
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"expected text in UTF-8, or in UTF-16 with a byte order mark, in {path}, received byte "
+            f"0x{data[error.start]:02x} at {error.start}; convert it (iconv -t UTF-8), or give --text-tokens bytes"
+        ) from error
+
+
+def _characters(text: str, where: str) -> tuple[np.ndarray, int]:
+    """Return the tokens of a text and the size of the vocabulary of its training part."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    if not np.setdiff1d(codes, [ord(character) for character in CHARACTERS]).size:
+        return encode(text), len(CHARACTERS)
+    positions = np.arange((len(codes) - 1) // LENGTH * LENGTH + 1)  # the rest fills no passage
+    # A character is a target in the passage of the one before it.
+    trained = _trains(positions // LENGTH) | _trains(np.maximum(positions - 1, 0) // LENGTH)
+    known = np.unique(codes[positions][trained])
+    tokens = np.searchsorted(known, codes).astype(np.int64)
+    unknown = known[np.minimum(tokens, len(known) - 1)] != codes
+    tokens[unknown] = len(known)
+    if (count := unknown[positions].sum()) > 0:
+        example = quote(text[int(unknown.argmax())])
+        tell(f"{where}: {count} characters occur in the validation part alone (such as {example}), and have one token")
+    return tokens, len(known) + 1
+
+
+def _trains(passage: np.ndarray) -> np.ndarray:
+    """Return whether passages of these numbers are for training; every tenth is for validation."""
+    return passage % VALIDATION_EVERY != VALIDATION_EVERY - 1
 
 
 def encode(text: str) -> np.ndarray:
@@ -77,15 +131,15 @@ def passages(tokens: np.ndarray) -> np.ndarray:
     return tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
 
 
-def _dataset(inputs: np.ndarray, targets: np.ndarray, *, num_classes: int, task: Task) -> Dataset:
-    validates = np.arange(len(inputs)) % VALIDATION_EVERY == VALIDATION_EVERY - 1
+def _dataset(inputs: np.ndarray, targets: np.ndarray, *, num_classes: int, num_tokens: int, task: Task) -> Dataset:
+    trains = _trains(np.arange(len(inputs)))
     return Dataset(
-        train=ArraySplit(inputs[~validates], targets[~validates]),
-        validation=ArraySplit(inputs[validates], targets[validates]),
+        train=ArraySplit(inputs[trains], targets[trains]),
+        validation=ArraySplit(inputs[~trains], targets[~trains]),
         input_shape=(LENGTH,),
         num_classes=num_classes,
         input_type="int64",
-        num_tokens=len(CHARACTERS),
+        num_tokens=num_tokens,
         task=task,
     )
 

@@ -35,15 +35,18 @@ def array_split(inputs: Any, targets: Any, where: str) -> ArraySplit:
 def inputs_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.ndarray:
     """Convert inputs (samples, ...): uint8 stays, floats and booleans become float32, other integers (tokens) int64.
 
-    uint8 (samples, height, width) are grey images, and get an axis for their one channel.
+    Integers (samples, height, width, ...) are pixels, and become uint8. uint8 (samples, height, width) are grey images,
+    and get an axis for their one channel.
 
     Args:
         indices: sample indices for error messages; 0, 1, ... if not given.
 
     Raises:
-        UserError: the samples differ in shape or are not numbers, or a value is NaN or infinite.
+        UserError: the samples differ in shape or are not numbers, or a value is NaN, infinite or out of range.
     """
     array = _array(values, where)
+    if array.dtype.kind in "iu" and array.ndim > 2:
+        array = _pixels(array, where)
     if array.dtype == np.uint8:
         return array[..., None] if array.ndim == 3 else array
     return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else _finite(array, where, indices)
@@ -52,29 +55,56 @@ def inputs_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.
 def targets_of(values: Any, where: str, indices: np.ndarray | None = None) -> np.ndarray:
     """Convert targets: integers to int64 (samples,) or (samples, length), floats to float32 (samples, numbers).
 
+    Text, such as names of classes, becomes str (samples,) or (samples, length).
+
     Raises:
-        UserError: the samples differ in shape or are not numbers, or a value is NaN or infinite.
+        UserError: the samples differ in shape or are neither numbers nor text, or a value is NaN or infinite.
     """
-    array = _array(values, where)
-    if array.dtype.kind in "iub":
-        if array.ndim == 2 and array.shape[1] == 1:
-            array = array[:, 0]
-        return array.astype(np.int64, copy=False)
-    return _finite(array.reshape(len(array), -1) if len(array) else array, where, indices)
+    array = _array(values, where, text=True)
+    if array.dtype.kind == "f":
+        return _finite(array.reshape(len(array), -1) if len(array) else array, where, indices)
+    if array.ndim > 1:  # (samples, 1) and the like
+        array = array.reshape(len(array), *(length for length in array.shape[1:] if length != 1))
+    return array if array.dtype.kind == "U" else array.astype(np.int64, copy=False)
 
 
-def _array(values: Any, where: str) -> np.ndarray:
+def _array(values: Any, where: str, *, text: bool = False) -> np.ndarray:
+    """Return array-likes as an array of numbers, or of str if `text`."""
+    if np.ma.is_masked(values):
+        raise UserError(f"expected a value for each sample of {where}, received a masked array; fill or drop the rest")
     try:
         array = np.asarray(values)
-    except ValueError:  # a list of arrays whose shapes differ
+        if array.dtype == object:
+            array = _unboxed(array)
+        if array.dtype.kind == "S":
+            array = np.char.decode(array, "utf-8")
+    except ValueError:  # a list of arrays whose shapes differ, or bytes that are no text
         array = np.empty(0, object)
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
-        received = "shapes that differ" if array.dtype == object else f"{array.dtype} of shape {array.shape}"
+    if array.dtype.kind == "T":  # NumPy's strings of any length
+        array = np.asarray(array.tolist(), str)
+    if array.dtype.kind not in ("biufU" if text else "biuf") or array.ndim == 0:
+        received = "shapes or types that differ" if array.dtype == object else f"{array.dtype} of shape {array.shape}"
         raise UserError(
-            f"expected {where} to be numbers, of one shape for all samples, received {received}; give every sample the "
-            "same shape"
+            f"expected {where} to be numbers{' or names' if text else ''}, of one shape for all samples, received "
+            f"{received}; give every sample the same shape and type"
         )
     return array
+
+
+def _unboxed(array: np.ndarray) -> np.ndarray:
+    """Return an array of objects as an array of what they are; it stays if they differ in type or shape."""
+    are_text = {isinstance(item, (str, bytes)) for item in array.ravel()}
+    return array if len(are_text) > 1 else np.asarray(array.tolist())
+
+
+def _pixels(array: np.ndarray, where: str) -> np.ndarray:
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    if low < 0 or high > 255:
+        raise UserError(
+            f"expected pixels from 0 to 255 in {where}, received {array.dtype} from {low} to {high}; convert them to "
+            "uint8, or to fractions (floating-point numbers)"
+        )
+    return array.astype(np.uint8, copy=False)
 
 
 def _finite(array: np.ndarray, where: str, indices: np.ndarray | None) -> np.ndarray:

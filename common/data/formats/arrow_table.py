@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from allstep.common.base.errors import UserError, summary
+from allstep.common.base.errors import UserError, quote, summary
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.subset import hold_out
@@ -65,7 +65,7 @@ def load_tables(config: DataConfig, train: Sequence[Path], validation: Sequence[
     splits = split(tables[0], augmented=True), split(tables[-1], augmented=False)
     if not validation:
         splits = hold_out(*splits, share=config.validation_share, seed=config.seed, where=config.dataset)
-    return describe(*splits, where=config.dataset, scale=(MEAN, STD) if pool else None)
+    return describe(*splits, where=config.dataset, task=config.task, scale=(MEAN, STD) if pool else None)
 
 
 def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages | ArrowNumbers:
@@ -78,11 +78,13 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
         columns = [table.column(name) for name in names]
         for column in (*columns, table.column(target)):
             column.validate(full=True)  # the offsets in an untrusted file may point anywhere
-        labels = np.concatenate(_numbers(table.column(target), f"{target} of {where}"))
+        labels = np.concatenate(_values(_plain(table.column(target)), f"{target} of {where}", text=True))
         targets = targets_of(labels, f"the targets of {where}")
         if _is_bytes(columns[0].type):
-            return ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names)
-        fields = [_numbers(column, f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
+            images = ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names)
+            images.check(skip=config.skip_unreadable)
+            return images
+        fields = [_values(_plain(column), f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
     if len(fields) == 1:
         return ArrowNumbers(fields[0], targets, where, class_names)
     numbers = np.stack([np.concatenate(field).astype(np.float32) for field in fields], 1)
@@ -114,14 +116,34 @@ def _is_bytes(kind: Any) -> bool:
     import pyarrow.types as types
 
     if types.is_struct(kind):
-        return any(field.name == "bytes" and _is_bytes(field.type) for field in kind)
-    return types.is_binary(kind) or types.is_large_binary(kind)
+        return any(f.name == "bytes" and (_is_bytes(f.type) or types.is_null(f.type)) for f in kind)
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
 
 
-def _numbers(column: pa.ChunkedArray, where: str) -> list[np.ndarray]:
-    """Return a column of numbers, or of equally long lists of numbers, as one array (rows, ...) per chunk."""
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without dictionaries (pandas' categories), and with decimal numbers as floating-point ones."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
+
+
+def _values(column: pa.ChunkedArray, where: str, *, text: bool = False) -> list[np.ndarray]:
+    """Return a column of numbers, or of equally long lists of numbers, as one array (rows, ...) per chunk.
+
+    With `text`, it may also be a column of strings.
+    """
     if column.null_count:
         raise UserError(f"expected a value in each row of {where}, received {column.null_count} without; fill them")
+    if text and _is_text(column.type):
+        return [np.asarray(column.to_pylist(), str)]
     arrays = [_array(chunk, where) for chunk in column.chunks if len(chunk)]
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1:
@@ -142,8 +164,11 @@ def _array(chunk: Any, where: str) -> np.ndarray:
         chunk = chunk.flatten()
         kind = chunk.type
     if chunk.null_count or not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        received = f"{kind} such as {quote(chunk[0].as_py())}" if _is_text(kind) and len(chunk) else str(kind)
+        advice = "; paths of images are not opened: write the bytes of the files" * _is_text(kind)
         raise UserError(
-            f"expected numbers, lists of them, or JPEG or PNG files in {where}, received {kind}; name another column"
+            f"expected numbers, lists of them, or image files in {where}, received {received}; name another "
+            f"column{advice}"
         )
     return chunk.to_numpy(zero_copy_only=False).reshape(shape)
 
@@ -153,16 +178,35 @@ def _ragged(where: str) -> UserError:
 
 
 class ArrowImages:
-    """Column of JPEG and PNG files; `encoded.EncodedImages` documents the methods."""
+    """Column of image files; `encoded.EncodedImages` documents the methods."""
 
     def __init__(
         self, column: pa.ChunkedArray, targets: np.ndarray, where: str, class_names: tuple[str, ...] = ()
     ) -> None:
         import pyarrow as pa
 
-        chunks = [chunk.field("bytes") if pa.types.is_struct(chunk.type) else chunk for chunk in column.chunks]
         self.labels, self.where, self.class_names = targets, where, class_names
-        self.column = pa.chunked_array(chunks)
+        self.column, self.paths = column, None
+        if pa.types.is_struct(column.type):
+            fields = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
+            self.column, self.paths = fields["bytes"], fields.get("path")
+
+    def check(self, *, skip: bool) -> None:
+        """Check that there are bytes in each row, or in any row if unreadable images are skipped.
+
+        Raises:
+            UserError: there are none.
+        """
+        missing = self.column.null_count
+        if not missing or (skip and missing < len(self.column)):
+            return
+        row = self.column.is_null().index(True).as_py()
+        path = self.paths and self.paths[row].as_py()
+        received = f"the path {quote(path)} without bytes" if path else "none"
+        raise UserError(
+            f"expected the bytes of an image in each row of {self.where}, received {received} in row {row} ({missing} "
+            "such rows); write the content of the files into the table, or train on their folder by image-folder"
+        )
 
     def content(self, index: int) -> bytes:
         if (data := self.column[index].as_py()) is None:
@@ -188,6 +232,9 @@ class ArrowNumbers:
         self.ends = np.cumsum([len(chunk) for chunk in chunks])
         self.dtype = inputs_of(chunks[0][:0], where).dtype
         self.shape = chunks[0].shape[1:]
+        if self.dtype == np.uint8 != chunks[0].dtype:
+            for chunk in chunks:
+                inputs_of(chunk, f"the inputs of {where}")  # pixels in another type are in range
         if self.dtype == np.int64 and len(self):
             self.inputs = np.array([(chunk.min(), chunk.max()) for chunk in chunks])
 

@@ -10,9 +10,10 @@ from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.formats.arrow_table import load_tables
 from allstep.common.data.formats.parts import find_parts
 from allstep.common.data.images.encoded import require
+from allstep.common.data.passed_over import PassedOver
 
-# Prefix of cache files that `map` and `filter` leave next to the data set.
-_CACHE = "cache-"
+_COMPANIONS = r"(dataset_info|state|dataset_dict)\.json"
+"""Files of `save_to_disk` beside the tables."""
 
 
 def prepare(config: DataConfig) -> None:
@@ -23,4 +24,7 @@ def prepare(config: DataConfig) -> None:
 def load(config: DataConfig) -> Dataset:
     """Map the tables into memory."""
     require("pyarrow", "pyarrow", config)
-    return load_tables(config, *find_parts(config, (".arrow",), leftovers=(_CACHE,)))
+    passed = PassedOver()
+    tables = find_parts(config, (".arrow",), passed, companions=_COMPANIONS, leftovers="cache-")
+    passed.tell(config.dataset)
+    return load_tables(config, *tables)

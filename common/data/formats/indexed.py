@@ -15,11 +15,16 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset, Split
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import inputs_of, targets_of
+from allstep.common.data.formats.packed import unpack_once, unpacked
 from allstep.common.data.formats.parts import find_parts
 from allstep.common.data.formats.sample_index import Located, SampleIndex, build_index, open_index
 from allstep.common.data.formats.task_inference import describe
 from allstep.common.data.images.decoding import UnreadableImage
 from allstep.common.data.images.encoded import MEAN, STD, EncodedSplit, prepare_decoding
+from allstep.common.data.passed_over import PassedOver
+
+_MAX_NAME_CHARACTERS = 200
+"""Maximum length of a class's name; longer text is taken for something else."""
 
 
 class Damaged(ValueError):
@@ -31,8 +36,9 @@ class SampleFormat:
     """File format with many samples per file."""
 
     suffixes: tuple[str, ...]
-    scan: Callable[[Path, DataConfig], Iterator[Located]]
-    """Function that finds the samples of a file. Raises UserError if the file is damaged."""
+    scan: Callable[[Path, DataConfig, PassedOver], Iterator[Located]]
+    """Function that finds the samples of a file, and counts what it passes over. Raises UserError if the file is
+    damaged."""
     input_of: Callable[[bytes, DataConfig], bytes | np.ndarray]
     """Function from a sample's bytes to its input: the bytes of an image file, or numbers. Raises Damaged."""
     tokens_of: Callable[[bytes, DataConfig], np.ndarray]
@@ -45,9 +51,13 @@ def prepare_indexes(config: DataConfig, samples: SampleFormat) -> None:
     Raises:
         UserError: there are no files, or one is damaged or holds something else.
     """
-    for paths in find_parts(config, samples.suffixes):
-        if paths:
-            build_index(paths, lambda path: samples.scan(path, config), config)
+    passed = PassedOver()
+    for packed in find_parts(config, samples.suffixes, passed):
+        for path in packed:
+            unpack_once(path, config)
+        if paths := [unpacked(path, config) for path in packed]:
+            passed.update(build_index(paths, lambda path, inside: samples.scan(path, config, inside), config))
+    passed.tell(config.dataset)
 
 
 def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
@@ -57,8 +67,10 @@ def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
         UserError: an index is missing, or see `describe`.
     """
     train, validation = (
-        IndexedSamples(open_index(paths, config), samples, config) if paths else None
-        for paths in find_parts(config, samples.suffixes)
+        IndexedSamples(open_index([unpacked(path, config) for path in paths], config), samples, config)
+        if paths
+        else None
+        for paths in find_parts(config, samples.suffixes, PassedOver())
     )
     assert train is not None  # find_parts has found it
     pool = None
@@ -72,7 +84,7 @@ def load_indexed(config: DataConfig, samples: SampleFormat) -> Dataset:
     splits = split(train, augmented=True), split(validation or train, augmented=False)
     if validation is None:
         splits = hold_out(*splits, share=config.validation_share, seed=config.seed, where=config.dataset)
-    return describe(*splits, where=config.dataset, scale=(MEAN, STD) if pool else None)
+    return describe(*splits, where=config.dataset, task=config.task, scale=(MEAN, STD) if pool else None)
 
 
 class IndexedSamples:
@@ -121,10 +133,10 @@ class NumbersSplit:
         values = np.empty((len(indices), *self.like.shape), self.like.dtype)
         for number, index in enumerate(np.asarray(indices).tolist()):
             value = self._value(index)
-            if value.shape != values.shape[1:]:
+            if (value.shape, value.dtype) != (values.shape[1:], values.dtype):
                 raise UserError(
-                    f"expected numbers of the shape {values.shape[1:]} of the first sample in "
-                    f"{self.samples.name(index)}, received {value.shape}; give every sample the same shape"
+                    f"expected {values.dtype} of shape {values.shape[1:]}, as in the first sample, in "
+                    f"{self.samples.name(index)}, received {value.dtype} of shape {value.shape}; make the samples alike"
                 )
             values[number] = value
         where = self.samples.config.dataset
@@ -165,16 +177,28 @@ def _is_tokens(value: object) -> TypeGuard[np.ndarray]:
     """Return whether `inputs_of` would treat the value as tokens."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.dtype == np.uint8:
         return False
-    return value.size > 0 < value.ndim
+    return value.size > 0 and value.ndim == 1
 
 
-def _target_of(value: object, where: str) -> int | tuple[float, ...]:
+def _target_of(value: object, where: str) -> int | tuple[float, ...] | str:
+    if isinstance(value, bytes) and (name := _name_in(value)):
+        return name
     if isinstance(value, np.ndarray) and value.size:
-        if value.dtype.kind in "iu" and value.size == 1:
+        if value.dtype.kind in "biu" and value.size == 1:
             return int(value.item())
-        if value.dtype.kind == "f" and np.isfinite(value).all():
+        is_one_hot = value.dtype.kind in "biu" and np.isin(value, (0, 1)).all() and value.sum() == 1
+        if is_one_hot or (value.dtype.kind == "f" and np.isfinite(value).all()):
             return tuple(value.astype(float).ravel().tolist())
     raise UserError(
-        f"expected a whole number (a class), finite fractions, or as many tokens as in the input, as the target in "
-        f"{where}, received {quote(value)}; name another --target-field, or correct it"
+        f"expected a whole number or a name (a class), a one-hot row, finite fractions, or as many tokens as in the "
+        f"input, as the target in {where}, received {quote(value)}; name another --target-field, or correct it"
     )
+
+
+def _name_in(data: bytes) -> str | None:
+    """Return the name of a class that stands in a file or a record, or None."""
+    try:
+        name = data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        return None
+    return name if name.isprintable() and len(name) <= _MAX_NAME_CHARACTERS else None

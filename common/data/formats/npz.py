@@ -19,15 +19,15 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import ArraySplit, Dataset
 from allstep.common.data.datasets.subset import hold_out
 from allstep.common.data.formats.arrays import array_split
-from allstep.common.data.formats.parts import VALIDATION_NAMES, choose_fields
+from allstep.common.data.formats.parts import PART, UNNAMED, choose_fields, choose_parts
 from allstep.common.data.formats.task_inference import describe
+from allstep.common.data.passed_over import PassedOver
 from allstep.common.files.npy import check_header
 from allstep.common.files.regular_file import check_memory, regular
 
 _MAX_PACKING = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 """Largest factor by which the methods of numpy.savez pack; for deflate, see zlib.net/zlib_tech.html."""
-_PART = "|".join(("train", *VALIDATION_NAMES))
-_NAME = re.compile(rf"(?:(?P<before>{_PART})_)?(?P<field>.+?)(?:_(?P<after>{_PART}))?")
+_NAME = re.compile(rf"(?:(?P<before>{PART})_)?(?P<field>.+?)(?:_(?P<after>{PART}))?", re.IGNORECASE)
 
 
 def prepare(config: DataConfig) -> None:
@@ -54,7 +54,7 @@ def load(config: DataConfig) -> Dataset:
         ) from error
     if validation is None:
         train, validation = hold_out(train, train, share=config.validation_share, seed=config.seed, where=str(path))
-    return describe(train, validation, where=str(path))
+    return describe(train, validation, where=str(path), task=config.task)
 
 
 def _declared_bytes(archive: zipfile.ZipFile, size: int) -> int:
@@ -81,10 +81,14 @@ def _splits(arrays: np.lib.npyio.NpzFile, config: DataConfig, path: Path) -> tup
     for key in arrays.files:
         match = _NAME.fullmatch(key)
         assert match  # the field takes whatever the optional groups leave
-        parts.setdefault(match["before"] or match["after"] or "", {})[match["field"]] = key
-    train = _split(arrays, parts.get("train") or parts.get("", {}), config, f"the training part of {path}")
-    name = next((name for name in VALIDATION_NAMES if name in parts), None)
-    return train, _split(arrays, parts[name], config, f"the part {name} of {path}") if name else None
+        parts.setdefault((match["before"] or match["after"] or UNNAMED).lower(), {})[match["field"]] = key
+    passed = PassedOver()
+    train, validation = choose_parts({name: part.values() for name, part in parts.items()}, passed, "arrays")
+    passed.tell(config.dataset)
+    return (
+        _split(arrays, parts[train] if train else {}, config, f"the training part of {path}"),
+        _split(arrays, parts[validation], config, f"the part {validation} of {path}") if validation else None,
+    )
 
 
 def _split(arrays: np.lib.npyio.NpzFile, keys: dict[str, str], config: DataConfig, where: str) -> ArraySplit:

@@ -14,10 +14,14 @@ from allstep.common.data.datasets.files import derived_file, expect_derived, one
 from allstep.common.data.formats.arrow_table import arrow_errors, load_tables
 from allstep.common.data.formats.parts import choose_fields, find_parts
 from allstep.common.data.images.encoded import require
+from allstep.common.data.passed_over import PassedOver
 from allstep.common.files.disk import write_atomically
 from allstep.common.files.regular_file import regular
 
 _ROWS_AT_ONCE = 1024
+_SUFFIXES = (".parquet",)
+_COMPANIONS = "_SUCCESS|_metadata|_common_metadata|README.md"
+"""Files beside tables that Spark and Hugging Face's hub write."""
 
 
 def prepare(config: DataConfig) -> None:
@@ -27,9 +31,11 @@ def prepare(config: DataConfig) -> None:
         UserError: pyarrow is not installed, there are no files, or one is damaged or lacks a column.
     """
     require("pyarrow", "pyarrow", config)
-    for paths in find_parts(config, (".parquet",)):
+    passed = PassedOver()
+    for paths in find_parts(config, _SUFFIXES, passed, companions=_COMPANIONS):
         for path in paths:
             _unpack_once(path, config)
+    passed.tell(config.dataset)
 
 
 def load(config: DataConfig) -> Dataset:
@@ -39,7 +45,7 @@ def load(config: DataConfig) -> Dataset:
         UserError: an unpacked file is missing, or see `load_tables`.
     """
     require("pyarrow", "pyarrow", config)
-    train, validation = find_parts(config, (".parquet",))
+    train, validation = find_parts(config, _SUFFIXES, PassedOver(), companions=_COMPANIONS)
     return load_tables(config, [_unpacked(path, config) for path in train], [_unpacked(p, config) for p in validation])
 
 

@@ -2,68 +2,119 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
+from allstep.common.data.formats.listing import files_below
+from allstep.common.data.images.decoding import IMAGE_ENDINGS
+from allstep.common.data.passed_over import PassedOver
 
-VALIDATION_NAMES = ("val", "valid", "validation", "dev", "test")
+TRAINING_NAMES = ("train", "training")
+VALIDATION_NAMES = ("val", "valid", "validation", "dev", "test", "testing", "eval", "evaluation")
 """Names of the validation split, in order of preference."""
-_PART_IN_NAME = re.compile(rf"(?:^|[-_.])(train|{'|'.join(VALIDATION_NAMES)})(?=[-_.0-9])")
+PART = "|".join((*TRAINING_NAMES, *VALIDATION_NAMES))
+_FOLDER = re.compile(PART, re.IGNORECASE)
+_IN_NAME = re.compile(rf"(?:^|[-_. 0-9])({PART})(?=[-_. 0-9])", re.IGNORECASE)
+_SHARD = re.compile(r"-\d+-of-\d+$")
+UNNAMED = "unnamed"
+"""Part of what names none."""
 
 _INPUT_NAMES = (
     "x", "input", "inputs", "image", "images", "img", "image/encoded", "jpg", "jpeg", "png", "npy", "pixel_values",
-    "features", "tokens", "input_ids",
+    "features", "tokens", "input_ids", *(ending[1:] for ending in IMAGE_ENDINGS),
 )  # fmt: skip
 _TARGET_NAMES = ("y", "label", "labels", "target", "targets", "cls", "class", "image/class/label", "fine_label")
 
 
 def find_parts(
-    config: DataConfig, suffixes: Sequence[str], *, leftovers: tuple[str, ...] = ()
+    config: DataConfig, suffixes: Sequence[str], passed: PassedOver, *, companions: str = "", leftovers: str = ""
 ) -> tuple[list[Path], list[Path]]:
-    """Return training files and validation files, each sorted by name; the latter may be empty.
+    """Return training files and validation files, each sorted by path; the latter may be empty.
 
-    The files are in train/ and val/ (or another of `VALIDATION_NAMES`), or have the split in their name, as in
-    train-00000.parquet.
+    The files are in folders of one of `TRAINING_NAMES` or `VALIDATION_NAMES`, or have the split in their name, as in
+    train-00000.parquet. Folders are searched to any depth, as Hugging Face's `datasets` does.
 
     Args:
-        suffixes: suffixes of the data files; other files are ignored.
-        leftovers: prefixes of files that are ignored in addition to hidden ones.
+        suffixes: suffixes of the data files, in lower case.
+        passed: counts the files that are in neither part.
+        companions: pattern of names of other files that belong to the format.
+        leftovers: prefix of the names of files that `map` and `filter` of Hugging Face's `datasets` leave.
 
     Raises:
         UserError: there is no training file.
     """
     folder = config.path
     assert folder is not None  # only called for user data sets, which have a path
-    if (folder / "train").is_dir():
-        train = _files(folder / "train", suffixes, leftovers)
-        folders = [folder / name for name in VALIDATION_NAMES if (folder / name).is_dir()]
-        validation = _files(folders[0], suffixes, leftovers) if folders else []
-        where = folder / "train"
-    else:
-        parts: dict[str, list[Path]] = {}
-        for path in _files(folder, suffixes, leftovers):
-            match = _PART_IN_NAME.search(path.name)
-            parts.setdefault(match[1] if match else "", []).append(path)
-        train = parts.get("train") or parts.get("", [])
-        validation = next((parts[name] for name in VALIDATION_NAMES if name in parts), [])
-        where = folder
-    if not train:
+    found = []
+    for path in files_below(folder, passed, without=config.data_dir / "derived"):
+        name = os.path.basename(path)
+        if leftovers and name.startswith(leftovers):
+            passed.add(f"files {leftovers}*, which other programs keep", path)
+        elif _SHARD.sub("", name.lower()).endswith(tuple(suffixes)):
+            found.append(path)
+        elif not re.fullmatch(companions, name):
+            passed.add(f"files that are not {_any_of(suffixes)}", path)
+    for part_of in (_folder_part, _name_part):
+        parts = _grouped(found, part_of)
+        if parts.keys() - {UNNAMED}:
+            break
+    train, validation = choose_parts(parts, passed, "files")
+    if train is None:
         raise UserError(
-            f"expected files {' or '.join(f'*{suffix}' for suffix in suffixes)} to train on in {where}, received none; "
-            "name the folder that holds them"
+            f"expected files {_any_of(suffixes)} to train on in {folder}, received none"
+            f"{f', and passed over {passed}' if passed.found else ''}; name the folder that holds them"
         )
+    train_files, validation_files = (
+        sorted(map(Path, parts.get(name, []) if name else [])) for name in (train, validation)
+    )
+    return [folder / path for path in train_files], [folder / path for path in validation_files]
+
+
+def choose_parts(parts: Mapping[str, Collection[str]], passed: PassedOver, what: str) -> tuple[str | None, str | None]:
+    """Return the names of the training part and of the validation part; None if there is none.
+
+    What names no part is for training, unless other things name it. Of several validation parts the first of
+    `VALIDATION_NAMES` is taken.
+
+    Args:
+        what: plural of the things in the parts, for the line about those that are passed over.
+    """
+    train = next((name for name in (*TRAINING_NAMES, UNNAMED) if name in parts), None)
+    validation = next((name for name in VALIDATION_NAMES if name in parts), None)
+    chosen = " and ".join(name for name in (train, validation) if name not in (None, UNNAMED))
+    for name in sorted(parts.keys() - {train, validation}):
+        passed.add_all(f"{what} of other parts than {chosen}", sorted(parts[name]))
     return train, validation
 
 
-def _files(folder: Path, suffixes: Sequence[str], leftovers: tuple[str, ...]) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.name.endswith(tuple(suffixes)) and not path.name.startswith((".", *leftovers))
-    )
+def part_named(name: str) -> str:
+    """Return the part that a folder's name is, or `UNNAMED`."""
+    return name.lower() if _FOLDER.fullmatch(name) else UNNAMED
+
+
+def _folder_part(path: str) -> str:
+    """Return the part that a folder around a file names: the outermost, if several do."""
+    return next((part for name in path.split(os.sep)[:-1] if (part := part_named(name)) != UNNAMED), UNNAMED)
+
+
+def _name_part(path: str) -> str:
+    match = _IN_NAME.search(os.path.basename(path))
+    return match[1].lower() if match else UNNAMED
+
+
+def _grouped(paths: Sequence[str], part_of: Callable[[str], str]) -> dict[str, list[str]]:
+    parts: dict[str, list[str]] = {}
+    for path in paths:
+        parts.setdefault(part_of(path), []).append(path)
+    return parts
+
+
+def _any_of(suffixes: Sequence[str]) -> str:
+    return " or ".join(f"*{suffix}" for suffix in suffixes)
 
 
 def choose_fields(names: Collection[str], config: DataConfig, where: str) -> tuple[tuple[str, ...], str]:
@@ -84,13 +135,16 @@ def choose_fields(names: Collection[str], config: DataConfig, where: str) -> tup
 
 
 def _usual(usual: Sequence[str], names: Collection[str], flag: str, where: str) -> tuple[str, ...]:
-    found = [name for name in usual if name in names]
-    if not found:
+    found = next((name for name in usual if name in names), None)
+    if found is None:
+        spelled = {name.lower(): name for name in names}
+        found = next((spelled[name] for name in usual if name in spelled), None)
+    if found is None:
         raise UserError(
             f"expected a field of a usual name ({', '.join(usual[:4])}, ...) in {where}, received {_listed(names)}; "
             f"name one by {flag}"
         )
-    return (found[0],)
+    return (found,)
 
 
 def _listed(names: Collection[str]) -> str:

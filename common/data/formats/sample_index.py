@@ -6,6 +6,7 @@ ranks of a host share.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from allstep.common.base.errors import UserError
+from allstep.common.base.errors import UserError, summary
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.files import derived_file, expect_derived, one_at_a_time
+from allstep.common.data.passed_over import PassedOver
+from allstep.common.files import strict_json
 from allstep.common.files.disk import write_atomically
-from allstep.common.files.regular_file import regular
+from allstep.common.files.records import from_json, to_json
+from allstep.common.files.regular_file import read_regular, regular
 
 _NUM_AT_ONCE = 2**16
-_SUFFIX = ".2.npy"
+_MAX_COUNTS_BYTES = 2**16
+_SUFFIX, _PASSED_SUFFIX = ".3.npy", ".3.passed-over.json"
 """Suffix of index files; its number changes with the layout of the records, so that older indexes are not used."""
 
 
@@ -32,8 +37,9 @@ class Located:
     """Bytes from the start of the file."""
     length: int
     """Length in bytes."""
-    target: int | tuple[float, ...] | None
-    """Class, numbers of a regression, or None for tokens, which are read together with the input."""
+    target: int | tuple[float, ...] | str | None
+    """Class by its number or name, a one-hot row or the numbers of a regression, or None for tokens, which are read
+    together with the input."""
     token_range: tuple[int, int] | None = None
     """Smallest and largest token of input and target, if the input is tokens."""
 
@@ -48,8 +54,9 @@ class SampleIndex:
 
     @property
     def targets(self) -> np.ndarray | None:
-        """Targets, int64 (samples,) or float32 (samples, numbers)."""
-        return self._field("target")
+        """Targets, int64 (samples,), float32 (samples, numbers) or str (samples,)."""
+        targets = self._field("target")
+        return targets if targets is None or targets.dtype.kind != "S" else np.char.decode(targets, "utf-8")
 
     @property
     def token_ranges(self) -> np.ndarray | None:
@@ -79,23 +86,37 @@ class SampleIndex:
         return self.records[name] if name in (self.records.dtype.names or ()) else None
 
 
-def build_index(paths: Sequence[Path], scan: Callable[[Path], Iterator[Located]], config: DataConfig) -> None:
+def build_index(
+    paths: Sequence[Path], scan: Callable[[Path, PassedOver], Iterator[Located]], config: DataConfig
+) -> PassedOver:
     """Build the index of files, unless there is one for files of the same paths, sizes and dates.
 
     Args:
-        scan: finds the samples of a file.
+        scan: finds the samples of a file, and counts what it passes over.
+
+    Returns:
+        What the scan has passed over, then or now.
 
     Raises:
         UserError: `scan` raised it, or a sample is of another kind than the first one.
         OSError: the folder of data sets cannot be written.
     """
-    target = derived_file(paths, config, _SUFFIX)
+    target, counts = derived_file(paths, config, _SUFFIX), derived_file(paths, config, _PASSED_SUFFIX)
     target.parent.mkdir(parents=True, exist_ok=True)
     with one_at_a_time(target.parent):
         if not target.exists():
-            records = np.concatenate(list(_blocks(paths, scan)))
+            passed = PassedOver()
+            records = np.concatenate(list(_blocks(paths, lambda path: scan(path, passed))))
+            with write_atomically(counts) as stream:
+                stream.write(json.dumps(to_json(passed)).encode())
             with write_atomically(target) as stream:
                 np.save(stream, records, allow_pickle=False)
+        try:
+            return from_json(PassedOver, strict_json.loads(read_regular(counts, maximum=_MAX_COUNTS_BYTES)), "counts")
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"expected counts of what was passed over in {counts}, received {summary(error)}; remove its folder"
+            ) from error
 
 
 def open_index(paths: Sequence[Path], config: DataConfig) -> SampleIndex:
@@ -120,27 +141,33 @@ def _blocks(paths: Sequence[Path], scan: Callable[[Path], Iterator[Located]]) ->
                     f"expected samples of one kind ({_kind(first)}), received another one in {path}, byte "
                     f"{sample.offset}: {_kind(sample)}; make them alike"
                 )
-            optional = (one for one in (sample.target, sample.token_range) if one is not None)
+            label = sample.target.encode() if isinstance(sample.target, str) else sample.target
+            optional = (one for one in (label, sample.token_range) if one is not None)
             rows.append((number, sample.offset, sample.length, *optional))
             if len(rows) == _NUM_AT_ONCE:
-                yield np.array(rows, _record_type(first))
+                yield np.array(rows, _record_type(first, rows))
                 rows = []
     if first is None:
         raise UserError(f"expected samples in {paths[0].parent}, received files without any; name other ones")
-    yield np.array(rows, _record_type(first))
+    yield np.array(rows, _record_type(first, rows))
 
 
 def _kind(sample: Located) -> str:
     if sample.target is None:
         return "tokens, and those that follow"
-    target = "a class" if isinstance(sample.target, int) else f"{len(sample.target)} fraction(s)"
+    if isinstance(sample.target, tuple):
+        target = f"{len(sample.target)} fraction(s)"
+    else:
+        target = "a class" if isinstance(sample.target, int) else "a class's name"
     return f"{'tokens' if sample.token_range else 'an input'} and {target}"
 
 
-def _record_type(sample: Located) -> np.dtype:
+def _record_type(sample: Located, rows: Sequence[tuple]) -> np.dtype:
     fields: list[tuple] = [("file", "<u4"), ("offset", "<u8"), ("length", "<u4")]
     if isinstance(sample.target, int):
         fields.append(("target", "<i8"))
+    elif isinstance(sample.target, str):
+        fields.append(("target", f"S{max((len(row[3]) for row in rows), default=1)}"))
     elif sample.target is not None:
         fields.append(("target", "<f4", (len(sample.target),)))
     if sample.token_range:

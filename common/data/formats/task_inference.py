@@ -1,34 +1,40 @@
 """Task inference: builds a data set from two splits by deriving the task and the number of outputs.
 
-The targets determine the task: one integer per sample is a class, floats are the values of a regression, and integers
-in the shape of integer inputs are the tokens that follow.
+The targets determine the task, as `labels` says.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.data.datasets.base import Dataset, InputType, Split, Task
+from allstep.common.data.formats.labels import Meaning, meaning_of
 from allstep.common.data.formats.layout import check_channels_last
+from allstep.common.data.passed_over import tell
 
 MAX_CLASSES = 2**20
 """Maximum number of classes, as for --synthetic-classes; a larger integer target is taken for a mistake."""
+_MAX_OUTPUTS_A_CLASS = 10
+"""Outputs for each class that occurs, above which a line says that the labels have gaps."""
+_TARGETS_LOOKED_AT = 16
+"""Number of samples read to find out what targets mean, if a user's object does not have all targets."""
 _SAMPLES_LOOKED_AT = 10_000
 """Number of equally spaced samples from which mean and standard deviation of pixels are estimated."""
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of the channels."""
 
 
-def describe(train: Split, validation: Split, *, where: str, scale: Scale | None = None) -> Dataset:
-    """Build a data set from two splits.
+def describe(train: Split, validation: Split, *, where: str, task: str = "auto", scale: Scale | None = None) -> Dataset:
+    """Build a data set from two splits, whose targets are replaced by what they mean (see `labels`).
 
     In a classification, a split needs an attribute `targets` with all classes, or `num_classes` with their number.
 
     Args:
         where: name of the data set in error messages.
+        task: `DataConfig.task`.
         scale: mean and standard deviation for normalizing pixels; estimated from the samples if not given.
 
     Raises:
@@ -36,19 +42,26 @@ def describe(train: Split, validation: Split, *, where: str, scale: Scale | None
     """
     (inputs, targets), others = _first(train, where), _first(validation, where)
     for name, one, other in zip(("inputs", "targets"), (inputs, targets), others, strict=True):
-        if (one.shape, one.dtype) != (other.shape, other.dtype):
+        if (one.shape, one.dtype.kind) != (other.shape, other.dtype.kind):
             raise UserError(
                 f"expected {name} of one shape and type in both parts of {where}, received {one.dtype} {one.shape[1:]} "
                 f"to train and {other.dtype} {other.shape[1:]} to validate; make them alike"
             )
     if inputs.dtype != np.int64 and inputs.dtype != object:
         check_channels_last(inputs.shape[1:], f"the inputs of {where}")
-    task = _task(inputs, targets, where)
-    num_classes = targets.shape[1] if task == "regression" else _num_classes((train, validation), task, where)
-    if task == "next-token":
-        num_tokens = num_classes
-    else:
-        num_tokens = _num_tokens((train, validation)) if inputs.dtype == np.int64 else 0
+    tokens = inputs.dtype == np.int64
+    seen = [_targets_seen(split, first) for split, first in ((train, targets), (validation, others[1]))]
+    seen = list({id(array): array for array in seen}.values())  # of which a share is held out, it is the same array
+    meaning = meaning_of(seen, task=task, tokens=tokens and targets.shape == inputs.shape, where=where)
+    for base in {id(base): base for base in (getattr(split, "whole", split) for split in (train, validation))}.values():
+        _relabel(base, meaning)
+    task = meaning.task
+    num_classes = meaning.num_classes if getattr(train, "num_classes", None) is None else None
+    if task == "regression":
+        num_classes = meaning.convert(targets).shape[1]
+    elif num_classes is None:
+        num_classes = _num_classes((train, validation), task, where)
+    num_tokens = num_classes if task == "next-token" else _num_tokens((train, validation)) if tokens else 0
     if scale is None:
         scale = _scale(train) if inputs.dtype == np.uint8 else ((0.0,), (1.0,))
     return Dataset(
@@ -72,17 +85,21 @@ def _first(split: Split, where: str) -> tuple[np.ndarray, np.ndarray]:
     return split.read(np.zeros(1, np.int64), epoch=0)
 
 
-def _task(inputs: np.ndarray, targets: np.ndarray, where: str) -> Task:
-    if targets.dtype == np.float32:
-        return "regression"
-    if targets.ndim == 1:
-        return "classification"
-    if inputs.dtype == np.int64 and targets.shape == inputs.shape:
-        return "next-token"
-    raise UserError(
-        f"expected a whole number (a class), fractions, or as many tokens as in the inputs for each sample of {where}, "
-        f"received {targets.dtype} {targets.shape[1:]}; give one of them"
-    )
+def _targets_seen(split: Split, first: np.ndarray) -> np.ndarray:
+    """Return all targets of a split, or those of some samples if it does not have them at hand."""
+    if (targets := getattr(split, "targets", None)) is not None:
+        return targets
+    if first.dtype.kind == "i" and first.ndim == 1:  # class numbers, whatever the others are
+        return first
+    return split.read(np.linspace(0, len(split) - 1, min(len(split), _TARGETS_LOOKED_AT)).astype(np.int64), epoch=0)[1]
+
+
+def _relabel(split: Any, meaning: Meaning) -> None:
+    """Replace the targets of a split by what they mean."""
+    if hasattr(split, "convert"):
+        split.convert = meaning.convert
+    if getattr(split, "targets", None) is not None:
+        split.targets = meaning.convert(split.targets)
 
 
 def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
@@ -103,6 +120,13 @@ def _num_classes(splits: tuple[Split, Split], task: Task, where: str) -> int:
             f"expected labels from 0 to {maximum - 1} in {where}, received {lowest if lowest < 0 else highest}; number "
             "the classes from 0"
         )
+    if given is None and task == "classification":
+        distinct = np.count_nonzero(sum(np.bincount(array, minlength=highest + 1) for array in labels))
+        if highest + 1 > _MAX_OUTPUTS_A_CLASS * distinct:
+            tell(
+                f"the labels of {where} go up to {highest}, so the network has {highest + 1} outputs, but only "
+                f"{distinct} different labels occur; number the classes from 0 without gaps"
+            )
     return highest + 1 if given is None else given
 
 

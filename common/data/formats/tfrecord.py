@@ -2,7 +2,7 @@
 
 A record has 8 bytes of length, 4 bytes of checksum of the length, the message, and 4 bytes of checksum of the message
 (CRC-32C, masked; tensorflow/core/lib/io/record_writer.h). Building the index checks both, reading a sample checks that
-of the message. An input is a JPEG or PNG file, or numbers; a target is a class, numbers, or the tokens that follow.
+of the message. An input is an image file, or numbers; a target is a class, numbers, or the tokens that follow.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.formats.example_proto import NotAnExample, parse_example
 from allstep.common.data.formats.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
+from allstep.common.data.formats.packed import with_packed
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.sample_index import Located
 from allstep.common.data.images.decoding import MAX_FILE_BYTES
 from allstep.common.data.images.encoded import require
+from allstep.common.data.passed_over import PassedOver
 from allstep.common.files.regular_file import regular
 
 _HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
@@ -41,7 +43,7 @@ def load(config: DataConfig) -> Dataset:
     return load_indexed(config, _FORMAT)
 
 
-def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
+def _scan(path: Path, config: DataConfig, passed: PassedOver) -> Iterator[Located]:
     with open(path, "rb", opener=regular) as stream:
         size, offset = os.fstat(stream.fileno()).st_size, 0
         while offset < size:
@@ -106,4 +108,4 @@ def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
     return np.stack(_sample(_features(data), config, "a record"))
 
 
-_FORMAT = SampleFormat((".tfrecord", ".tfrecords", ".tfrec"), _scan, _input_of, _tokens_of)
+_FORMAT = SampleFormat(with_packed(".tfrecord", ".tfrecords", ".tfrec"), _scan, _input_of, _tokens_of)

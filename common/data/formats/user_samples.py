@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -
     Args:
         validation: None to hold out a share of `train`.
         where: name of the data set in error messages.
+        task: `DataConfig.task`.
 
     Raises:
         UserError: a split is something else, or see `describe`.
@@ -29,8 +31,8 @@ def as_dataset(train: Any, validation: Any, config: DataConfig, *, where: str) -
     split = as_split(train, where, config)
     if validation is None:
         parts = hold_out(split, split, share=config.validation_share, seed=config.seed, where=where)
-        return describe(*parts, where=where)
-    return describe(split, as_split(validation, where, config), where=where)
+        return describe(*parts, where=where, task=config.task)
+    return describe(split, as_split(validation, where, config), where=where, task=config.task)
 
 
 def as_split(samples: Any, where: str, config: DataConfig | None = None) -> Split:
@@ -72,6 +74,9 @@ class CheckedSplit:
         self.may_augment = getattr(samples, "may_augment", False)
         targets = getattr(samples, "targets", None)
         self.targets = None if targets is None else targets_of(targets, f"the targets of {where}")
+        self.convert: Callable[[np.ndarray], np.ndarray] = lambda read: (
+            read
+        )  # `labels.Meaning.convert`, once it is known
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -85,4 +90,4 @@ class CheckedSplit:
                 f"expected read() of {self.where} to return {len(indices)} samples, as many as indices, received "
                 f"{len(inputs)} inputs and {len(targets)} targets; correct it"
             )
-        return inputs, targets
+        return inputs, self.convert(targets)

@@ -2,13 +2,15 @@
 
     0001.jpg 0001.cls 0002.jpg 0002.cls ...
 
-An input is a JPEG or PNG file, or an array (x.npy); a target is a number as text (.cls), or an array (y.npy).
+An input is an image file, or an array (x.npy); a target is a number or a name as text (.cls), or an array (y.npy).
+Hidden files, links and devices are passed over, and counted.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,17 +20,20 @@ from pathlib import Path
 import numpy as np
 
 from allstep.common.base.errors import UserError, quote
-from allstep.common.base.terminal import warn
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.base import Dataset
 from allstep.common.data.formats.indexed import Damaged, SampleFormat, load_indexed, located, prepare_indexes
+from allstep.common.data.formats.listing import HIDDEN, is_hidden
+from allstep.common.data.formats.packed import with_packed
 from allstep.common.data.formats.parts import choose_fields
 from allstep.common.data.formats.sample_index import Located
 from allstep.common.data.images.decoding import MAX_FILE_BYTES
+from allstep.common.data.passed_over import PassedOver
 from allstep.common.files.npy import load_npy
 from allstep.common.files.regular_file import regular
 
 _NPY = b"\x93NUMPY"
+_WHOLE = re.compile("[-+]?[0-9]{1,18}")
 
 
 def prepare(config: DataConfig) -> None:
@@ -41,20 +46,24 @@ def load(config: DataConfig) -> Dataset:
     return load_indexed(config, _FORMAT)
 
 
-def _scan(path: Path, config: DataConfig) -> Iterator[Located]:
-    passed_over: list[str] = []
+def _scan(path: Path, config: DataConfig, passed: PassedOver) -> Iterator[Located]:
     with open(path, "rb", opener=regular, buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
         try:
             with tarfile.open(fileobj=_Finite(stream), mode="r:") as archive:
-                for key, members in groupby(_files(archive, os.fstat(stream.fileno()).st_size, passed_over), key=_key):
-                    yield _sample(archive, {_ending(member): member for member in members}, f"{path}, {key}", config)
-        except (tarfile.TarError, OverflowError, OSError) as error:
+                for key, group in groupby(_files(archive, size, passed), key=_key):
+                    members = list(group)
+                    where, by_ending = f"{path}, {key}", {_ending(member): member for member in members}
+                    if len(by_ending) < len(members):
+                        raise UserError(
+                            f"expected files with several endings in {where}, received {len(members)} with the endings "
+                            f"{', '.join(sorted(by_ending))}; give each sample a name of its own"
+                        )
+                    yield _sample(archive, by_ending, where, config)
+        except (tarfile.TarError, OverflowError, ValueError, OSError) as error:
             raise UserError(
-                f"expected a whole tar archive, not compressed, in {path}, received something else: {error}; write it "
-                "again"
+                f"expected a whole tar archive in {path}, received something else: {error}; write it again"
             ) from error
-    if passed_over:
-        warn(f"{path} has {len(passed_over)} links or devices, which are passed over, such as {quote(passed_over[0])}")
 
 
 class _Finite(io.BufferedReader):
@@ -65,19 +74,24 @@ class _Finite(io.BufferedReader):
         return super().read(left if size is None or size < 0 else min(size, left))
 
 
-def _files(archive: tarfile.TarFile, size: int, passed_over: list[str]) -> Iterator[tarfile.TarInfo]:
-    """Yield the files of an archive of `size` bytes, and add the names of links and devices to `passed_over`.
+def _files(archive: tarfile.TarFile, size: int, passed: PassedOver) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of an archive of `size` bytes, and note in `passed` what is passed over.
 
     Raises:
         TarError: one declares more than the archive has.
     """
     while (member := archive.next()) is not None:
-        if member.issparse() or member.offset_data + member.size > size:
+        if is_hidden(member.name):
+            passed.add(f"{HIDDEN} in archives", member.name)
+        elif not member.isfile() or member.issparse():
+            if not member.isdir():
+                passed.add("links, devices and sparse files in archives", member.name)
+        elif member.offset_data + member.size > size:
             raise tarfile.ReadError(f"{quote(member.name)} declares {member.size} bytes, which are not there")
-        if member.isfile():
+        elif not _ending(member):
+            passed.add("files without an ending in archives", member.name)
+        else:
             yield member
-        elif not member.isdir():
-            passed_over.append(member.name)
 
 
 def _key(member: tarfile.TarInfo) -> str:
@@ -116,14 +130,13 @@ def _value(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> obj
             return _array(data)
         except Damaged as error:
             raise UserError(f"expected an array in {where}, {member.name}, received {error}; write it again") from error
-    text = data.decode(errors="replace").strip()
-    try:
+    text = data.decode("utf-8-sig", errors="replace").strip()
+    if _WHOLE.fullmatch(text):
         return np.array(int(text))
+    try:
+        return np.array(float(text))
     except ValueError:
-        try:
-            return np.array(float(text))
-        except ValueError:
-            return data
+        return data
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -139,7 +152,7 @@ def _input_of(data: bytes, config: DataConfig) -> bytes | np.ndarray:
 def _tokens_of(data: bytes, config: DataConfig) -> np.ndarray:
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
-            members = {_ending(member): member for member in _files(archive, len(data), [])}
+            members = {_ending(member): member for member in _files(archive, len(data), PassedOver())}
             (name,), target = choose_fields(members, config, "a sample")
             return np.stack([_array(_content(archive, members[field])) for field in (name, target)])
     except (tarfile.TarError, ValueError) as error:
@@ -156,4 +169,4 @@ def _array(data: bytes) -> np.ndarray:
     return array
 
 
-_FORMAT = SampleFormat((".tar",), _scan, _input_of, _tokens_of)
+_FORMAT = SampleFormat((*with_packed(".tar"), ".tgz", ".tbz2", ".txz"), _scan, _input_of, _tokens_of)

@@ -1,8 +1,8 @@
 """Image decoding: JPEG by libjpeg-turbo (simplejpeg), which releases the GIL, everything else by Pillow.
 
-The bytes of a file decide which library decodes it: libjpeg-turbo takes colour (YCbCr) and grey JPEG; Pillow takes PNG,
-CMYK, and every JPEG in which libjpeg-turbo finds an error, since Pillow tolerates small errors and has better messages
-for the others. Both give the same pixels for an intact file.
+The bytes of a file decide which library decodes it: libjpeg-turbo takes colour (YCbCr) and grey JPEG; Pillow takes
+other formats, CMYK, and every JPEG in which libjpeg-turbo finds an error, since Pillow tolerates small errors and has
+better messages for the others. Both give the same pixels for an intact file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ import numpy as np
 from allstep.common.data.images.crop import Box
 from allstep.common.files.regular_file import regular
 
+IMAGE_ENDINGS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".ppm", ".pgm",
+    ".pbm", ".pnm", ".jp2", ".j2k", ".jpx", ".ico", ".avif",
+)  # fmt: skip
+"""Endings of the files in a folder that are images, in lower case."""
+FORMATS = (
+    "JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "GIF", "PPM", "JPEG2000", "ICO", "AVIF",
+)  # fmt: skip
+"""Pillow's formats that are opened, without rare ones and those that take damaged files of other formats for theirs."""
 MAX_FILE_BYTES = 2**28
 """Maximum size of an image file: about three bytes for each pixel that Pillow allows."""
 REDUCING_GAP = 2
@@ -27,6 +36,8 @@ MAX_GPU_SIDE = 4096
 """Maximum width and height of an image that a GPU decodes: 64 of them at once take 3.2 GB of its memory."""
 _JPEG, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _COLOURS = ("YCbCr", "Gray")
+_ORIENTATION = 0x0112
+"""EXIF's tag of how the camera was held."""
 _KEPT_BYTES = 2**24
 
 
@@ -40,13 +51,14 @@ class Decoder:
     Images of up to 16 MiB are decoded into memory that is reused: mapping it again would take a third of the time.
     """
 
-    def __init__(self) -> None:
-        self._memory = np.empty(0, dtype=np.uint8)
+    def __init__(self, *, turns: bool = False) -> None:
+        """Create a decoder that turns images as their EXIF orientation says, if `turns`."""
+        self._memory, self._turns = np.empty(0, dtype=np.uint8), turns
 
     def decode(self, data: bytes, box_of: Callable[[int, int], Box], size: int) -> tuple[np.ndarray, Box]:
-        """Decode a JPEG or PNG file to pixels, uint8 (height, width, 3), valid until the next call, and a box in them.
+        """Decode an image file to pixels, uint8 (height, width, 3), valid until the next call, and a box in them.
 
-        Grey and CMYK are converted to RGB, transparency is dropped.
+        Grey and CMYK are converted to RGB, transparency is dropped; of several frames or pages the first is taken.
 
         Args:
             box_of: returns the box for an image's width and height.
@@ -55,6 +67,8 @@ class Decoder:
         Raises:
             UnreadableImage: the image is damaged, too large or has more than 8 bits per channel.
         """
+        if self._turns and is_turned(data):
+            return _by_pillow(data, box_of, turns=True)
         return self._by_libjpeg(data, box_of, size) or _by_pillow(data, box_of)
 
     def _by_libjpeg(self, data: bytes, box_of: Callable[[int, int], Box], size: int) -> tuple[np.ndarray, Box] | None:
@@ -129,15 +143,26 @@ def _scaled(box: Box, horizontal: float, vertical: float) -> Box:
     return left * horizontal, top * vertical, right * horizontal, bottom * vertical
 
 
-def _by_pillow(data: bytes, box_of: Callable[[int, int], Box]) -> tuple[np.ndarray, Box]:
-    from PIL import Image, UnidentifiedImageError
+def is_turned(data: bytes) -> bool:
+    """Return whether an image's EXIF orientation turns or mirrors it."""
+    from PIL import Image
 
     try:
-        image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+        return Image.open(io.BytesIO(data), formats=FORMATS).getexif().get(_ORIENTATION, 1) in range(2, 9)
+    except Exception:  # a damaged file; decoding it says so
+        return False
+
+
+def _by_pillow(data: bytes, box_of: Callable[[int, int], Box], *, turns: bool = False) -> tuple[np.ndarray, Box]:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.mode.startswith(("I", "F")):
-            raise UnreadableImage(f"mode {image.mode} has more than 8 bits a channel")
+            raise UnreadableImage(f"mode {image.mode} has more than 8 bits a channel; convert it to 8")
+        image = ImageOps.exif_transpose(image) if turns else image
         return np.asarray(image.convert("RGB")), box_of(*image.size)
     except UnidentifiedImageError as error:
-        raise UnreadableImage("it is neither JPEG nor PNG") from error
+        raise UnreadableImage("it is neither JPEG nor PNG, nor another usual format") from error
     except Exception as error:  # on damaged files Pillow raises OSError, SyntaxError, ValueError, ...
         raise UnreadableImage(error) from error

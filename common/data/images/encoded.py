@@ -21,7 +21,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.datasets.hashing import uniform_draws
 from allstep.common.data.images.crop import NUM_CROP_DRAWS, Box, centre_box, random_resized_box
-from allstep.common.data.images.decoding import Decoder, UnreadableImage, dimensions_on_gpu
+from allstep.common.data.images.decoding import Decoder, UnreadableImage, dimensions_on_gpu, is_turned
 from allstep.common.data.images.resampling import VECTORS, resampler
 
 PACKAGES = {"PIL": "Pillow", "simplejpeg": "simplejpeg"} | ({"cykooz_resizer": "cykooz-resizer"} if VECTORS else {})
@@ -64,7 +64,7 @@ def require(module: str, package: str, config: DataConfig) -> None:
 
 
 class EncodedImages(Protocol):
-    """Source of a split's images, as the bytes of JPEG and PNG files."""
+    """Source of a split's images, as the bytes of image files."""
 
     @property
     def labels(self) -> np.ndarray:
@@ -109,7 +109,8 @@ class EncodedSplit:
         self.targets = images.labels
         self.class_names = getattr(images, "class_names", None)
         self.size = config.image_size
-        self.reader = Reader(config.image_size)
+        self.turns = config.exif_orientation
+        self.reader = Reader(config.image_size, turns=self.turns)
         self.seed = config.seed
         self.skip_unreadable = config.skip_unreadable
         self.pool = pool
@@ -157,7 +158,7 @@ class EncodedSplit:
             data = self.images.content(index)
         except UnreadableImage:
             return pixels()  # raises an error or finds a replacement
-        if (dimensions := dimensions_on_gpu(data)) is None:
+        if (dimensions := dimensions_on_gpu(data)) is None or (self.turns and is_turned(data)):
             return pixels()
         # A writable copy, since PyTorch tensors cannot use read-only memory.
         return EncodedImage(np.frombuffer(bytearray(data), np.uint8), box_of(*dimensions), flipped, pixels)
@@ -200,9 +201,9 @@ class EncodedSplit:
 class Reader(threading.local):
     """Reader of a box of an image at the network's size, with one decoder and one resampler per thread."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, turns: bool = False) -> None:
         self.size = size
-        self.decoder = Decoder()
+        self.decoder = Decoder(turns=turns)
         self.resample = resampler(size)
 
     def read(self, data: bytes, box_of: Callable[[int, int], Box]) -> np.ndarray:

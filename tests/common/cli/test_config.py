@@ -217,7 +217,7 @@ def test_help_comes_from_rank_0_alone(capsys):
 def test_help_into_a_reader_that_has_gone():
     command = f"set -o pipefail; {sys.executable} pytorch/train.py --help | true"
     result = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 def test_global_batch():
@@ -244,6 +244,20 @@ def test_ranks_without_samples_are_refused():
 def test_what_needs_an_output_directory(flag):
     with pytest.raises(UserError, match=f"--output-dir with {flag.split()[0]}"):
         parsed(*flag.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "dataset"),
+    [
+        ("--task regression", "digits"),
+        ("--task classification", "image-folder"),
+        ("--text-tokens bytes", "text"),
+        ("--exif-orientation", "synthetic"),
+    ],
+)
+def test_flags_that_a_data_set_would_ignore(flags, dataset):
+    with pytest.raises(UserError, match=f"{flags.split()[0]} has no effect on --dataset {dataset}; leave it out"):
+        parsed("--dataset", dataset, *flags.split())
 
 
 def test_resume_and_init_from_exclude_each_other(tmp_path):

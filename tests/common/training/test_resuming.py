@@ -57,6 +57,16 @@ def changed(run: TrainConfig, part: str, **values: object) -> TrainConfig:
         ),
         (RUN, changed(RUN, "data", synthetic_classes=3), "expected --synthetic-classes 10, .*received 3"),
         (FOLDER, changed(FOLDER, "data", image_size=64), "expected --image-size 224, .*received 64"),
+        (
+            FOLDER,
+            changed(FOLDER, "data", exif_orientation=True),
+            "expected --exif-orientation False, .*received True",
+        ),
+        (
+            changed(RUN, "data", dataset="npz:a.npz"),
+            changed(RUN, "data", dataset="npz:a.npz", task="regression"),
+            "expected --task auto, .*received regression",
+        ),
         (RUN, changed(RUN, "optimizer", optimizer="nesterov"), "expected --optimizer sgd, .*received nesterov"),
         (RUN, changed(RUN, "optimizer", momentum=0.0), "expected --momentum above 0, .* received 0"),
         (changed(RUN, "optimizer", momentum=0.0), RUN, "expected --momentum 0, .* received 0.9"),
@@ -71,6 +81,14 @@ def test_what_means_something_else_is_refused_by_name(before, after, expected):
     with pytest.raises(UserError, match=expected) as error:
         check(before, after)
     assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_that_is_older_than_a_flag_has_its_default():
+    state = saved(FOLDER)
+    del state.config["exif-orientation"]
+    check_flags(FOLDER, state)
+    with pytest.raises(UserError, match="expected --exif-orientation False"):
+        check_flags(changed(FOLDER, "data", exif_orientation=True), state)
 
 
 def test_another_number_of_samples():

@@ -4,6 +4,7 @@ import functools
 import io
 import itertools
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -148,15 +149,21 @@ def test_grey_palette_and_cmyk_images_become_rgb(folder):
         assert np.abs(image.astype(int) - colour).max() <= 12
 
 
-def test_other_files_are_passed_over_and_links_followed(folder, tmp_path_factory):
+def test_other_files_are_passed_over_and_links_followed(folder, tmp_path_factory, capfd):
     ant = folder / "train" / "ant"
     for name in ("readme.txt", ".hidden.png", "Thumbs.db"):
         (ant / name).write_bytes(b"not an image")
-    save(ant / "deeper" / "0.png")
     save(folder / "train" / ".cache" / "0.png")
     (folder / "train" / "classes.txt").write_text("ant bee cat")
-    save(ant / "folder.png" / "0.png")
+    (ant / "folder.png").mkdir()
+    (ant / "around").symlink_to(folder / "train")
     assert len(open_folder(folder).train) == 12
+    expected = (
+        f"{folder}: passed over hidden files: 2, such as .cache; files beside the class folders: 1, such as "
+        "train/classes.txt; links to a folder around them: 1, such as around; files that are no images: 2, such as "
+        "ant/Thumbs.db"
+    )
+    assert capfd.readouterr().err.splitlines()[-1] == f"allstep: warning: {expected}"
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     save(elsewhere / "dog" / "0.png", colour=(1, 2, 3))
     for split in ("train", "val"):
@@ -173,9 +180,9 @@ def png_of_16_bits() -> bytes:
     return stream.getvalue()
 
 
-def gif() -> bytes:
+def pcx() -> bytes:
     stream = io.BytesIO()
-    Image.new("P", (20, 20)).save(stream, "GIF")
+    Image.new("P", (20, 20)).save(stream, "PCX")
     return stream.getvalue()
 
 
@@ -191,7 +198,7 @@ UNREADABLE = {
     "truncated JPEG": truncated("JPEG"),
     "truncated PNG": truncated("PNG"),
     "16 bits": png_of_16_bits(),
-    "GIF": gif(),
+    "PCX": pcx(),
 }
 
 
@@ -243,14 +250,16 @@ def test_a_class_without_a_readable_image_stops_even_so(folder):
 def test_folders_that_are_not_right(folder, step):
     config = DataConfig(dataset="image-folder", data_dir=folder, image_size=16)
     (folder / "val" / "dog").mkdir()
-    with pytest.raises(UserError, match="expected JPEG or PNG files in .*val/dog, received none"):
+    with pytest.raises(UserError, match="expected images in .*val/dog, received none"):
         step(config)
     save(folder / "val" / "dog" / "0.png")
     with pytest.raises(UserError, match="expected the same classes .*, received dog in .*val and not in .*train"):
         step(config)
-    (folder / "val").rename(folder / "validation")
-    with pytest.raises(UserError, match="expected --data-dir to hold train/ and val/, .* received none at .*val"):
+    (folder / "train").rename(folder / "trains")
+    with pytest.raises(UserError, match="expected --data-dir to hold train/ and val/, .* received none at .*train"):
         step(config)
+    (folder / "trains").rename(folder / "train")
+    shutil.rmtree(folder / "val")
     (folder / "val").mkdir()
     with pytest.raises(UserError, match="expected a folder of images for each class in .*val, received none"):
         step(config)

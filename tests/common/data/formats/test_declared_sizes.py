@@ -79,7 +79,7 @@ def test_npz(size, packing, tmp_path):
         archive.writestr("y.npy", npy((size,)))
     with (
         little_memory(),
-        pytest.raises(UserError, match=rf"in {path}, received .*its header declares .*; write it anew"),
+        pytest.raises(UserError, match=rf"in {path}, received .*its header declares .*; write it again"),
     ):
         open_data("npz", path)
     with zipfile.ZipFile(path, "w", packing) as archive:
@@ -110,7 +110,7 @@ def test_tar_members(kind, size, tmp_path):
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
     with (
         little_memory(),
-        pytest.raises(UserError, match=rf"tar archive, .*, in {tmp_path}/a.tar, received .*; write it"),
+        pytest.raises(UserError, match=rf"tar archive in {tmp_path}/a.tar, received .*; write it"),
     ):
         open_data("webdataset", tmp_path)
 
@@ -127,5 +127,6 @@ def test_links_and_devices_are_counted(tmp_path, capsys):
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
     open_data("webdataset", tmp_path)
-    warning = f"allstep: warning: {tmp_path}/a.tar has 3 links or devices, which are passed over, such as link\n"
+    what = "links, devices and sparse files in archives: 3, such as link"
+    warning = f"allstep: warning: webdataset:{tmp_path}: passed over {what}\n"
     assert capsys.readouterr().err == warning

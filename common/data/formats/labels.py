@@ -1,0 +1,143 @@
+"""Meaning of targets: which task they are for, and how they become what the network trains on.
+
+Class numbers, names of classes and one-hot rows of any type become class numbers. Floating-point targets may be either
+classes or numbers: their values decide, a line on stderr says so, and --task decides otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from allstep.common.base.errors import UserError, quote
+from allstep.common.config.data_config import NUMBERS
+from allstep.common.data.datasets.base import Task
+from allstep.common.data.passed_over import tell
+
+_MIN_SAMPLES_A_CLASS = 2
+"""Whole floating-point numbers are classes if all of 0 to the largest occur, this many times on average."""
+_SUM_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Task of a data set, and the conversion of its targets."""
+
+    task: Task
+    convert: Callable[[np.ndarray], np.ndarray] = lambda targets: targets
+    """Function from targets as `arrays.targets_of` returns them to those of `Dataset.task`. Raises UserError."""
+    num_classes: int | None = None
+    """Number of classes, if the targets tell it."""
+
+
+def meaning_of(targets: Sequence[np.ndarray], *, task: str, tokens: bool, where: str) -> Meaning:
+    """Return the meaning of a data set's targets.
+
+    Args:
+        targets: arrays of `arrays.targets_of`: of the training part and perhaps the other one, or of some samples if
+            the parts do not have all.
+        task: `DataConfig.task`.
+        tokens: whether the inputs are tokens, as many as there are targets in a sample.
+
+    Raises:
+        UserError: the targets fit no task, or not the one that is asked for.
+    """
+    first = targets[0]
+    if first.dtype.kind == "U":
+        return _names(targets, task, where)
+    if first.dtype.kind == "i":
+        return _whole_numbers(targets, task, tokens, where)
+    return _fractions(targets, task, where)
+
+
+def _names(targets: Sequence[np.ndarray], task: str, where: str) -> Meaning:
+    if task == "regression" or targets[0].ndim > 1:
+        raise UserError(
+            f"expected numbers as the targets of {where}, received text such as {quote(targets[0].ravel()[0])}; give "
+            "numbers, or one name of a class for each sample"
+        )
+    names = np.unique(np.concatenate([np.unique(array) for array in targets]))
+
+    def convert(labels: np.ndarray) -> np.ndarray:
+        return np.searchsorted(names, labels).astype(np.int64)
+
+    return Meaning("classification", convert, len(names))
+
+
+def _whole_numbers(targets: Sequence[np.ndarray], task: str, tokens: bool, where: str) -> Meaning:
+    first = targets[0]
+    if task == "regression":
+        return Meaning("regression", lambda array: array.reshape(len(array), -1).astype(np.float32))
+    if first.ndim == 1:
+        return Meaning("classification")
+    if tokens and task == "auto":
+        return Meaning("next-token")
+    if first.ndim == 2 and all(map(_is_one_hot, targets)):
+        return _one_hot(first.shape[1], where)
+    raise UserError(
+        f"expected a whole number (a class), fractions, or as many tokens as in the inputs for each sample of {where}, "
+        f"received {first.dtype} {first.shape[1:]}; give one of them, or --task regression for numbers"
+    )
+
+
+def _fractions(targets: Sequence[np.ndarray], task: str, where: str) -> Meaning:
+    numbers, width = Meaning("regression"), targets[0].shape[1]
+    if task in ("regression", NUMBERS):
+        return numbers
+    if width > 1:
+        if all(map(_is_one_hot, targets)):
+            if task == "auto":
+                tell(f"the targets of {where} are one-hot rows: trained as {width} classes, unless --task regression")
+            return _one_hot(width, where)
+        if task == "classification":
+            raise _no_classes(where, f"rows of {width} numbers that are not one-hot")
+        if all(((array == 0) | (array == 1)).all() for array in targets):
+            tell(f"the targets of {where} are rows of 0 and 1: trained as numbers; --loss bce for several labels")
+        elif all(map(_are_shares, targets)):
+            tell(f"the targets of {where} are rows that add up to 1: trained as numbers, not as shares of classes")
+        return numbers
+    values = np.unique(np.concatenate([np.unique(array) for array in targets]))
+    if (values != np.floor(values)).any():
+        if task == "classification":
+            raise _no_classes(where, f"{values[values != np.floor(values)][0]}")
+        return numbers
+    contiguous = values[0] == 0 and values[-1] == len(values) - 1 > 0
+    if task == "classification" or (contiguous and len(targets[0]) >= _MIN_SAMPLES_A_CLASS * len(values)):
+        if task == "auto":
+            tell(f"the targets of {where} are 0.0 to {values[-1]}: trained as classes, unless --task regression")
+        return Meaning("classification", lambda array: _class_numbers(array, where))
+    tell(f"the targets of {where} are whole numbers: trained as numbers, unless --task classification")
+    return numbers
+
+
+def _one_hot(width: int, where: str) -> Meaning:
+    def convert(rows: np.ndarray) -> np.ndarray:
+        if not _is_one_hot(rows):
+            raise _no_classes(where, "a row that is not one-hot")
+        return rows.argmax(1).astype(np.int64)
+
+    return Meaning("classification", convert, width)
+
+
+def _class_numbers(array: np.ndarray, where: str) -> np.ndarray:
+    numbers = array[:, 0].astype(np.int64)
+    if (numbers != array[:, 0]).any():
+        raise _no_classes(where, str(array[numbers != array[:, 0]][0, 0]))
+    return numbers
+
+
+def _is_one_hot(rows: np.ndarray) -> bool:
+    return rows.shape[1] > 1 and bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all())
+
+
+def _are_shares(rows: np.ndarray) -> bool:
+    return bool((rows >= 0).all() and (np.abs(rows.sum(1) - 1) < _SUM_TOLERANCE).all())
+
+
+def _no_classes(where: str, received: str) -> UserError:
+    return UserError(
+        f"expected classes as the targets of {where} (whole numbers, names or one-hot rows), received {received}; "
+        "correct that, or give --task regression"
+    )
