@@ -8,8 +8,22 @@ from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.runs import Rank, Runs
 
 
+_OUT_OF_STEP = "expected the same weights and optimizer state on all ranks after batch 1"
+"""Error of the Keras drop-in, which ends a fit before the observed weights can be compared."""
+
+
 def check(runs: Runs) -> Iterator[Finding]:
     """Compare digests of weights and slots before the first step."""
+    if _OUT_OF_STEP in runs.together.failure:
+        steps = next(iter(runs.together.steps(1)), ())
+        yield Finding(
+            "weights-differ",
+            "ranks start from different weights, so that they train different models",
+            runs.together.failure,
+            _broadcast_of_weights(runs.together.ranks[0]),
+            steps[0].line if steps else "",
+        )
+        return
     for optimizer in range(1, runs.together.num_optimizers + 1):
         first = next((steps for steps in runs.together.steps(optimizer) if steps[0].weights), None)
         if first is None:
