@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.runs import Rank, Runs
 
-
 _OUT_OF_STEP = "expected the same weights and optimizer state on all ranks after batch 1"
 """Error of the Keras drop-in, which ends a fit before the observed weights can be compared."""
 
