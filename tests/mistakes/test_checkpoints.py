@@ -121,6 +121,7 @@ def after_an_epoch(folder: Path) -> None:
     progress = json.loads((directory / "manifest.json").read_text())["progress"]
     progress |= {"epoch": 1, "step": 46, "samples_seen": NUM_SAMPLES + 64}
     forge(directory, progress=progress)
+    directory.rename(directory.with_name("step-00000046"))
 
 
 def of_other_data(folder: Path) -> None:
@@ -163,8 +164,8 @@ MANIFEST = {
     "offset 1e9": field("manifest.progress.offset", "1000000000", "progress", "offset", to=10**9),
     "offset negative": field("manifest.progress.offset", "-1", "progress", "offset", to=-1),
     "offset moved": field("manifest.progress.samples_seen to be 96", "64", "progress", "offset", to=96),
-    "step 0": field("manifest.progress.step", "0", "progress", "step", to=0),
-    "step 1e9": field("manifest.progress.step", "1000000000", "progress", "step", to=10**9),
+    "step 0": field("progress.step, as the folder's name has it,", "0", "progress", "step", to=0),
+    "step 1e9": field("progress.step, as the folder's name has it,", "1000000000", "progress", "step", to=10**9),
     "no loss": field("manifest.progress.running to have loss_sum", "[", "progress", "running", "loss_sum", to=...),
     "loss a list": field("running.loss_sum", "[1]", "progress", "running", "loss_sum", to=[1]),
     "learning rate a text": field("learning_rate", "'0.1'", "progress", "running", "learning_rate", to="0.1"),
@@ -220,7 +221,12 @@ OTHER_RUNS = {
     "another data set": Mistake(
         f"{PYTORCH} {RESUME} --dataset synthetic", "--dataset digits", "synthetic", prepare=put
     ),
-    "fewer epochs": Mistake(f"{PYTORCH} {RESUME} --epochs 1", "--epochs to be at least 2", "1", prepare=after_an_epoch),
+    "fewer epochs": Mistake(
+        f"{PYTORCH} {FLAGS} --resume {{here}}/run/checkpoints/step-00000046 --epochs 1",
+        "--epochs to be at least 2",
+        "1",
+        prepare=after_an_epoch,
+    ),
 }
 
 

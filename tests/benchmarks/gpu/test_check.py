@@ -28,7 +28,7 @@ from allstep.common.data import datasets
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = Path(__file__).resolve().parents[4] / "tools" / "gpu_check.sh"
+SCRIPT = Path(__file__).resolve().parents[3] / "tools" / "gpu_check.sh"
 
 
 def one(what: str, ratio: float) -> check.Check:
