@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ranks import REPOSITORY, launch  # noqa: E402
+from ranks import REPOSITORY, launch
 
 LEAN = REPOSITORY / "tests" / "tensorflow" / "ranks" / "lean.py"
 PROGRAMS = Path(__file__).parent / "programs"

@@ -163,8 +163,9 @@ def in_tensorflow():
             found.append(model())
             return found[-1]
 
-        optimizer = kind if FLAGS["strategy"] == "mirrored" else kind()
-        train(Session, lambda optimizer=optimizer, build=build_later: (build, optimizer), name)
+        # Strategies of tf.distribute need a function that builds it.
+        made = (lambda kind=kind: kind) if FLAGS["strategy"] == "mirrored" else kind
+        train(Session, lambda made=made, build=build_later: (build, made()), name)
         found, expected, optimizer = found[-1], model(), kind()
         variables = expected.trainable_variables
         for inputs, targets in batches():

@@ -5,14 +5,11 @@ Oracles: the state of the other rank; the epoch and batch at which the rank was 
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from ranks import REPOSITORY, run
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from ranks import run  # noqa: E402
-
-SCRIPT = Path(__file__).parent / "ranks" / "keras_elastic.py"
+SCRIPT = REPOSITORY / "tests/tensorflow/ranks/keras_elastic.py"
 
 
 @pytest.fixture(scope="module")
