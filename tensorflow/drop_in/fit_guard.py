@@ -63,6 +63,8 @@ def _ranks_of_fit(model: keras.Model, callbacks: list[Any]) -> ProcessSet | None
         return None
     if any(isinstance(callback, InStep) for callback in callbacks):
         return global_process_set
+    if is_elastic():  # a step before the state is sent builds the optimizer, as Horovod's examples have it
+        return None
     sets = [
         part._reduction.process_set
         for optimizer in optimizers_of(model)
