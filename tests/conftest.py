@@ -19,6 +19,8 @@ import schedule  # noqa: E402
 import torch._dynamo  # noqa: E402, F401 (torch.optim would import it, and Triton with it, after TensorFlow)
 from hypothesis import settings  # noqa: E402
 
+from allstep.common.process.environment import restored_environment  # noqa: E402
+
 # A shell makes its background jobs ignore Ctrl-C, and the processes that tests interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -57,7 +59,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol(item: pytest.Item):
     launches.watch(item)
     try:
-        return (yield)
+        with restored_environment():  # what trains in this process chooses a controller and interfaces
+            return (yield)
     finally:
         launches.watch(None)
 

@@ -13,6 +13,7 @@ from allstep.common.api.user_parts import Parts
 from allstep.common.base.errors import UserError
 from allstep.common.catalog.user_file import PROGRAM, pass_loss
 from allstep.common.launch.placement import find_placement
+from allstep.common.process.environment import restored_environment
 from allstep.common.process.exit import run_rank
 from allstep.common.reporting.base import Listeners, Reporter
 from allstep.common.training.start import start
@@ -146,7 +147,8 @@ def as_rank(function: Callable[[], Result]) -> Result:
     In a job with a single rank, the program can catch the exception.
     """
     if find_placement().world_size == 1:
-        return function()
+        with restored_environment():  # of settings that would reach ranks that the program starts later
+            return function()
     results: list[Result] = []
     run_rank(lambda: results.append(function()))
     return results[0]

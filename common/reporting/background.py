@@ -58,8 +58,8 @@ class Background(Reporter):
     def _run(self, open_reporter: Callable[[], Reporter], opened: Future[None]) -> None:
         try:
             reporter = open_reporter()
-        except Exception as error:
-            opened.set_exception(error)
+        except BaseException as error:  # the thread of __init__ waits for any end of this one
+            opened.set_exception(error if isinstance(error, Exception) else RuntimeError(summary(error)))
             return
         opened.set_result(None)
         try:

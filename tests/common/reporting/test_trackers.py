@@ -58,6 +58,7 @@ def test_mlflow_has_one_run_with_all_of_it(until_the_end, tmp_path, monkeypatch)
     assert run.data.metrics["epoch/validation_accuracy"] == 0.9
 
 
+@pytest.mark.launch
 def test_wandb_has_one_run_with_all_of_it(tmp_path, monkeypatch):
     need_packages("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -120,11 +121,12 @@ def test_one_that_fails_is_said_once_and_the_run_goes_on(capfd):
     )
 
 
-def test_one_that_cannot_begin_ends_the_run_in_a_line():
+@pytest.mark.parametrize("kind", [ConnectionError, SystemExit])
+def test_one_that_cannot_begin_ends_the_run_in_a_line(kind):
     def unreachable() -> Reporter:
-        raise ConnectionError("no server")
+        raise kind("no server")
 
-    with pytest.raises(UserError, match="expected a run to begin with --wandb, received ConnectionError: no server; "):
+    with pytest.raises(UserError, match=f"a run to begin with --wandb, received .*{kind.__name__}: no server; "):
         Background("--wandb", unreachable)
 
 
