@@ -210,7 +210,8 @@ def _stage(activity: str) -> str | None:
 
 
 def summary(ways: dict[str, list[Way]]) -> Summary:
-    """Summarise the tensors that are reduced in every step: the gradients."""
+    """Summarise the gradients: the tensors that are reduced in every step, without allstep's own."""
+    ways = {name: way for name, way in ways.items() if "allstep." not in name} or ways
     maximum = max(map(len, ways.values()))
     # A killed run may have left its last step incomplete.
     gradients = [gradient for gradient in ways.values() if len(gradient) >= maximum - 1]
