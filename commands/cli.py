@@ -48,9 +48,9 @@ COMMANDS = {
         "allstep.commands.parity.command",
         "Train the same network in both frameworks on 1, 2 and 4 ranks; print how far the results differ.",
     ),
-    "predict": Command(
+    "forecast": Command(
         "allstep.commands.forecast.command",
-        "Forecast step time, efficiency and time to accuracy on 1 to 100,000 ranks; check against published tables.",
+        "Forecast step time and efficiency, with a range, on 1 to 100,000 ranks; calibrate on runs; check on published tables.",
     ),
     "collectives": Command(
         "allstep.commands.collectives.command",
@@ -90,6 +90,9 @@ COMMANDS = {
     ),
 }
 
+ALIASES = {"predict": "forecast"}
+"""Former names of commands, accepted for one release."""
+
 
 def main() -> None:
     """Run the command that the command line names; as Ctrl-C does, a notice to end it ends its jobs before it."""
@@ -109,6 +112,9 @@ def call(arguments: Sequence[str]) -> None:
         print(_help())
         return
     name, *rest = arguments
+    if name in ALIASES:
+        print(f"allstep {name} is now allstep {ALIASES[name]}; the old name goes in the next release", file=sys.stderr)
+        name = ALIASES[name]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         advice = f"did you mean {near[0]}?" if near else "see allstep --help"

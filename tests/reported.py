@@ -131,13 +131,13 @@ EPOCHS = [
 
 
 def validation_result() -> dict:
-    """Return the output of `allstep predict --validate`: a row within 5 points and one outside."""
+    """Return the output of `allstep forecast --validate`: a row within 5 points and one outside."""
     row = {"title": "own runs, pytorch", "system": "horovod", "network": "cnn", "baseline_ranks": 1, "estimated": ""}
     rows = [
         {**row, "num_ranks": 2, "measured": 0.9, "forecast": 0.923, "error": 0.023, "within": True},
         {**row, "num_ranks": 4, "measured": 0.4, "forecast": 0.471, "error": 0.071, "within": False},
     ]
-    content = {"command": "allstep predict --validate", "largest_error": 0.05, "rows": rows, "notes": ["Told so."]}
+    content = {"command": "allstep forecast --validate", "largest_error": 0.05, "rows": rows, "notes": ["Told so."]}
     return {"format": "allstep-validation", "version": 1, **content}
 
 

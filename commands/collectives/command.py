@@ -123,7 +123,7 @@ def _flags(argv: Sequence[str] | None) -> Namespace:
     parser.add_argument("--collectives", type=listed(one_of(*COLLECTIVES)), default=COLLECTIVES, metavar="NAME,...")
     parser.add_argument("--sizes", type=listed(whole(1, 2**40)), default=SIZES, metavar="BYTES,...")
     parser.add_argument("--rounds", type=whole(1, MAX_ROUNDS), default=3, metavar="N", help="launches of each library")
-    parser.add_argument("--network", default="cnn", metavar="NAME", help="for which to recommend; see predict --help")
+    parser.add_argument("--network", default="cnn", metavar="NAME", help="for which to recommend; see forecast --help")
     parser.add_argument("--step-ms", type=whole(1, MAX_COUNT), default=40, metavar="MS", help="step time on one rank")
     parser.add_argument("--tune", action="store_true", help="train with and without the recommended settings")
     parser.add_argument("--time-limit", type=whole(1, WEEK), default=300, metavar="SECONDS", help="limit of a launch")

@@ -1,9 +1,9 @@
 """Forecast step time, efficiency and time to accuracy on 1 to 100,000 ranks, before the machine is bought.
 
-    allstep predict --network resnet50 --batch-size 32 --step-ms 200 --ranks-per-node 8 --inter-gbit 100
-    allstep predict --run runs/one-rank --ranks 1,2,4,8
-    allstep predict --validate [--measured DIR --collectives FILE,...] [--output FILE]
-    allstep predict --loss-of-parameters 175e9
+    allstep forecast --network resnet50 --batch-size 32 --step-ms 200 --ranks-per-node 8 --inter-gbit 100
+    allstep forecast --run runs/one-rank --ranks 1,2,4,8
+    allstep forecast --validate [--measured DIR --collectives FILE,...] [--output FILE]
+    allstep forecast --loss-of-parameters 175e9
 
 The inputs are the step time of one rank, the parameters per layer, and the latency and bandwidth of the links in a node
 and between nodes (`allstep collectives` measures them). The batch per rank is the same for any number of ranks. A row
@@ -61,15 +61,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if flags.loss_of_parameters:
         print(f"loss {loss_by_parameters(flags.loss_of_parameters):.4f} nats a token (Kaplan et al. 2020)")
     elif flags.validate:
-        _validate(flags, files.command("predict", argv))
+        _validate(flags, files.command("forecast", argv))
     else:
-        _forecast(flags, files.command("predict", argv))
+        _forecast(flags, files.command("forecast", argv))
 
 
 def _parser() -> Parser:
     # Limits far beyond any machine, with products that are still finite.
     some, positive, part = number(0, 1e18), number(0, 1e18, above=True), number(0, 1)
-    parser = Parser("allstep predict", __doc__)
+    parser = Parser("allstep forecast", __doc__)
     what = parser.add_argument_group("what one rank does")
     what.add_argument(
         "--network", type=nonempty_text, metavar="NAME", help="a known network (resnet50), or a YAML file of layers"

@@ -1,4 +1,4 @@
-"""Results of `allstep predict`: forecasts, alone or with the measurements that they are compared with."""
+"""Results of `allstep forecast`: forecasts, alone or with the measurements that they are compared with."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class ForecastRow(Forecast):
 
 @dataclass(frozen=True)
 class ForecastsResult:
-    """A result of `allstep predict --output`."""
+    """A result of `allstep forecast --output`."""
 
-    FORMAT: ClassVar[str] = "allstep-predict"
+    FORMAT: ClassVar[str] = "allstep-forecast"
+    FORMER_FORMATS: ClassVar[tuple[str, ...]] = ("allstep-predict",)
     VERSION: ClassVar[int] = 1
 
     command: str
@@ -39,7 +40,7 @@ class ForecastsResult:
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """A result of `allstep predict --validate --output`."""
+    """A result of `allstep forecast --validate --output`."""
 
     FORMAT: ClassVar[str] = "allstep-validation"
     VERSION: ClassVar[int] = 1

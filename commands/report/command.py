@@ -2,7 +2,7 @@
 
     allstep report DIR...
 
-Takes results of `allstep compare`, `allstep collectives`, `allstep predict --output` and `--validate --output`,
+Takes results of `allstep compare`, `allstep collectives`, `allstep forecast --output` and `--validate --output`,
 `allstep study`, `allstep tune`, saved benchmarks, and training runs (metrics.jsonl), anywhere in the directories. Both
 files go to the first directory. report.html is one file that needs no network: it can be mailed, read on a phone and
 printed. Unreadable files, and directories without any results, are listed on the terminal and in the report, one line
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"left out: {printable(problem)}", file=sys.stderr)
     if not sections:
         raise UserError(
-            f"expected results of allstep compare, collectives, predict, study or a training run, received none in "
+            f"expected results of allstep compare, collectives, forecast, study or a training run, received none in "
             f"{', '.join(map(str, flags.directories))}; name their --output-dir"
         )
     for name in ("report.html", "report.md"):

@@ -74,7 +74,7 @@ def collectives(result: CollectivesResult) -> Section:
 
 
 def forecast(result: ForecastsResult) -> Section:
-    """Return the section of a result of `allstep predict --output`."""
+    """Return the section of a result of `allstep forecast --output`."""
     rows = result.forecasts
     ranks = [row.num_ranks for row in rows]
     curves = [
@@ -98,7 +98,7 @@ def forecast(result: ForecastsResult) -> Section:
 
 
 def validation(result: ValidationResult) -> Section:
-    """Return the section of a result of `allstep predict --validate --output`, with a list of missed rows."""
+    """Return the section of a result of `allstep forecast --validate --output`, with a list of missed rows."""
     rows, bound = result.rows, 100 * result.largest_error
     missed = [row for row in rows if abs(row.error) > result.largest_error]
     verdict = (

@@ -104,7 +104,7 @@ def _read_json(found: Sources, path: Path) -> None:
         SearchResult: found.searches,
     }
     for kind, results in lists.items():
-        if isinstance(content, dict) and content.get("format") == kind.FORMAT:
+        if isinstance(content, dict) and content.get("format") in files.formats(kind):
             files.check_version(kind, content)
             results.append((path, from_json(kind, content, "result")))
 

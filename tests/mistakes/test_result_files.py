@@ -14,10 +14,10 @@ from mistake import Mistake, check
 from reported import EPOCHS, START, collectives_result, compare_result, statistics
 
 TIMELINE = "allstep timeline {here}/timeline.json"
-RUN = "allstep predict --run {here}"
-LINK = "allstep predict --step-ms 1 --collectives {here}/collectives.json"
+RUN = "allstep forecast --run {here}"
+LINK = "allstep forecast --step-ms 1 --collectives {here}/collectives.json"
 REPEATED = f"{sys.executable} -m allstep.benchmarks.reproducibility {{here}} {{here}}"
-VALIDATE = "allstep predict --validate --measured {here} --collectives {here}/collectives.json"
+VALIDATE = "allstep forecast --validate --measured {here} --collectives {here}/collectives.json"
 
 
 def a_file(name: str, content: Callable[[Path], object] | str | bytes | dict | list) -> Callable[[Path], None]:

@@ -1,6 +1,6 @@
 """Choice of Horovod's fusion threshold and cycle time for a network, from the measured cost of all-reduces.
 
-Every candidate's step is simulated (`prediction.simulation`) with the measured cost of a message and of a copy into and
+Every candidate's step is simulated (`forecast.simulation`) with the measured cost of a message and of a copy into and
 out of the fusion buffer. The fastest candidate wins, unless it is hardly faster than the default.
 """
 

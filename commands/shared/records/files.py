@@ -131,6 +131,11 @@ class OtherFormat(ValueError):
     """Raised for another format or version than expected; the message names both."""
 
 
+def formats(kind: type[Result]) -> tuple[str, ...]:
+    """Return the names under which a kind of result is read: its format, then the former names in `FORMER_FORMATS`."""
+    return kind.FORMAT, *getattr(kind, "FORMER_FORMATS", ())
+
+
 def check_version(kind: type[Result], content: Any) -> None:
     """Check that JSON declares this kind and version.
 
@@ -138,7 +143,7 @@ def check_version(kind: type[Result], content: Any) -> None:
         OtherFormat: it does not.
     """
     found = (content.get("format"), content.get("version")) if isinstance(content, dict) else None
-    if found != (kind.FORMAT, kind.VERSION):
+    if found is None or found[0] not in formats(kind) or found[1] != kind.VERSION:
         received = brief(found) if found else type(content).__name__
         if found and re.fullmatch(r"allstep-[a-z]+", str(found[0])) and isinstance(found[1], int):
             received = f"{found[0]} {brief(found[1])}"

@@ -15,8 +15,9 @@ import pytest
 from compared import SETTINGS, cell, comparison, estimate, made, output, result
 from reported import EPOCHS, START
 
+from allstep.commands import cli
 from allstep.commands.compare.records import SUMMARY, ComparisonResult
-from allstep.commands.forecast import command as predict
+from allstep.commands.forecast import command
 from allstep.commands.forecast import measured_runs
 from allstep.commands.forecast.accuracy import epochs_needed, loss_by_parameters
 from allstep.commands.forecast.allreduce import hierarchical, ring, tree
@@ -187,7 +188,7 @@ def test_networks_are_torchvisions():
 def test_the_command(tmp_path, capsys):
     output = tmp_path / "out" / "forecast.json"
     flags = ["--network", "resnet50", "--step-ms", "200", "--ranks", "1,64,100000", "--samples", "1000000"]
-    predict.main([*flags, "--output", str(output)])
+    command.main([*flags, "--output", str(output)])
     content = json.loads(output.read_text())
     assert [row["num_ranks"] for row in content["forecasts"]] == [1, 64, 100000]
     assert content["forecasts"][0]["efficiency"] == 1
@@ -196,10 +197,19 @@ def test_the_command(tmp_path, capsys):
     assert [row["bottleneck"] for row in content["forecasts"]][1:] == ["stragglers", "control plane (replica check)"]
     assert content["forecasts"][2]["control_plane"]["num_connections"] == 12_506
     assert re.search(r"\n +100000 +57\.9% .* 12,506\n", printed)
-    predict.main(["--validate"])
+    command.main(["--validate"])
     assert "NO" not in capsys.readouterr().out
-    predict.main(["--loss-of-parameters", "8.8e13"])
+    command.main(["--loss-of-parameters", "8.8e13"])
     assert "1.0000" in capsys.readouterr().out
+
+
+def test_the_former_name_is_told_and_does_the_same(capsys):
+    cli.call(["forecast", "--loss-of-parameters", "8.8e13"])
+    expected = capsys.readouterr()
+    cli.call(["predict", "--loss-of-parameters", "8.8e13"])
+    found = capsys.readouterr()
+    assert found.out == expected.out and not expected.err
+    assert found.err == "allstep predict is now allstep forecast; the old name goes in the next release\n"
 
 
 def local_results(
@@ -245,7 +255,7 @@ def test_own_runs_beside_forecasts(tmp_path, capsys):
     steps = {1: 64.0, 2: 64.0 + 4.8, 4: 128.0 + 4.8}
     horovod = {("horovod", ranks): ranks * 64_000 / step for ranks, step in steps.items()}
     flags, output = local_results(tmp_path, {**LIMITS, **horovod}), tmp_path / "new" / "validation.json"
-    predict.main([*flags, "--output", str(output)])
+    command.main([*flags, "--output", str(output)])
     assert "own runs" in capsys.readouterr().out
     content = json.loads(output.read_text())
     own = {row["num_ranks"]: row for row in content["rows"] if row["title"].startswith("own runs")}
@@ -259,23 +269,23 @@ def test_a_miss_is_said(tmp_path, capsys):
     """A third of the speed is lost, which no model of the link explains."""
     flags, output = local_results(tmp_path, {**LIMITS, ("horovod", 2): 1300.0}), tmp_path / "validation.json"
     with pytest.raises(SystemExit) as ended:
-        predict.main([*flags, "--output", str(output)])
+        command.main([*flags, "--output", str(output)])
     assert ended.value.code == 1 and "NO" in capsys.readouterr().out
     [missed] = [row for row in json.loads(output.read_text())["rows"] if not row["within"]]
     assert missed["error"] == pytest.approx(64 / 68.8 - 0.65, abs=0.005)
     with pytest.raises(UserError, match=r"collectives on 2 ranks for \S*horovod.2\S*, received those on 4"):
-        predict.main([*flags[:-1], str(tmp_path / "collectives-4.json")])
+        command.main([*flags[:-1], str(tmp_path / "collectives-4.json")])
 
 
 def test_a_comparison_that_is_not_whole_is_refused_in_one_line(tmp_path):
     flags = local_results(tmp_path, {**LIMITS, ("horovod", 2): 1860.0})
     (tmp_path / "independent.json").unlink()
     with pytest.raises(UserError, match="expected a sample of allstep compare, received .*independent.json") as caught:
-        predict.main(flags)
+        command.main(flags)
     assert "\n" not in str(caught.value)
     (tmp_path / "compare.json").write_text('{"format": "allstep-compare", "version": 2}')
     with pytest.raises(UserError, match="expected result to have created, received"):
-        predict.main(flags)
+        command.main(flags)
 
 
 def test_ranks_wait_for_the_slowest_in_each_step_and_not_in_each_block_of_steps(tmp_path):
@@ -308,16 +318,16 @@ def test_a_measured_run(tmp_path, capsys):
     # Epochs of 0.9, 1 and 1.1 times 0.1 s a step: a standard deviation of a tenth of the mean.
     assert run_with_rates(1.0, 640 / 0.9, 640.0, 640 / 1.1).jitter == pytest.approx(0.1)
     for flags, jitter in (([], "10.0%"), (["--jitter", "0.03"], "3.0%"), (["--jitter", "0"], "0.0%")):
-        predict.main(["--run", str(tmp_path), *flags])
+        command.main(["--run", str(tmp_path), *flags])
         assert f"jitter {jitter}" in capsys.readouterr().out
     run_with_rates(100.0, 640.0)
-    predict.main(["--run", str(tmp_path)])
-    assert f"jitter {predict.JITTER:.1%}" in capsys.readouterr().out
+    command.main(["--run", str(tmp_path)])
+    assert f"jitter {command.JITTER:.1%}" in capsys.readouterr().out
     epochs = [{**EPOCHS[0], "images_per_second": 640.0, "gradient_noise_scale": scale} for scale in (70.0, 128.0)]
     run.write_text("".join(json.dumps(event) + "\n" for event in [start, *epochs, EPOCHS[0]]))
     printed = []
     for flags in ((), ("--critical-batch", "128")):  # the last measured value is used
-        predict.main(["--run", str(tmp_path), "--samples", "60000", *flags])
+        command.main(["--run", str(tmp_path), "--samples", "60000", *flags])
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] and "critical batch 128 samples" in printed[0]
     run.write_text(json.dumps({**start, "world_size": 2}) + "\n")
@@ -352,7 +362,7 @@ def test_results_of_another_version_or_half_written(tmp_path, content, expected)
 )
 def test_mistakes(flags, expected):
     with pytest.raises(UserError, match=expected) as caught:
-        predict.main(flags)
+        command.main(flags)
     assert "\n" not in str(caught.value)
 
 
