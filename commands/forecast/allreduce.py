@@ -59,4 +59,57 @@ def hierarchical(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
     return within + hops * cluster.inter.latency + crossings * num_bytes / cluster.inter.bandwidth
 
 
-ALGORITHMS: dict[str, AllReduce] = {"ring": ring, "tree": tree, "hierarchical": hierarchical}
+def host_memory(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
+    """Return the seconds of a ring over buffers in host memory, as MPI without GPU support runs it.
+
+    Every byte is copied from the GPU, reduced by a core and copied back, at the cluster's `host_memory`, or passes the
+    link between nodes, whichever is slower.
+    """
+    if num_ranks == 1:
+        return 0.0
+    num_nodes = cluster.num_nodes(num_ranks)
+    copied = (num_ranks - 1) / num_ranks / cluster.host_memory
+    sent = (num_nodes - 1) / num_nodes / cluster.inter.bandwidth if num_nodes > 1 else 0.0
+    return 2 * (num_ranks - 1) * cluster.slowest(num_ranks).latency + 2 * num_bytes * max(copied, sent)
+
+
+def parameter_servers(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
+    """Return the seconds in which nodes send sums of gradients to servers and fetch weights (Li et al. 2014).
+
+    The parameters are divided equally among the servers. A node adds its ranks' gradients first. A server next to the
+    ranks of each node leaves 1/M of the bytes in its node; dedicated servers receive from all nodes.
+    """
+    if num_ranks == 1 and not cluster.num_servers:
+        return 0.0
+    num_nodes = cluster.num_nodes(num_ranks)
+    per_node = min(num_ranks, cluster.ranks_per_node)
+    within = 2 * (per_node - 1) * (cluster.intra.latency + num_bytes / per_node / cluster.intra.bandwidth)
+    if cluster.num_servers:
+        crossings = 2 * max(1.0, num_nodes / cluster.num_servers)
+    elif num_nodes == 1:
+        return within
+    else:
+        crossings = 2 * (num_nodes - 1) / num_nodes
+    return within + 2 * cluster.inter.latency + crossings * num_bytes / cluster.inter.bandwidth
+
+
+def all_gather(num_bytes: float, num_ranks: int, cluster: Cluster) -> float:
+    """Return the seconds until each rank has all shards of `num_bytes`, or of the reduce-scatter that inverts it.
+
+    Half of a ring's all-reduce: links in nodes and between nodes work at once, and the slower one decides.
+    """
+    if num_ranks == 1:
+        return 0.0
+    num_nodes = cluster.num_nodes(num_ranks)
+    per_node = min(num_ranks, cluster.ranks_per_node)
+    latency = (per_node - 1) * cluster.intra.latency
+    seconds = (num_ranks - 1) / num_ranks * num_bytes / cluster.intra.bandwidth if per_node > 1 else 0.0
+    if num_nodes > 1:
+        latency += (num_nodes - 1) * cluster.inter.latency
+        seconds = max(seconds, (num_nodes - 1) / num_nodes * num_bytes / cluster.inter.bandwidth)
+    return latency + seconds
+
+
+DIRECT: dict[str, AllReduce] = {"ring": ring, "tree": tree, "hierarchical": hierarchical}
+"""Algorithms between the memories of GPUs, of which libraries choose the fastest."""
+ALGORITHMS: dict[str, AllReduce] = {**DIRECT, "host-memory": host_memory, "parameter-servers": parameter_servers}

@@ -1,20 +1,20 @@
-"""Forecast of step time, efficiency and bottlenecks on any number of ranks, from one rank's step and the links."""
+"""Forecast of step time and efficiency on any number of ranks, from one rank's step and the links."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
-from allstep.commands.forecast.allreduce import ALGORITHMS
-from allstep.commands.forecast.links import Cluster, Link
+from allstep.commands.forecast.allreduce import ALGORITHMS, DIRECT, all_gather
+from allstep.commands.forecast.links import Cluster
 from allstep.commands.forecast.networks import BYTES_PER_PARAMETER, Network
+from allstep.commands.forecast.sharded import MIN_UNIT_PARAMETERS, Unit, simulate_sharded
 from allstep.commands.forecast.simulation import Fusion, Gradient, SimulatedStep, simulate
 from allstep.commands.forecast.stragglers import slowdown
 
 BEST = "best"
-NOTICED = 0.01
-"""Share of the step time from which a bottleneck is reported."""
+_MAX_ITERATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,17 @@ class Workload:
     batch_size: int
     """Samples per rank and step, for any number of ranks (weak scaling)."""
     step_seconds: float
-    """Mean step time of a single rank."""
+    """Mean step time of a single rank, or of `baseline_ranks`."""
     backward_share: float = 2 / 3
-    """Backward's share of the step: two matrix products for each one of forward."""
+    """Backward's share of a pass: two matrix products for each one of forward."""
     jitter: float = 0.0
     """Standard deviation of a rank's step time over its mean."""
+    passes: int = 1
+    """Forward and backward passes in a step (gradient accumulation); gradients are all-reduced in the last one."""
+    optimizer_seconds: float = 0.0
+    """Part of the step in which one rank updates all weights, after the last all-reduce."""
+    baseline_ranks: int = 1
+    """Number of ranks whose step time is given, and to which efficiency refers."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,10 @@ class Machine:
 
     cluster: Cluster
     algorithm: str = "ring"
-    """Key in ALGORITHMS, or `best`: the fastest one for each message."""
+    """Key in ALGORITHMS, or `best`: the fastest one of DIRECT for each message."""
     fusion: Fusion = Fusion()
     wire_bytes: int = BYTES_PER_PARAMETER
     """Bytes sent for a parameter's gradient: 4, or 2 if compressed."""
-    contention: float = 0.0
-    """Share of its speed that backward loses during all-reduces; see `simulate`."""
     request: float = 0.0
     """Seconds that the coordinator takes for one rank's request for one gradient."""
     crowding: float = 1.0
@@ -52,12 +56,16 @@ class Machine:
     """Samples per second that a node can read and prepare."""
     storage_input: float = math.inf
     """Samples per second that the storage delivers to all nodes together."""
+    overlap: bool = True
+    """Whether communication runs while ranks compute."""
+    gather_bytes: int = 0
+    """Bytes that a sharded rank gathers for each weight (FSDP); 0 if every rank has all weights."""
 
     def all_reduce(self, num_bytes: float, num_ranks: int) -> float:
         """Return the seconds of an all-reduce over `num_ranks`."""
         if self.algorithm != BEST:
             return ALGORITHMS[self.algorithm](num_bytes, num_ranks, self.cluster)
-        return min(seconds(num_bytes, num_ranks, self.cluster) for seconds in ALGORITHMS.values())
+        return min(seconds(num_bytes, num_ranks, self.cluster) for seconds in DIRECT.values())
 
 
 @dataclass(frozen=True)
@@ -67,35 +75,20 @@ class Forecast:
     num_ranks: int
     total: float
     efficiency: float
-    """Step time of one rank over `total`."""
+    """Step time of the baseline over `total`."""
     images_per_second: float
     """Speed of all ranks together."""
     step: SimulatedStep
     """The step without limits of input."""
     closed_form: float
-    """Computing, then one all-reduce of everything: `total` without overlap, fusion and negotiation."""
+    """Computing, then all communication in one message: `total` without overlap, fusion and negotiation."""
 
 
 def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
     """Forecast a step on `num_ranks`."""
-    cluster = machine.cluster
-    local = min(num_ranks, cluster.ranks_per_node)
-    crowd = 1 + (machine.crowding - 1) * (local - 1) / max(1, cluster.ranks_per_node - 1)
-    compute = workload.step_seconds * slowdown(num_ranks, workload.jitter) * crowd
-    backward = compute * workload.backward_share
-    if num_ranks == 1:
-        step, closed_form = SimulatedStep(compute, compute, 0.0), compute
-    else:
-        step = simulate(
-            compute - backward,
-            gradients(workload.network, backward, machine.wire_bytes),
-            lambda num_bytes: machine.all_reduce(num_bytes, num_ranks),
-            fusion=machine.fusion,
-            contention=machine.contention,
-            request=machine.request * num_ranks,
-        )
-        closed_form = compute + machine.all_reduce(workload.network.num_parameters * machine.wire_bytes, num_ranks)
-    wait_for_input = workload.batch_size * max(local / machine.node_input, num_ranks / machine.storage_input)
+    alone = one_rank_seconds(workload, machine)
+    step, closed_form = _step(workload, machine, alone, num_ranks)
+    wait_for_input = _wait_for_input(workload, machine, num_ranks)
     total = max(step.total, wait_for_input)
     return Forecast(
         num_ranks,
@@ -105,6 +98,83 @@ def forecast(workload: Workload, machine: Machine, num_ranks: int) -> Forecast:
         step,
         max(closed_form, wait_for_input),
     )
+
+
+def one_rank_seconds(workload: Workload, machine: Machine) -> float:
+    """Return the step time of one rank with which the baseline's step takes what was measured."""
+    alone = workload.step_seconds
+    if workload.baseline_ranks == 1:
+        return alone
+    for _ in range(_MAX_ITERATIONS):
+        total = _step(workload, machine, alone, workload.baseline_ranks)[0].total
+        alone *= workload.step_seconds / total
+        if math.isclose(total, workload.step_seconds, rel_tol=1e-5):
+            break
+    return alone
+
+
+def _wait_for_input(workload: Workload, machine: Machine, num_ranks: int) -> float:
+    local = min(num_ranks, machine.cluster.ranks_per_node)
+    return workload.batch_size * max(local / machine.node_input, num_ranks / machine.storage_input)
+
+
+def _step(workload: Workload, machine: Machine, alone: float, num_ranks: int) -> tuple[SimulatedStep, float]:
+    """Return a step of ranks that compute for `alone` seconds by themselves, and its time in closed form."""
+    if num_ranks == 1:
+        return SimulatedStep(alone, alone, 0.0), alone
+    cluster = machine.cluster
+    local = min(num_ranks, cluster.ranks_per_node)
+    crowd = 1 + (machine.crowding - 1) * (local - 1) / max(1, cluster.ranks_per_node - 1)
+    optimizer = min(workload.optimizer_seconds, alone)
+    compute = (alone - optimizer) * slowdown(num_ranks, workload.jitter) * crowd
+    if machine.gather_bytes:
+        optimizer /= num_ranks
+        step = _sharded_step(workload, machine, compute, num_ranks)
+        communication = _sharded_seconds(workload.network.num_parameters, machine, num_ranks) * workload.passes
+    else:
+        step = _replicated_step(workload, machine, compute, num_ranks)
+        communication = machine.all_reduce(workload.network.num_parameters * machine.wire_bytes, num_ranks)
+    whole = SimulatedStep(step.total + optimizer, step.compute + optimizer, step.communication)
+    return whole, compute + communication + optimizer
+
+
+def _replicated_step(workload: Workload, machine: Machine, compute: float, num_ranks: int) -> SimulatedStep:
+    """Simulate a step of ranks with all weights, which all-reduce gradients in the last pass."""
+    backward = compute * workload.backward_share / workload.passes
+    found = gradients(workload.network, backward, machine.wire_bytes)
+    if not machine.overlap:
+        found = [replace(gradient, ready=backward) for gradient in found]
+    return simulate(
+        compute - backward,
+        found,
+        lambda num_bytes: machine.all_reduce(num_bytes, num_ranks),
+        fusion=machine.fusion,
+        contention=_contention(machine, num_ranks),
+        request=machine.request * num_ranks,
+    )
+
+
+def _contention(machine: Machine, num_ranks: int) -> float:
+    """Return the contention of the link; cores that reduce in host memory do not slow the GPU."""
+    return 0.0 if machine.algorithm == "host-memory" else machine.cluster.slowest(num_ranks).contention
+
+
+def _sharded_step(workload: Workload, machine: Machine, compute: float, num_ranks: int) -> SimulatedStep:
+    """Simulate a step of sharded ranks, whose passes all gather weights and scatter gradients."""
+    step = simulate_sharded(
+        units(workload.network, compute / workload.passes, workload.backward_share),
+        lambda count: all_gather(count * machine.gather_bytes, num_ranks, machine.cluster),
+        lambda count: all_gather(count * machine.wire_bytes, num_ranks, machine.cluster),
+        contention=machine.cluster.slowest(num_ranks).contention,
+        overlap=machine.overlap,
+    )
+    return SimulatedStep(*(workload.passes * value for value in (step.total, step.compute, step.communication)))
+
+
+def _sharded_seconds(num_parameters: int, machine: Machine, num_ranks: int) -> float:
+    """Return the seconds of two all-gathers and a reduce-scatter of everything."""
+    sent = partial(all_gather, num_ranks=num_ranks, cluster=machine.cluster)
+    return 2 * sent(num_parameters * machine.gather_bytes) + sent(num_parameters * machine.wire_bytes)
 
 
 def gradients(network: Network, backward: float, wire_bytes: int) -> list[Gradient]:
@@ -121,56 +191,13 @@ def gradients(network: Network, backward: float, wire_bytes: int) -> list[Gradie
     return found
 
 
-def bottleneck(workload: Workload, machine: Machine, num_ranks: int) -> tuple[str, float]:
-    """Return what costs most at this size, and the share of the step time that would be saved if it were perfect."""
-    total = forecast(workload, machine, num_ranks).total
-    name, gain = max(
-        ((name, 1 - forecast(*changed, num_ranks).total / total) for name, changed in _perfect(workload, machine)),
-        key=lambda found: found[1],
-    )
-    return (name, gain) if gain > NOTICED else ("computing", 0.0)
-
-
-def what_helps(workload: Workload, machine: Machine, num_ranks: int) -> tuple[str, float] | None:
-    """Return the change that gains most, and the efficiency with it; None if the gain is less than NOTICED."""
-    efficiency = forecast(workload, machine, num_ranks).efficiency
-    name, changed = max(
-        ((name, forecast(*changed, num_ranks).efficiency) for name, changed in _changes(workload, machine)),
-        key=lambda found: found[1],
-    )
-    return (name, changed) if changed - efficiency > NOTICED else None
-
-
-def _perfect(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[Workload, Machine]]]:
-    """Yield workload and machine with each resource in turn unlimited."""
-    unlimited = replace(machine, node_input=math.inf, storage_input=math.inf)
-    yield "input", (workload, unlimited)
-    yield "bandwidth", (workload, _with_links(machine, bandwidth=math.inf))
-    yield "latency", (workload, _with_links(machine, latency=0.0))
-    yield "negotiation", (workload, replace(machine, request=0.0, fusion=replace(machine.fusion, cycle=0.0)))
-    yield "stragglers", (replace(workload, jitter=0.0), machine)
-    yield "crowded nodes", (workload, replace(machine, crowding=1.0))
-
-
-def _changes(workload: Workload, machine: Machine) -> Iterator[tuple[str, tuple[Workload, Machine]]]:
-    """Yield the changes that a user could make."""
-    twice = replace(workload, batch_size=2 * workload.batch_size, step_seconds=2 * workload.step_seconds)
-    yield "twice the batch a rank", (twice, machine)
-    yield "half the jitter", (replace(workload, jitter=workload.jitter / 2), machine)
-    yield "twice the bandwidth", (workload, _with_links(machine, bandwidth=2.0))
-    yield "half the latency", (workload, _with_links(machine, latency=0.5))
-    if machine.wire_bytes > 2:
-        yield "fp16 gradients", (workload, replace(machine, wire_bytes=2))
-    for name in ALGORITHMS:
-        if machine.algorithm not in (name, BEST):
-            yield f"{name} all-reduce", (workload, replace(machine, algorithm=name))
-    faster = replace(machine, node_input=2 * machine.node_input, storage_input=2 * machine.storage_input)
-    yield "twice the input rate", (workload, faster)
-    yield "half the requests (a cache of responses)", (workload, replace(machine, request=machine.request / 2))
-
-
-def _with_links(machine: Machine, *, latency: float = 1.0, bandwidth: float = 1.0) -> Machine:
-    """Return the machine with the links' latency and bandwidth multiplied by these factors."""
-    old = machine.cluster
-    links = (Link(link.latency * latency, link.bandwidth * bandwidth) for link in (old.intra, old.inter))
-    return replace(machine, cluster=Cluster(old.ranks_per_node, *links))
+def units(network: Network, seconds: float, backward_share: float) -> list[Unit]:
+    """Return a network as units of FSDP, in forward order, whose passes take `seconds` together."""
+    whole = sum(layer.multiplications for layer in network.layers)
+    found, count, work = [], 0, 0.0
+    for number, layer in enumerate(network.layers, 1):
+        count, work = count + layer.num_parameters, work + seconds * layer.multiplications / whole
+        if count >= MIN_UNIT_PARAMETERS or number == len(network.layers):
+            found.append(Unit(work * (1 - backward_share), work * backward_share, count))
+            count, work = 0, 0.0
+    return found

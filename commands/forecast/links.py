@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -13,6 +14,9 @@ class Link:
     """Seconds for the first byte, software included."""
     bandwidth: float
     """Bytes per second in one direction that a long message reaches: the measured value, not the nominal one."""
+    contention: float = 0.0
+    """Share of its speed that backward loses while this link carries an all-reduce: 0 if the network hardware does the
+    work, 1 for ranks on CPUs that reduce themselves."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,14 @@ class Cluster:
     """Link between two ranks of a node."""
     inter: Link
     """Link between two nodes; all ranks of a node share it."""
+    host_memory: float = math.inf
+    """Bytes per second that a rank copies and reduces in host memory, for gradients that are staged there."""
+    num_servers: int = 0
+    """Number of dedicated parameter servers; 0: each node has one next to its ranks."""
 
     def num_nodes(self, num_ranks: int) -> int:
         return -(-num_ranks // self.ranks_per_node)
+
+    def slowest(self, num_ranks: int) -> Link:
+        """Return the link that decides how communication disturbs computing: one between nodes, if there is one."""
+        return self.inter if self.num_nodes(num_ranks) > 1 else self.intra

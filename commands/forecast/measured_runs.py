@@ -1,4 +1,4 @@
-"""Our own measurements: a run on one rank, links from `allstep collectives`, speeds from `allstep compare`."""
+"""Our own measurements: training runs, links from `allstep collectives`, speeds from `allstep compare`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ NOTES = (
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A training run on one rank."""
+    """A training run."""
 
     step_seconds: float
     """Median step time of the epochs after the first."""
     batch_size: int
+    """Samples of a rank in a step."""
     num_parameters: int
     jitter: float | None
     """Deviation over mean of the epochs' step times after the first epoch; None if there is only one.
@@ -58,6 +59,11 @@ class MeasuredRun:
     """
     noise_scale: float | None = None
     """Gradient noise scale, in samples, of the last epoch that has one; runs with --accumulate-steps measure it."""
+    num_ranks: int = 1
+    ranks_per_node: int | None = None
+    """Ranks of a host, of a run on several hosts."""
+    strategy: str = ""
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,10 @@ class MeasuredMachine(Machine):
 
 
 def read_run(directory: Path) -> MeasuredRun:
-    """Read a training run on one rank.
+    """Read a training run.
 
     Raises:
-        UserError: there is no such run, or it had several ranks.
+        UserError: there is no such run, or it has no speed.
     """
     path = directory / FILE
     try:
@@ -89,21 +95,30 @@ def read_run(directory: Path) -> MeasuredRun:
             f"{events.num_broken} broken lines; name another run"
         )
     start, rates = events.starts[0], [epoch.images_per_second for epoch in events.epochs if epoch.images_per_second]
-    if start.world_size != 1 or not rates or not start.parameter_count:
+    if not rates or not start.parameter_count or start.global_batch_size % start.world_size:
         raise UserError(
-            f"expected a run of one rank and of an epoch at least, received {start.world_size} ranks and {len(rates)} "
-            f"epochs in {path}; train one by `python pytorch/train.py --output-dir DIR`"
+            f"expected a run of an epoch at least with the same batch on each rank, received {len(rates)} epochs with "
+            f"{start.global_batch_size} samples on {start.world_size} ranks in {path}; train one by "
+            "`python pytorch/train.py --output-dir DIR`"
         )
     warm = rates[1:] or rates
-    jitter = jitter_of([1 / rate for rate in warm]) if len(warm) > 1 else None
-    step_seconds = start.global_batch_size / statistics.median(warm)
     measured = [epoch.gradient_noise_scale for epoch in events.epochs if epoch.gradient_noise_scale]
-    noise_scale = measured[-1] if measured else None
-    return MeasuredRun(step_seconds, start.global_batch_size, start.parameter_count, jitter, noise_scale)
+    is_wide = start.local_size is not None and start.local_size < start.world_size
+    return MeasuredRun(
+        start.global_batch_size / statistics.median(warm),
+        start.global_batch_size // start.world_size,
+        start.parameter_count,
+        jitter_of([1 / rate for rate in warm]) if len(warm) > 1 and start.world_size == 1 else None,
+        measured[-1] if measured else None,
+        start.world_size,
+        start.local_size if is_wide else None,
+        start.strategy,
+        start.device,
+    )
 
 
-def read_link(path: Path) -> Link:
-    """Return the link that corresponds to MPI's all-reduces of `allstep collectives` on one node.
+def read_link(path: Path) -> tuple[int, Link]:
+    """Return the number of ranks of a result of `allstep collectives`, and the link that MPI's all-reduces imply.
 
     Its latency is a hop's share of the smallest message's time, its bandwidth the largest message's bus bandwidth.
 
@@ -113,7 +128,7 @@ def read_link(path: Path) -> Link:
     result = files.read_input(CollectivesResult, path)
     rows = _all_reduces(result, "mpi4py", path)
     num_turns = 2 * (result.ranks - 1)
-    return Link(rows[0].seconds.average / num_turns, rows[-1].bus_bandwidth)
+    return result.ranks, Link(rows[0].seconds.average / num_turns, rows[-1].bus_bandwidth)
 
 
 def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]:
@@ -148,20 +163,19 @@ def check_compare(directory: Path, collectives: Sequence[Path]) -> list[Checked]
         backend, fusion = STRATEGIES[cell.strategy]
         rows = _all_reduces(links[num_ranks][0], backend, links[num_ranks][1]) if num_ranks > 1 else []
         block_jitter = _block_jitter(directory, together)
-        nowhere = Link(0.0, 1.0)  # not used
+        nowhere = Link(0.0, 1.0, CPU_CONTENTION)  # only its contention is used
         on = MeasuredMachine(
             Cluster(num_ranks, nowhere, nowhere),
             fusion=fusion,
             crowding=max(1.0, 1 / _efficiency(together) / slowdown(num_ranks, block_jitter)),
-            contention=CPU_CONTENTION,
             times=tuple((row.bytes, row.seconds.average) for row in rows),
         )
         step_seconds = cell.batch_size / alone.images_per_second.median
         step_jitter = math.sqrt(result.settings.num_batches_per_iter) * block_jitter
         workload = Workload(networks[cell.model], cell.batch_size, step_seconds, jitter=step_jitter)
-        predicted = forecast(workload, on, num_ranks).efficiency
+        expected = forecast(workload, on, num_ranks).efficiency
         title = f"own runs, {cell.framework}"
-        checked.append(Checked(title, cell.strategy, cell.model, num_ranks, 1, _efficiency(cell), predicted, ""))
+        checked.append(Checked(title, cell.strategy, cell.model, num_ranks, 1, _efficiency(cell), expected))
     return checked
 
 

@@ -12,6 +12,8 @@ from allstep.common.files.records import NonNegative, from_json
 from allstep.common.files.schema import Mismatch, anything, list_of
 
 BYTES_PER_PARAMETER = 4
+NUM_LAYERS = 50
+"""Number of layers assumed for a network of which only the number of parameters is known."""
 _FILE = Path(__file__).parent / "networks.yaml"
 _MAX_BYTES = 2**20  # a hundred thousand layers
 

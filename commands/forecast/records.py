@@ -23,7 +23,11 @@ class ForecastRow(Forecast):
     """The change that gains most, and the efficiency with it."""
     seconds_to_accuracy: float | None
     control_plane: ControlPlane | None = None
-    """Cost of messages other than gradients, not included in `total`; None in older results."""
+    """Cost of messages other than gradients; None in older results, and if a job has none."""
+    low: float | None = None
+    """10 % limit of the efficiency; None in older results."""
+    high: float | None = None
+    """90 % limit of the efficiency."""
 
 
 @dataclass(frozen=True)

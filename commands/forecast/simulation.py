@@ -8,10 +8,13 @@ DDP's, whose buckets are laid out in advance (Li et al. 2020, section 3.2.3).
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MIB = 2**20
+NUM_PHASES = 8
+"""Number of moments at which backward may begin within a cycle of Horovod's thread, over which a step is averaged."""
 _DDP_FIRST_BUCKET = 1 * MIB
 
 
@@ -57,7 +60,7 @@ def simulate(
     contention: float = 0.0,
     request: float = 0.0,
 ) -> SimulatedStep:
-    """Simulate a step.
+    """Simulate a step, averaged over the phases of Horovod's cycle, which runs independently of the steps.
 
     Args:
         forward: seconds until backward begins.
@@ -67,14 +70,32 @@ def simulate(
             work, 1 for ranks on CPUs that reduce themselves.
         request: seconds that the coordinator takes to receive all ranks' requests for one gradient.
     """
+    is_cyclic = fusion.cycle > 0 and not fusion.buckets
+    phases = [(number + 0.5) / NUM_PHASES for number in range(NUM_PHASES)] if is_cyclic else [0.0]
+    steps = [
+        _simulate(forward, gradients, all_reduce, fusion, contention, request, forward + phase * fusion.cycle)
+        for phase in phases
+    ]
+    total, communication = (statistics.fmean(times) for times in zip(*steps, strict=True))
+    return SimulatedStep(total, forward + gradients[-1].ready, communication)
+
+
+def _simulate(
+    forward: float,
+    gradients: Sequence[Gradient],
+    all_reduce: Callable[[float], float],
+    fusion: Fusion,
+    contention: float,
+    request: float,
+    look: float,
+) -> tuple[float, float]:
+    """Return the seconds of a step and those of its all-reduces; `look` is when Horovod's thread wakes first."""
     clock, work, busy = forward, 0.0, 0.0
     done = 0  # gradients that are ready
     sent = 0  # gradients that were sent
     num_collectives = 0
     known = forward  # when the coordinator is free again
     negotiated: list[float] = []
-    backward = gradients[-1].ready
-    look = forward  # when Horovod's thread wakes next
 
     def advance(until: float, rate: float) -> None:
         """Run backward until the clock shows `until`, and record the gradients that become ready."""
@@ -107,7 +128,7 @@ def simulate(
         advance(clock + seconds, 1.0 - contention)
         look = max(look, clock)
         busy, sent, num_collectives = busy + seconds, last, num_collectives + 1
-    return SimulatedStep(clock, forward + backward, busy)
+    return clock, busy
 
 
 def _next_look(look: float, now: float, cycle: float) -> float:

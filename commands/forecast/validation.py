@@ -1,25 +1,31 @@
 """Forecasts compared with published measurements and our own.
 
-A table is a YAML file as in published/: systems with physical parameters and their sources, and rows. `estimated` marks
-a row from which a parameter was estimated, so that its error means little.
+A publication is a YAML file as in published/: what its authors measured, with what a user would have known before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from allstep.commands.forecast.allreduce import ALGORITHMS
-from allstep.commands.forecast.forecast import Machine, Workload, forecast
-from allstep.commands.forecast.links import Cluster, Link
-from allstep.commands.forecast.networks import known_networks
-from allstep.commands.forecast.simulation import Fusion
-from allstep.common.files.records import Count, NonNegative, Positive, from_json
-from allstep.common.files.schema import Mismatch, one_of
+from allstep.commands.forecast.allreduce import ring
+from allstep.commands.forecast.forecast import Workload, forecast
+from allstep.commands.forecast.interval import efficiency_range
+from allstep.commands.forecast.networks import NUM_LAYERS, Network, known_networks, uniform
+from allstep.commands.forecast.parameters import Parameters, fitted
+from allstep.commands.forecast.site import Site
+from allstep.common.files.records import Count, Positive, from_json
+from allstep.common.files.schema import Mismatch
 
 PUBLISHED = Path(__file__).parent / "published"
 LARGEST_ERROR = 0.05
+"""Largest error of a forecast of our own runs, which has no range."""
+MIN_COVERAGE = 0.75
+"""Smallest share of published measurements in their ranges, which are made for 0.8."""
+NOMINAL_SHARE = 0.9
+"""Share of the nominal bandwidth that the baseline without overlap assumes."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,13 @@ class Checked:
     baseline_ranks: int
     measured: float
     forecast: float
-    estimated: str
-    """The parameter that was estimated from this row; empty for a true forecast."""
+    estimated: str = ""
+    """The parameter that was estimated from this row, in older results."""
+    low: float | None = None
+    """10 % limit of the forecast; None without a range."""
+    high: float | None = None
+    link: str = ""
+    """Kind of link that decides the forecast."""
 
     @property
     def error(self) -> float:
@@ -44,87 +55,121 @@ class Checked:
 
     @property
     def within(self) -> bool:
-        return abs(self.error) <= LARGEST_ERROR
+        """Whether the measurement is in the range, or within 5 points of a forecast that has none."""
+        if self.low is None or self.high is None:
+            return abs(self.error) <= LARGEST_ERROR
+        return self.low <= self.measured <= self.high
 
 
 @dataclass(frozen=True)
 class System:
-    """A machine in a table."""
-
-    ranks_per_node: Count
-    intra: Link
-    inter: Link
-    algorithm: Annotated[str, one_of(*ALGORITHMS)] = "ring"
-    fusion: Fusion = Fusion()
-    contention: NonNegative = 0.0
-    jitter: NonNegative = 0.0
-    """Deviation over mean of a rank's step times."""
-
-    @property
-    def machine(self) -> Machine:
-        cluster = Cluster(self.ranks_per_node, self.intra, self.inter)
-        return Machine(cluster, self.algorithm, self.fusion, contention=self.contention)
-
-
-@dataclass(frozen=True)
-class Row:
-    """An efficiency in a table."""
+    """What one publication measured with one network on one kind of machine."""
 
     source: str
-    system: str
     network: str
+    """A known network, or a number of parameters in equal layers."""
     batch_size: Count
-    ranks: Count
-    efficiency: Positive
+    site: Site
+    efficiency: dict[str, Positive]
+    """By number of ranks."""
     step_seconds: Positive | None = None
-    """Step time of one rank; either this or `images_per_second` is given."""
+    """Step time of the baseline; either this or `images_per_second` of each of its ranks is given."""
     images_per_second: Positive | None = None
-    backward_share: float = Workload.backward_share
     baseline_ranks: Count = 1
-    estimated: str = ""
+    assumed: str = ""
+    """What the source does not say."""
 
     @property
-    def rank_step_seconds(self) -> float:
-        """Step time of one rank, computed from `images_per_second` if not given."""
-        if self.step_seconds is not None:
-            return self.step_seconds
-        if self.images_per_second is None:
-            raise Mismatch(f"expected step_seconds or images_per_second for {self.network}, received neither")
-        return self.batch_size / self.images_per_second
+    def workload(self) -> Workload:
+        """Workload without jitter."""
+        seconds = self.step_seconds or self.batch_size / (self.images_per_second or 1)
+        return Workload(self.layers, self.batch_size, seconds, baseline_ranks=self.baseline_ranks)
+
+    @property
+    def layers(self) -> Network:
+        if self.network.isdecimal():
+            return uniform(int(self.network), NUM_LAYERS)
+        return known_networks()[self.network]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published table."""
+    """A publication."""
 
     title: str
     sources: dict[str, str]
     systems: dict[str, System]
-    rows: tuple[Row, ...]
 
 
-def check(path: Path) -> list[Checked]:
-    """Forecast each row of a table."""
+@dataclass(frozen=True)
+class Point:
+    """One published efficiency."""
+
+    publication: str
+    """Stem of the file: a fit leaves out whole publications."""
+    title: str
+    name: str
+    system: System
+    num_ranks: int
+    measured: float
+
+    @property
+    def kind(self) -> str:
+        return self.system.site.kind(self.num_ranks)
+
+    def forecast(self, parameters: Parameters) -> float:
+        """Return the efficiency that is forecast with these parameters."""
+        workload = replace(self.system.workload, jitter=parameters.jitter)
+        return forecast(workload, self.system.site.machine(parameters), self.num_ranks).efficiency
+
+    def without_overlap(self) -> float:
+        """Return the efficiency if a step were computing and then a ring at 0.9 of the nominal bandwidth."""
+        system, site = self.system, self.system.site
+        cluster = site.machine(Parameters(0, 0, *[NOMINAL_SHARE] * 4, 0, 0, 1.0)).cluster
+        num_bytes = system.layers.num_parameters * (site.wire_bytes + 2 * site.gather_bytes) / (2 if site.gather_bytes else 1)
+        large, baseline = (ring(num_bytes, ranks, cluster) for ranks in (self.num_ranks, system.baseline_ranks))
+        step = system.workload.step_seconds
+        return step / (max(0.0, step - baseline) + large)
+
+
+@functools.cache
+def published_points() -> tuple[Point, ...]:
+    """Return all published efficiencies."""
+    return tuple(point for path in sorted(PUBLISHED.glob("*.yaml")) for point in read_published(path))
+
+
+def read_published(path: Path) -> list[Point]:
+    """Return the efficiencies of a publication."""
     import yaml
 
     table = from_json(Published, yaml.safe_load(path.read_text()), path.name)
-    return [_checked(table, row) for row in table.rows]
+    for name, system in table.systems.items():
+        if system.source not in table.sources:
+            raise Mismatch(f"expected one of {table.title}'s sources for {name}, received {system.source}")
+        if (system.step_seconds is None) == (system.images_per_second is None):
+            raise Mismatch(f"expected step_seconds or images_per_second for {name}")
+    return [
+        Point(path.stem, table.title, name, system, int(ranks), efficiency)
+        for name, system in table.systems.items()
+        for ranks, efficiency in system.efficiency.items()
+    ]
 
 
-def _checked(table: Published, row: Row) -> Checked:
-    if row.source not in table.sources:
-        raise Mismatch(f"expected one of {table.title}'s sources, received {row.source}")
-    system = table.systems[row.system]
-    network = known_networks()[row.network]
-    workload = Workload(network, row.batch_size, row.rank_step_seconds, row.backward_share, jitter=system.jitter)
-    baseline, large = (forecast(workload, system.machine, ranks) for ranks in (row.baseline_ranks, row.ranks))
+def check(point: Point) -> Checked:
+    """Forecast a published efficiency with the defaults."""
+    found = fitted()
+    efficiency = point.forecast(found.values)
+    baseline = point.system.baseline_ranks
+    low, high = efficiency_range(efficiency, point.system.site, point.num_ranks, found, baseline_ranks=baseline)
     return Checked(
-        table.title,
-        row.system,
-        row.network,
-        row.ranks,
-        row.baseline_ranks,
-        row.efficiency,
-        baseline.total / large.total,
-        row.estimated,
+        point.title,
+        point.name,
+        point.system.network,
+        point.num_ranks,
+        baseline,
+        point.measured,
+        efficiency,
+        low=low,
+        high=high,
+        link=point.kind,
     )

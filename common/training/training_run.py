@@ -293,6 +293,7 @@ def _report_start(
         device="cpu" if on_cpu else "cuda",
         launcher=placement.launcher,
         world_size=placement.world_size,
+        local_size=placement.local_size,
         versions={"python": platform.python_version(), **worker.versions()},
         global_batch_size=schedule.global_batch_size,
         parameter_count=sum(array.size for array in worker.export_weights().values()),

@@ -27,6 +27,9 @@ class Start:
     strategy: str
     launcher: str | None = None
     parameter_count: Count | None = None
+    local_size: Count | None = None
+    """Ranks on the host of rank 0."""
+    device: str | None = None
 
 
 @dataclass(frozen=True)

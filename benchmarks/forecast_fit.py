@@ -1,0 +1,288 @@
+"""Fit the defaults of `allstep forecast` to published measurements, and measure its errors on unseen publications.
+
+    python -m allstep.benchmarks.forecast_fit [--write]
+
+The parameters of commands/forecast/parameters.py are fitted to commands/forecast/published/: every publication counts
+once, and large errors count less (soft L1), since no physics here explains a misconfigured cluster. Errors are those of
+fits that leave one publication out; so are the ranges that are tested on it. Calibration takes the two smallest sizes
+of each system with three or more and forecasts the largest. `--write` writes commands/forecast/fitted.yaml and the
+tables in docs/forecast.md. Takes some minutes on one core.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from allstep.commands.forecast.calibration import calibrated
+from allstep.commands.forecast.fitting import fit, middles
+from allstep.commands.forecast.interval import efficiency_range, scale
+from allstep.commands.forecast.parameters import BOUNDS, FITTED, Fitted, FittedParameter, Parameters, Quantiles, Reach
+from allstep.commands.forecast.site import KINDS
+from allstep.commands.forecast.validation import Point, published_points
+from allstep.common.base.flag_types import Parser
+from allstep.common.files.records import to_json
+from allstep.common.process.exit import run_rank
+
+ERROR = 0.07
+"""Error of an efficiency beyond which it counts less."""
+FLOOR = 0.03
+"""Share of a step that is added to the lost share to give the scale of an error; see commands/forecast/interval.py."""
+LEVEL = 0.1
+"""Share of measurements below a range, and above it."""
+ALWAYS = 0.9
+"""Forecast of the baseline that always says the same."""
+PAGE = Path(__file__).parent.parent / "docs" / "forecast.md"
+BEGIN, END = "<!-- tables of benchmarks/forecast_fit.py -->", "<!-- end of the tables -->"
+LABELS = {"inside": "inside one host", "rdma": "several hosts, RDMA", "tcp": "several hosts, TCP"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A published efficiency with its forecasts."""
+
+    point: Point
+    default: float
+    """Forecast as users get it."""
+    unseen: float
+    """Forecast of a fit without this publication."""
+    low: float = math.nan
+    """Limits for `unseen`, from errors on the other publications."""
+    high: float = math.nan
+
+    @property
+    def error(self) -> float:
+        return self.unseen - self.point.measured
+
+    @property
+    def relative(self) -> float:
+        """How far the measurement is above the forecast, over the error's scale."""
+        return -self.error / scale(self.unseen, FLOOR)
+
+    @property
+    def is_within(self) -> bool:
+        return self.low <= self.point.measured <= self.high
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The largest size of a system, forecast from its two smallest ones and without them."""
+
+    point: Point
+    sizes: tuple[int, ...]
+    forecast: float
+    uncalibrated: float
+
+    @property
+    def error(self) -> float:
+        return self.forecast - self.point.measured
+
+
+def fit_points(points: Sequence[Point]) -> Parameters:
+    """Return the parameters that agree best with publications, each of which counts once."""
+    sizes = Counter(point.publication for point in points)
+    weights = np.array([1 / sizes[point.publication] for point in points])
+    weights *= len(points) / weights.sum()
+
+    def errors(parameters: Parameters) -> Sequence[float]:
+        found = np.array([(point.forecast(parameters) - point.measured) / ERROR for point in points])
+        return (np.sign(found) * np.sqrt(weights * 2 * (np.sqrt(1 + found**2) - 1))).tolist()
+
+    return fit(errors, middles())
+
+
+def without_each(points: Sequence[Point]) -> dict[str, Parameters]:
+    """Return the fit without each publication, by its name."""
+    found = {}
+    for name in sorted({point.publication for point in points}):
+        found[name] = fit_points([point for point in points if point.publication != name])
+        print(f"without {name:14} {' '.join(f'{value:.3f}' for value in vars(found[name]).values())}", flush=True)
+    return found
+
+
+def quantiles(rows: Iterable[tuple[str, float]]) -> Quantiles:
+    """Return quantiles of errors, each with its publication's name.
+
+    Each publication counts once. Of n publications, the next one falls below the level `a (n - 1) / (n + 1)` about as
+    often as `a`.
+    """
+    names, values = zip(*sorted(rows, key=lambda row: row[1]), strict=True)
+    sizes = Counter(names)
+    weights = np.array([1 / sizes[name] for name in names])
+    places = (np.cumsum(weights) - weights / 2) / weights.sum()
+    level = LEVEL * (len(sizes) - 1) / (len(sizes) + 1)
+    low, high = np.interp((level, 1 - level), places, values)
+    return Quantiles(round(float(low), 3), round(float(high), 3), len(values), len(sizes))
+
+
+def describe_errors(judged: Sequence[Judged], parameters: dict[str, FittedParameter]) -> Fitted:
+    """Return the contents of fitted.yaml that follow from the errors on these rows."""
+    sources: dict[str, set[str]] = defaultdict(set)
+    for row in judged:
+        sources[row.point.system.site.pattern].add(row.point.publication)
+    patterns = {name: len(found) for name, found in sorted(sources.items())}
+    seen = [row for row in judged if patterns[row.point.system.site.pattern] > 1]
+    alone = [abs(row.relative) for row in judged if row not in seen]
+    usual = statistics.median(abs(row.relative) for row in seen)
+    errors, reach = {}, {}
+    for kind in KINDS:
+        rows = [row for row in seen if row.point.kind == kind]
+        errors[kind] = quantiles((row.point.publication, row.relative) for row in rows)
+        gbits = [row.point.system.site.gbit(row.point.num_ranks) for row in rows]
+        reach[kind] = Reach(min(gbits), max(gbits), max(row.point.num_ranks for row in rows))
+    factor = max(1.0, statistics.median(alone) / usual) if alone else 1.0
+    return Fitted(parameters, FLOOR, errors, reach, patterns, round(factor, 2))
+
+
+def describe_parameters(values: Parameters, unseen: dict[str, Parameters]) -> dict[str, FittedParameter]:
+    """Return each parameter with its 10 to 90 % interval, from the fits without one publication (jackknife)."""
+    found = {}
+    for name, bounds in BOUNDS.items():
+        others, value = [getattr(one, name) for one in unseen.values()], getattr(values, name)
+        mean, count = statistics.fmean(others), len(others)
+        reach = 1.28 * math.sqrt((count - 1) / count * sum((other - mean) ** 2 for other in others))
+        limits = (max(value - reach, bounds.minimum), min(value + reach, bounds.maximum))
+        found[name] = FittedParameter(*(round(one, 4) for one in (value, *limits)))
+    return found
+
+
+def with_ranges(judged: Sequence[Judged], parameters: dict[str, FittedParameter]) -> list[Judged]:
+    """Return the rows with the range that the errors of the other publications give."""
+    found = []
+    for row in judged:
+        others = describe_errors([one for one in judged if one.point.publication != row.point.publication], parameters)
+        system = row.point.system
+        low, high = efficiency_range(
+            row.unseen, system.site, row.point.num_ranks, others, baseline_ranks=system.baseline_ranks
+        )
+        found.append(replace(row, low=low, high=high))
+    return found
+
+
+def calibrate(points: Sequence[Point], unseen: dict[str, Parameters]) -> list[Calibrated]:
+    """Forecast the largest size of each system with three or more from the two smallest ones."""
+    systems: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for point in points:
+        systems[point.publication, point.name].append(point)
+    found = []
+    for (publication, _), rows in systems.items():
+        if len(rows) > 2:
+            *small, large = sorted(rows, key=lambda point: point.num_ranks)
+            usual = vars(unseen[publication])
+            parameters = calibrated(usual, [(point.forecast, point.measured) for point in small[:2]])
+            sizes = tuple(point.num_ranks for point in small[:2])
+            found.append(Calibrated(large, sizes, large.forecast(parameters), large.forecast(unseen[publication])))
+    return found
+
+
+def summary(errors: Sequence[float]) -> str:
+    """Return cells of a table, in points: median, 90th percentile and largest size of errors, and their signed mean."""
+    sizes = 100 * np.abs(errors)
+    cells = f"{np.median(sizes):.1f} | {np.quantile(sizes, 0.9):.1f} | {sizes.max():.1f}"
+    return f"{cells} | {100 * np.mean(errors):+.1f}"
+
+
+def tables(judged: Sequence[Judged], found: Fitted, largest: Sequence[Calibrated]) -> str:
+    """Return the tables of the page."""
+    return "\n\n".join(
+        ("\n".join(lines))
+        for lines in (
+            _parameters(found),
+            _classes(judged),
+            _patterns(found, judged),
+            _calibrations(largest),
+            _rows(judged),
+        )
+    )
+
+
+def _parameters(found: Fitted) -> list[str]:
+    lines = ["### Fitted parameters", "", "| parameter | value | 10 to 90 % | bounds | meaning |", "| --- " * 5 + "|"]
+    for name, bounds in BOUNDS.items():
+        one = found.parameters[name]
+        limits = f"{one.low:.3g} to {one.high:.3g} | {bounds.minimum:g} to {bounds.maximum:g}"
+        lines.append(f"| {name} | {one.value:.3g} | {limits} | {bounds.meaning} |")
+    return lines
+
+
+def _classes(judged: Sequence[Judged]) -> list[str]:
+    lines = ["### Errors by kind of link", "", "Points of efficiency, each publication left out of the fit in turn.", ""]
+    lines += ["| rows | forecast | median | 90 % | worst | signed mean | in the range |", "| --- " * 7 + "|"]
+    for kind in (None, *KINDS):
+        rows = [row for row in judged if kind in (None, row.point.kind)]
+        within = statistics.fmean(row.is_within for row in rows)
+        label = f"{LABELS[kind] if kind else 'all'} ({len(rows)})"
+        lines += [
+            f"| {label} | `allstep forecast` | {summary([row.error for row in rows])} | {within:.0%} |",
+            f"| | always 90 % | {summary([ALWAYS - row.point.measured for row in rows])} | |",
+            f"| | no overlap | {summary([row.point.without_overlap() - row.point.measured for row in rows])} | |",
+            f"| | fitted to these rows, too | {summary([row.default - row.point.measured for row in rows])} | |",
+        ]
+    return lines
+
+
+def _patterns(found: Fitted, judged: Sequence[Judged]) -> list[str]:
+    lines = ["### Errors by pattern", "", "| pattern | publications | rows | median | 90 % | worst | signed mean |"]
+    lines.append("| --- " * 7 + "|")
+    for pattern, count in found.patterns.items():
+        errors = [row.error for row in judged if row.point.system.site.pattern == pattern]
+        lines.append(f"| {pattern} | {count} | {len(errors)} | {summary(errors)} |")
+    return lines
+
+
+def _calibrations(largest: Sequence[Calibrated]) -> list[str]:
+    lines = ["### Calibrated on the two smallest sizes", ""]
+    lines += ["| system | calibrated on | ranks | measured | calibrated | uncalibrated |", "| --- " * 6 + "|"]
+    for row in largest:
+        cells = f"{row.point.measured:.1%} | {row.forecast:.1%} | {row.uncalibrated:.1%}"
+        lines.append(f"| {row.point.name} | {row.sizes[0]}, {row.sizes[1]} | {row.point.num_ranks} | {cells} |")
+    lines += ["", "| forecast | median | 90 % | worst | signed mean |", "| --- " * 5 + "|"]
+    lines.append(f"| calibrated | {summary([row.error for row in largest])} |")
+    lines.append(f"| uncalibrated | {summary([row.uncalibrated - row.point.measured for row in largest])} |")
+    return lines
+
+
+def _rows(judged: Sequence[Judged]) -> list[str]:
+    lines = ["### Every row", "", "`forecast` has the defaults as users get them, `unseen` those without this publication."]
+    lines += ["", "| publication | system | ranks | measured | forecast | unseen | range | error |", "| --- " * 8 + "|"]
+    for row in judged:
+        point, baseline = row.point, row.point.system.baseline_ranks
+        ranks = f"{point.num_ranks}/{baseline}" if baseline > 1 else f"{point.num_ranks}"
+        limits = f"{row.low:.0%} to {row.high:.0%}{'' if row.is_within else ', missed'}"
+        cells = f"{point.measured:.1%} | {row.default:.1%} | {row.unseen:.1%} | {limits} | {100 * row.error:+.1f}"
+        lines.append(f"| {point.title} | {point.name} | {ranks} | {cells} |")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Fit, judge, and print the tables."""
+    parser = Parser("python -m allstep.benchmarks.forecast_fit", __doc__)
+    parser.add_argument("--write", action="store_true", help="write fitted.yaml and the tables of docs/forecast.md")
+    flags = parser.parse_args(argv)
+    points = published_points()
+    values, unseen = fit_points(points), without_each(points)
+    parameters = describe_parameters(values, unseen)
+    judged = [Judged(point, point.forecast(values), point.forecast(unseen[point.publication])) for point in points]
+    judged = with_ranges(judged, parameters)
+    largest = calibrate(points, unseen)
+    found = describe_errors(judged, parameters)
+    after = quantiles((row.point.publication, -row.error / scale(row.forecast, FLOOR)) for row in largest)
+    found = replace(found, errors={**found.errors, "calibrated": after})
+    written = tables(judged, found, largest)
+    print(f"\n{written}")
+    if flags.write:
+        note = "# Written by python -m allstep.benchmarks.forecast_fit --write.\n"
+        FITTED.write_text(note + yaml.safe_dump(to_json(found), sort_keys=False))
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n\n{written}\n\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    run_rank(main)

@@ -1,0 +1,104 @@
+"""Naming of what costs most and of what helps most. Assumed values are never named as a cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from allstep.commands.forecast.allreduce import DIRECT
+from allstep.commands.forecast.forecast import BEST, Machine, Workload, forecast
+from allstep.commands.forecast.links import Cluster
+
+NOTICED = 0.01
+"""Share of the step time from which a bottleneck is reported."""
+UNKNOWN = "not measured"
+"""Name of a cost that comes from assumed values."""
+CAUSES = ("bandwidth", "latency", "negotiation", "stragglers", "crowded nodes", "contention")
+"""Names of causes, each of which is known if its values were given or measured; input is only limited if it is given."""
+
+Case = tuple[Workload, Machine]
+
+
+def bottleneck(
+    workload: Workload, machine: Machine, num_ranks: int, known: Collection[str] = CAUSES
+) -> tuple[str, float]:
+    """Return what costs most at this size, and the share of the step time that would be saved if it were perfect.
+
+    Args:
+        known: causes that may be named. The others are perfect together, under the name UNKNOWN.
+    """
+    total = forecast(workload, machine, num_ranks).total
+    cases = {name: case for name, case in _perfect(workload, machine) if name in known or name == "input"}
+    assumed: Case = (workload, machine)
+    for name in CAUSES:
+        if name not in known:
+            assumed = dict(_perfect(*assumed))[name]
+    if len(cases) <= len(CAUSES):
+        cases[UNKNOWN] = assumed
+    gains = {name: 1 - forecast(*case, num_ranks).total / total for name, case in cases.items()}
+    name = max(gains, key=gains.__getitem__)
+    return (name, gains[name]) if gains[name] > NOTICED else ("computing", 0.0)
+
+
+def what_helps(
+    workload: Workload, machine: Machine, num_ranks: int, known: Collection[str] = CAUSES
+) -> tuple[str, float] | None:
+    """Return the change that gains most, and the efficiency with it; None if the gain is less than NOTICED."""
+    efficiency = forecast(workload, machine, num_ranks).efficiency
+    changes = {name: forecast(*case, num_ranks).efficiency for name, case in _changes(workload, machine, known)}
+    name = max(changes, key=changes.__getitem__)
+    return (name, changes[name]) if changes[name] - efficiency > NOTICED else None
+
+
+def _perfect(workload: Workload, machine: Machine) -> Iterator[tuple[str, Case]]:
+    """Yield workload and machine with each resource in turn unlimited."""
+    unlimited = replace(machine, node_input=math.inf, storage_input=math.inf)
+    yield "input", (workload, unlimited)
+    yield "bandwidth", (workload, _with_links(machine, bandwidth=math.inf))
+    yield "latency", (workload, _with_links(machine, latency=0.0))
+    yield "negotiation", (workload, replace(machine, request=0.0, fusion=replace(machine.fusion, cycle=0.0)))
+    yield "stragglers", (replace(workload, jitter=0.0), machine)
+    yield "crowded nodes", (workload, replace(machine, crowding=1.0))
+    yield "contention", (workload, _with_links(machine, contention=0.0))
+
+
+def _changes(workload: Workload, machine: Machine, known: Collection[str]) -> Iterator[tuple[str, Case]]:
+    """Yield the changes that a user could make, but none of an assumed value."""
+    twice = replace(workload, batch_size=2 * workload.batch_size, step_seconds=2 * workload.step_seconds)
+    yield "twice the batch a rank", (twice, machine)
+    if "stragglers" in known:
+        yield "half the jitter", (replace(workload, jitter=workload.jitter / 2), machine)
+    if "bandwidth" in known:
+        yield "twice the bandwidth", (workload, _with_links(machine, bandwidth=2.0))
+    if "latency" in known:
+        yield "half the latency", (workload, _with_links(machine, latency=0.5))
+    if machine.wire_bytes > 2:
+        yield "16-bit gradients", (workload, replace(machine, wire_bytes=2))
+    if not machine.overlap:
+        yield "overlap", (workload, replace(machine, overlap=True))
+    if not machine.gather_bytes:
+        for name in DIRECT:
+            if machine.algorithm not in (name, BEST):
+                yield f"{name} all-reduce", (workload, replace(machine, algorithm=name))
+    faster = replace(machine, node_input=2 * machine.node_input, storage_input=2 * machine.storage_input)
+    yield "twice the input rate", (workload, faster)
+    yield "half the requests (a cache of responses)", (workload, replace(machine, request=machine.request / 2))
+
+
+def _with_links(
+    machine: Machine, *, latency: float = 1.0, bandwidth: float = 1.0, contention: float = 1.0
+) -> Machine:
+    """Return the machine with the links' values, and the bandwidth of host memory, multiplied by these factors."""
+    old = machine.cluster
+    intra, inter = (
+        replace(
+            link,
+            latency=link.latency * latency,
+            bandwidth=link.bandwidth * bandwidth,
+            contention=link.contention * contention,
+        )
+        for link in (old.intra, old.inter)
+    )
+    cluster: Cluster = replace(old, intra=intra, inter=inter, host_memory=old.host_memory * bandwidth)
+    return replace(machine, cluster=cluster)

@@ -1,0 +1,254 @@
+"""What a command line asks: workload, site and parameters, from flags, runs, measured links and fitted defaults."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allstep.commands.forecast.calibration import calibrated
+from allstep.commands.forecast.flags import RANKS_PER_NODE
+from allstep.commands.forecast.forecast import Forecast, Machine, Workload, forecast
+from allstep.commands.forecast.interval import distance, efficiency_range
+from allstep.commands.forecast.links import Link
+from allstep.commands.forecast.measured_runs import MeasuredRun, read_link, read_run
+from allstep.commands.forecast.networks import NUM_LAYERS, Network, known_networks, read_network, uniform
+from allstep.commands.forecast.parameters import Parameters, fitted
+from allstep.commands.forecast.simulation import MIB, Fusion
+from allstep.commands.forecast.site import DDP_BUCKETS, Site
+from allstep.commands.forecast.user_model import read_model
+from allstep.common.base.errors import UserError, quote
+from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
+
+_CPU_WIDENING = 2.0
+"""Factor by which ranges are wider for ranks on CPUs, to which nothing was fitted."""
+_PATTERN_FLAGS = {"algorithm", "sharded", "buckets", "fusion_mib", "cycle_ms", "no_overlap"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A workload on a site, with the parameters that are fitted, given or calibrated."""
+
+    workload: Workload
+    site: Site
+    parameters: Parameters
+    extras: dict[str, float]
+    """Fields of the machine that only flags give."""
+    links: tuple[Link | None, Link | None]
+    """Measured links in a host and between hosts."""
+    given: frozenset[str]
+    """Names of the flags that are given."""
+    critical_batch: float
+    calibrated_ranks: int = 0
+    """Largest number of ranks of the runs that were calibrated on; 0 without any."""
+    on_cpu: bool = False
+    has_jitter: bool = False
+    """Whether jitter is given or measured."""
+
+    @property
+    def machine(self) -> Machine:
+        return self.machine_with(self.parameters)
+
+    def machine_with(self, parameters: Parameters) -> Machine:
+        return replace(self.site.machine(parameters, self.links), **self.extras)
+
+    def efficiency(self, parameters: Parameters, num_ranks: int) -> float:
+        """Return the efficiency that is forecast with other parameters."""
+        workload = replace(self.workload, jitter=parameters.jitter)
+        return forecast(workload, self.machine_with(parameters), num_ranks).efficiency
+
+    def limits(self, found: Forecast) -> tuple[float, float]:
+        """Return the 10 and 90 % limits of an efficiency."""
+        return efficiency_range(
+            found.efficiency,
+            self.site,
+            found.num_ranks,
+            fitted(),
+            baseline_ranks=self.workload.baseline_ranks,
+            calibrated_ranks=self.calibrated_ranks,
+            widening=_CPU_WIDENING if self.on_cpu else 1.0,
+        )
+
+    def known_causes(self, num_ranks: int) -> set[str]:
+        """Return the causes of lost time whose values are given or measured, for this number of ranks."""
+        is_wide = num_ranks > self.site.ranks_per_node
+        prefix = "inter" if is_wide else "intra"
+        is_measured = self.links[is_wide] is not None
+        conditions = {
+            "bandwidth": is_measured or f"{prefix}_gbit" in self.given,
+            "latency": is_measured or f"{prefix}_us" in self.given,
+            "negotiation": bool(self.given & {"cycle_ms", "request_us"}),
+            "stragglers": self.has_jitter,
+            "crowded nodes": "crowding" in self.given,
+            "contention": "contention" in self.given,
+        }
+        return {name for name, holds in conditions.items() if holds}
+
+    def is_far(self, ranks: Collection[int]) -> bool:
+        """Return whether the range of one of these is wider for being far from what was fitted."""
+        return not self.calibrated_ranks and any(distance(self.site, number, fitted()) > 1 for number in ranks)
+
+
+def read_question(flags: Namespace, given: frozenset[str]) -> Question:
+    """Return what the flags ask.
+
+    Raises:
+        UserError: a file cannot be read, or runs and flags do not fit together.
+    """
+    runs = _read_runs(flags.run or ())
+    first = runs[0] if runs else None
+    site = _site(flags, given, runs)
+    usual = fitted().values
+    jitter = flags.jitter if flags.jitter is not None else first and first.jitter
+    on_cpu = bool(first and first.device == "cpu")
+    known = _known_parameters(flags, on_cpu=on_cpu)
+    parameters = Parameters(**{**vars(usual), **({} if jitter is None else {"jitter": jitter}), **known})
+    question = Question(
+        _workload(flags, first, parameters.jitter),
+        site,
+        parameters,
+        _extras(flags),
+        _links(flags, given, site),
+        given,
+        flags.critical_batch or (first and first.noise_scale) or math.inf,
+        on_cpu=on_cpu,
+        has_jitter=jitter is not None,
+    )
+    return _calibrated(question, runs, known) if len(runs) > 1 else question
+
+
+def _known_parameters(flags: Namespace, *, on_cpu: bool) -> dict[str, float]:
+    known = {}
+    if flags.contention is not None or on_cpu:
+        # Ranks on CPUs reduce with the cores that backward would use.
+        known |= dict.fromkeys(("contention", "tcp_contention"), 1.0 if flags.contention is None else flags.contention)
+    if flags.crowding is not None:
+        known["crowding"] = flags.crowding - 1
+    if flags.jitter is not None:
+        known["jitter"] = flags.jitter
+    return known
+
+
+def _calibrated(question: Question, runs: list[MeasuredRun], known: dict[str, float]) -> Question:
+    """Return the question with parameters that agree with the runs."""
+    measured = [(run.num_ranks, runs[0].step_seconds / run.step_seconds) for run in runs[1:]]
+    parameters = calibrated(
+        vars(question.parameters),
+        [
+            (lambda found, number=number: question.efficiency(found, number), efficiency)
+            for number, efficiency in measured
+        ],
+        known=known,
+        on_cpu=question.on_cpu,
+    )
+    workload = replace(question.workload, jitter=parameters.jitter)
+    return replace(question, parameters=parameters, workload=workload, calibrated_ranks=runs[-1].num_ranks)
+
+
+def _read_runs(paths: Collection[Path]) -> list[MeasuredRun]:
+    """Return runs by their number of ranks.
+
+    Raises:
+        UserError: they do not differ in their number of ranks alone.
+    """
+    runs = sorted((read_run(path) for path in paths), key=lambda run: run.num_ranks)
+    for before, after in zip(runs, runs[1:], strict=False):
+        if before.num_ranks == after.num_ranks:
+            raise UserError(f"expected runs of different numbers of ranks, received two of {after.num_ranks}; drop one")
+        for what, name in (("samples a rank", "batch_size"), ("parameters", "num_parameters"), ("device", "device")):
+            one, other = getattr(before, name), getattr(after, name)
+            if one != other:
+                raise UserError(
+                    f"expected runs that differ in their ranks alone, received {what} {one} on {before.num_ranks} and "
+                    f"{other} on {after.num_ranks} ranks; train them alike"
+                )
+    return runs
+
+
+def _workload(flags: Namespace, run: MeasuredRun | None, jitter: float) -> Workload:
+    return Workload(
+        _network(flags, run),
+        run.batch_size if run else flags.batch_size,
+        run.step_seconds if run else flags.step_ms / 1000,
+        flags.backward_share,
+        jitter,
+        passes=flags.accumulate_steps,
+        optimizer_seconds=flags.optimizer_ms / 1000,
+        baseline_ranks=run.num_ranks if run else flags.baseline_ranks,
+    )
+
+
+def _network(flags: Namespace, run: MeasuredRun | None) -> Network:
+    known = known_networks()
+    if flags.parameters:
+        return uniform(flags.parameters, NUM_LAYERS)
+    if flags.model:
+        return read_model(flags.model, flags.framework, flags.input_shape, flags.classes)
+    if run and flags.network is None:
+        same = [network for network in known.values() if network.num_parameters == run.num_parameters]
+        return same[0] if same else uniform(run.num_parameters, NUM_LAYERS)
+    name = flags.network or "resnet50"
+    if name in known:
+        return known[name]
+    if not name.endswith((".yaml", ".yml")):
+        raise UserError(
+            f"expected --network to be one of {', '.join(known)} or a YAML file of layers, received {quote(name)}; "
+            "name one"
+        )
+    return read_network(Path(name))
+
+
+def _site(flags: Namespace, given: frozenset[str], runs: list[MeasuredRun]) -> Site:
+    """Return the site; a run's strategy says how gradients are exchanged unless flags do."""
+    strategy = runs[0].strategy if runs and not given & _PATTERN_FLAGS else ""
+    is_sharded = flags.sharded or strategy == "fsdp"
+    return Site(
+        flags.ranks_per_node or max((run.ranks_per_node or 0 for run in runs), default=0) or RANKS_PER_NODE,
+        flags.intra_gbit,
+        flags.inter_gbit,
+        flags.link,
+        flags.intra_us,
+        flags.inter_us,
+        algorithm=flags.algorithm,
+        num_servers=flags.servers,
+        fusion=_fusion(flags, strategy, on_cpu=bool(runs and runs[0].device == "cpu")),
+        overlap=not flags.no_overlap,
+        wire_bytes=4 if flags.compression == "none" else 2,
+        gather_bytes=int(flags.gather_bits) // 8 if is_sharded else 0,
+    )
+
+
+def _fusion(flags: Namespace, strategy: str, *, on_cpu: bool) -> Fusion:
+    if flags.buckets or strategy == "ddp":
+        return DDP_BUCKETS if flags.fusion_mib is None else replace(DDP_BUCKETS, threshold=flags.fusion_mib * MIB)
+    if on_cpu and strategy:
+        return Fusion(FUSION_THRESHOLD_ON_CPU, 0.0)
+    return Fusion((128 if flags.fusion_mib is None else flags.fusion_mib) * MIB, flags.cycle_ms / 1000)
+
+
+def _extras(flags: Namespace) -> dict[str, float]:
+    return {
+        "request": flags.request_us / 1e6,
+        "node_input": flags.node_input or math.inf,
+        "storage_input": flags.storage_input or math.inf,
+    }
+
+
+def _links(flags: Namespace, given: frozenset[str], site: Site) -> tuple[Link | None, Link | None]:
+    """Return the links that results of `allstep collectives` have measured, in a host and between hosts."""
+    found: list[Link | None] = [None, None]
+    for path in flags.collectives or ():
+        num_ranks, link = read_link(path)
+        is_wide = num_ranks > site.ranks_per_node
+        prefix = "inter" if is_wide else "intra"
+        for name in (f"{prefix}_gbit", f"{prefix}_us"):
+            if name in given:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"expected {flag} or --collectives of {num_ranks} ranks, received both; leave one out")
+        if found[is_wide]:
+            where = "several hosts" if is_wide else "one host"
+            raise UserError(f"expected one file of {where} in --collectives, received two; leave {path} out")
+        found[is_wide] = link
+    return found[0], found[1]
