@@ -23,7 +23,7 @@ import yaml
 
 from allstep.commands.forecast.calibration import calibrated
 from allstep.commands.forecast.fitting import fit, middles
-from allstep.commands.forecast.interval import efficiency_range, scale
+from allstep.commands.forecast.interval import deviation, efficiency_range, reach_factor
 from allstep.commands.forecast.parameters import BOUNDS, FITTED, Fitted, FittedParameter, Parameters, Quantiles, Reach
 from allstep.commands.forecast.site import KINDS
 from allstep.commands.forecast.validation import Point, published_points
@@ -34,7 +34,7 @@ from allstep.common.process.exit import run_rank
 ERROR = 0.07
 """Error of an efficiency beyond which it counts less."""
 FLOOR = 0.03
-"""Share of a step that is added to the lost share to give the scale of an error; see commands/forecast/interval.py."""
+"""Share of the baseline's step below which added time is not told apart; see commands/forecast/interval.py."""
 LEVEL = 0.1
 """Share of measurements below a range, and above it."""
 ALWAYS = 0.9
@@ -63,8 +63,8 @@ class Judged:
 
     @property
     def relative(self) -> float:
-        """How far the measurement is above the forecast, over the error's scale."""
-        return -self.error / scale(self.unseen, FLOOR)
+        """Deviation of the measurement from the forecast."""
+        return deviation(self.point.measured, self.unseen, FLOOR)
 
     @property
     def is_within(self) -> bool:
@@ -83,6 +83,12 @@ class Calibrated:
     @property
     def error(self) -> float:
         return self.forecast - self.point.measured
+
+    @property
+    def relative(self) -> float:
+        """Deviation of the measurement from the forecast, over what the distance from the runs makes of it."""
+        found = deviation(self.point.measured, self.forecast, FLOOR)
+        return found / reach_factor(self.point.num_ranks, self.sizes[-1])
 
 
 def fit_points(points: Sequence[Point]) -> Parameters:
@@ -213,7 +219,12 @@ def _parameters(found: Fitted) -> list[str]:
 
 
 def _classes(judged: Sequence[Judged]) -> list[str]:
-    lines = ["### Errors by kind of link", "", "Points of efficiency, each publication left out of the fit in turn.", ""]
+    lines = [
+        "### Errors by kind of link",
+        "",
+        "Points of efficiency, each publication left out of the fit in turn.",
+        "",
+    ]
     lines += ["| rows | forecast | median | 90 % | worst | signed mean | in the range |", "| --- " * 7 + "|"]
     for kind in (None, *KINDS):
         rows = [row for row in judged if kind in (None, row.point.kind)]
@@ -250,7 +261,11 @@ def _calibrations(largest: Sequence[Calibrated]) -> list[str]:
 
 
 def _rows(judged: Sequence[Judged]) -> list[str]:
-    lines = ["### Every row", "", "`forecast` has the defaults as users get them, `unseen` those without this publication."]
+    lines = [
+        "### Every row",
+        "",
+        "`forecast` has the defaults as users get them, `unseen` those without this publication.",
+    ]
     lines += ["", "| publication | system | ranks | measured | forecast | unseen | range | error |", "| --- " * 8 + "|"]
     for row in judged:
         point, baseline = row.point, row.point.system.baseline_ranks
@@ -269,11 +284,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     points = published_points()
     values, unseen = fit_points(points), without_each(points)
     parameters = describe_parameters(values, unseen)
-    judged = [Judged(point, point.forecast(values), point.forecast(unseen[point.publication])) for point in points]
+    usual = Parameters(**{name: one.value for name, one in parameters.items()})
+    judged = [Judged(point, point.forecast(usual), point.forecast(unseen[point.publication])) for point in points]
     judged = with_ranges(judged, parameters)
     largest = calibrate(points, unseen)
     found = describe_errors(judged, parameters)
-    after = quantiles((row.point.publication, -row.error / scale(row.forecast, FLOOR)) for row in largest)
+    after = quantiles((row.point.publication, row.relative) for row in largest)
     found = replace(found, errors={**found.errors, "calibrated": after})
     written = tables(judged, found, largest)
     print(f"\n{written}")

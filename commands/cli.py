@@ -50,7 +50,7 @@ COMMANDS = {
     ),
     "forecast": Command(
         "allstep.commands.forecast.command",
-        "Forecast step time and efficiency, with a range, on 1 to 100,000 ranks; calibrate on runs; check on published tables.",
+        "Forecast step time and efficiency, with a range, on 1 to 100,000 ranks; calibrate it on runs of yours.",
     ),
     "collectives": Command(
         "allstep.commands.collectives.command",

@@ -15,7 +15,7 @@ NOTICED = 0.01
 UNKNOWN = "not measured"
 """Name of a cost that comes from assumed values."""
 CAUSES = ("bandwidth", "latency", "negotiation", "stragglers", "crowded nodes", "contention")
-"""Names of causes, each of which is known if its values were given or measured; input is only limited if it is given."""
+"""Names of causes, each known if its values were given or measured; input is only limited if it is given."""
 
 Case = tuple[Workload, Machine]
 
@@ -86,9 +86,7 @@ def _changes(workload: Workload, machine: Machine, known: Collection[str]) -> It
     yield "half the requests (a cache of responses)", (workload, replace(machine, request=machine.request / 2))
 
 
-def _with_links(
-    machine: Machine, *, latency: float = 1.0, bandwidth: float = 1.0, contention: float = 1.0
-) -> Machine:
+def _with_links(machine: Machine, *, latency: float = 1.0, bandwidth: float = 1.0, contention: float = 1.0) -> Machine:
     """Return the machine with the links' values, and the bandwidth of host memory, multiplied by these factors."""
     old = machine.cluster
     intra, inter = (

@@ -8,7 +8,7 @@
 
 The inputs are the step time of one rank, the layers of the network, and the nominal bandwidth and kind of the links.
 The batch per rank is the same for any number of ranks. `10-90%` is the range in which 80 % of measurements lie on
-machines that nobody fitted to. What no user knows (contention, crowded hosts, the share of nominal bandwidth that is
+machines that were not fitted. What no user knows (contention, crowded hosts, the share of nominal bandwidth that is
 reached, jitter) is fitted to published measurements: docs/forecast.md. A row shows what costs most at that size, and
 the change that would help most; what is only assumed is never named. `closed` is the step time without overlap and
 fusion. Efficiency contains the upper limit of what heartbeats and replica checks add; a second table shows them if that
@@ -81,9 +81,7 @@ def _row(flags: Namespace, question: Question, num_ranks: int) -> ForecastRow:
         cost = _CALIBRATED
     helps, control = what_helps(workload, machine, num_ranks, known), None
     if not flags.no_control_plane:
-        control = control_plane(
-            workload, machine.cluster, num_ranks, step_seconds=found.total, samples=flags.samples
-        )
+        control = control_plane(workload, machine.cluster, num_ranks, step_seconds=found.total, samples=flags.samples)
         added = 1 + control.share
         if control.share > max(NOTICED, share):
             cost, share = f"control plane ({control.costliest})", control.share / added
@@ -118,11 +116,12 @@ def _line(row: ForecastRow) -> str:
 def _assumptions(flags: Namespace, question: Question) -> list[str]:
     """Return lines that say what the forecast is made from, and what of it is assumed."""
     workload, site, parameters = question.workload, question.site, question.parameters
+    network = workload.network
     baseline = f"{workload.baseline_ranks} ranks" if workload.baseline_ranks > 1 else "one rank"
     critical = question.critical_batch
     jitter = f"jitter {workload.jitter:.1%}{'' if question.has_jitter else ' (fitted)'}"
     lines = [
-        f"{workload.network.name}: {workload.network.num_parameters:,} parameters, {workload.batch_size} samples a rank, "
+        f"{network.name}: {network.num_parameters:,} parameters, {workload.batch_size} samples a rank, "
         f"{1000 * workload.step_seconds:.4g} ms on {baseline}, {jitter}"
         f"{f', critical batch {critical:.4g} samples' if critical < float('inf') else ''}"
     ]
@@ -154,7 +153,9 @@ def _print_control_planes(rows: Sequence[ForecastRow]) -> None:
     }
     if not found:
         return
-    print("\nControl plane: upper limit of what is added to a step, if rank 0 has no core to spare; in the efficiency\n")
+    print(
+        "\nControl plane: upper limit of what is added to a step, if rank 0 has no core to spare; in the efficiency\n"
+    )
     print(f"{'ranks':>7} {'beats':>9} {'replica check':>22} {'stop agreed':>11} {'state sent':>11} {'connections':>11}")
     for num_ranks, control in found.items():
         share_of_step = f"{control.replica_check_share:.1%}, " if control.replica_check_share else ""
@@ -175,7 +176,9 @@ def _validate(flags: Namespace, command: str) -> None:
     for row in (*published, *own):
         print(_checked_line(row))
     coverage = statistics.fmean(row.within for row in published)
-    print(f"\nPublished, fitted to these rows (docs/forecast.md has errors on unseen ones): {coverage:.0%} in the range")
+    print(
+        f"\nPublished, fitted to these rows (docs/forecast.md has errors on unseen ones): {coverage:.0%} in the range"
+    )
     for kind in KINDS:
         errors = [100 * row.error for row in published if row.link == kind]
         sizes = sorted(map(abs, errors))
@@ -197,9 +200,10 @@ def _checked_line(row: Checked) -> str:
     baseline = f"/{row.baseline_ranks}" if row.baseline_ranks > 1 else ""
     limits = "" if row.low is None or row.high is None else f"{100 * row.low:.0f}-{100 * row.high:.0f}"
     system = row.system if row.link else f"{row.system} {row.network}"
+    within = "yes" if row.within else "NO"
     return (
         f"{row.title.partition(' (')[0][:20]:20} {system[:24]:24} {f'{row.num_ranks}{baseline}':>8} "
-        f"{row.measured:>8.1%} {row.forecast:>8.1%} {limits:>8} {100 * row.error:>+6.1f}  {'yes' if row.within else 'NO'}"
+        f"{row.measured:>8.1%} {row.forecast:>8.1%} {limits:>8} {100 * row.error:>+6.1f}  {within}"
     )
 
 

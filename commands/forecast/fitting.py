@@ -43,7 +43,9 @@ def fit(
     fixed = {name: expected.value for name, expected in prior.items() if name not in free}
     low, width = (
         np.array(values)
-        for values in zip(*((bounds[name].minimum, bounds[name].maximum - bounds[name].minimum) for name in free), strict=True)
+        for values in zip(
+            *((bounds[name].minimum, bounds[name].maximum - bounds[name].minimum) for name in free), strict=True
+        )
     )
     expected = np.array([prior[name].value for name in free])
     spread = np.array([prior[name].spread for name in free])

@@ -108,10 +108,12 @@ def _refuse(parser: Parser, flags: Namespace, given: frozenset[str]) -> None:
         parser.error(f"expected --algorithm parameter-servers with --servers, received {flags.algorithm}; name it")
     if "contention" in given and flags.algorithm == "host-memory":
         parser.error("expected no --contention with --algorithm host-memory, received it; cores do that work")
+    if {"validate", "collectives"} <= given and "measured" not in given:
+        parser.error("expected --measured with --validate and --collectives, received none; give it")
+    if given >= {"step_ms", "optimizer_ms"} and flags.optimizer_ms >= flags.step_ms:
+        parser.error(f"expected --optimizer-ms below --step-ms, received {flags.optimizer_ms:g}; it is part of a step")
     if not given & {"step_ms", "run", "validate", "loss_of_parameters"}:
-        parser.error(
-            "expected the step time of one rank, received none; give --step-ms, or --run of a measured run"
-        )
+        parser.error("expected the step time of one rank, received none; give --step-ms, or --run of a measured run")
 
 
 def _flag(name: str) -> str:
@@ -178,7 +180,12 @@ def _parser(prog: str, description: str | None) -> Parser:
     how = parser.add_argument_group("exchange of gradients")
     add = how.add_argument
     add("--algorithm", type=one_of(*ALGORITHMS, BEST), metavar="NAME", help=f"{', '.join(ALGORITHMS)}; default: best")
-    add("--servers", type=whole(1, MAX_COUNT), metavar="N", help="dedicated parameter servers; default: one on each host")
+    add(
+        "--servers",
+        type=whole(1, MAX_COUNT),
+        metavar="N",
+        help="dedicated parameter servers; default: one on each host",
+    )
     add("--sharded", action="store_true", help="weights are sharded (FSDP): gathered twice, gradients scattered")
     add("--gather-bits", type=one_of("16", "32"), metavar="N", help="of a gathered weight; default: 16")
     add("--compression", type=one_of("none", "fp16", "bf16"), metavar="NAME", help="gradients in 16 bits")

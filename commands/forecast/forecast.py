@@ -37,6 +37,10 @@ class Workload:
     baseline_ranks: int = 1
     """Number of ranks whose step time is given, and to which efficiency refers."""
 
+    def assuming(self, *, jitter: float, tail: float) -> Workload:
+        """Return the workload with this jitter and, if only its number of parameters is known, this tail."""
+        return replace(self, jitter=jitter, network=self.network.with_tail(tail))
+
 
 @dataclass(frozen=True)
 class Machine:

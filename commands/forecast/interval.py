@@ -1,8 +1,8 @@
-"""The range of a forecast: between which efficiencies 80 % of the measurements lie that nobody fitted to.
+"""The range of a forecast, in which 80 % of the measurements lie that were not fitted.
 
-An error is in proportion to its scale: the share of a step that is forecast to be lost, plus a floor. The 10 and 90 %
-quantiles of that proportion come from fits that leave one publication out, by kind of link (fitted.yaml). They are
-widened where a link, a number of ranks or a pattern is far from what was fitted.
+A deviation is the logarithm of how much more time a measured step adds to the baseline's than the forecast one, both
+with a floor. Its 10 and 90 % quantiles come from fits that leave one publication out, by kind of link (fitted.yaml).
+They are widened where a link, a number of ranks or a pattern is far from what was fitted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,28 @@ from allstep.commands.forecast.site import Site
 
 _PER_DOUBLING = 0.25
 """Share by which a range is wider for each doubling beyond what was fitted, or calibrated."""
+_MAX_EFFICIENCY = 1.02
+"""Highest limit: ranks compute no faster together than alone; measurements of both differ."""
+_MIN_ADDED = 0.005
+"""Least time that is taken as added, floor included, in baseline steps."""
 
 
-def scale(efficiency: float, floor: float) -> float:
-    """Return the scale of a forecast's error."""
-    return max(0.0, 1 - efficiency) + floor
+def deviation(measured: float, forecast: float, floor: float) -> float:
+    """Return how far a measured efficiency lies above a forecast one.
+
+    Args:
+        floor: share of the baseline's step that is added to the time that either adds.
+    """
+    return math.log(_added(forecast, floor) / _added(measured, floor))
+
+
+def deviated(forecast: float, by: float, floor: float) -> float:
+    """Return the efficiency that deviates from a forecast one `by` so much."""
+    return 1 / (1 - floor + _added(forecast, floor) * math.exp(-by))
+
+
+def _added(efficiency: float, floor: float) -> float:
+    return max(_MIN_ADDED, 1 / efficiency - 1 + floor)
 
 
 def efficiency_range(
@@ -34,19 +51,25 @@ def efficiency_range(
     """Return the 10 and 90 % limits of a forecast efficiency.
 
     Args:
-        calibrated_ranks: largest number of ranks of the runs on which the forecast is calibrated; 0 without any.
+        calibrated_ranks: largest number of ranks of the runs on which the forecast is calibrated; 0 without any. The
+            range is then no wider than without them.
         widening: another factor for the width.
     """
     if num_ranks == baseline_ranks:
         return efficiency, efficiency
+    errors = fitted.errors[site.kind(num_ranks)]
+    factor = distance(site, num_ranks, fitted)
+    low, high = errors.low * factor, errors.high * factor
     if calibrated_ranks:
-        errors = fitted.errors["calibrated"]
-        widening *= 1 + _PER_DOUBLING * max(0.0, math.log2(num_ranks / calibrated_ranks) - 1)
-    else:
-        errors = fitted.errors[site.kind(num_ranks)]
-        widening *= distance(site, num_ranks, fitted)
-    width = widening * scale(efficiency, fitted.floor)
-    return max(0.0, efficiency + errors.low * width), efficiency + errors.high * width
+        errors, factor = fitted.errors["calibrated"], reach_factor(num_ranks, calibrated_ranks)
+        low, high = max(low, errors.low * factor), min(high, errors.high * factor)
+    lowest, highest = (deviated(efficiency, widening * by, fitted.floor) for by in (low, high))
+    return min(efficiency, lowest), max(efficiency, min(_MAX_EFFICIENCY, highest))
+
+
+def reach_factor(num_ranks: int, calibrated_ranks: int) -> float:
+    """Return the factor by which a calibrated forecast is less certain on more ranks than its runs had."""
+    return 1 + _PER_DOUBLING * max(0.0, math.log2(num_ranks / calibrated_ranks) - 1)
 
 
 def distance(site: Site, num_ranks: int, fitted: Fitted) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,23 @@ class Network:
 
     name: str
     layers: tuple[Layer, ...]
+    is_uniform: bool = False
+    """Whether only the number of parameters is known."""
 
     @property
     def num_parameters(self) -> int:
         return sum(layer.num_parameters for layer in self.layers)
+
+    def with_tail(self, share: float) -> Network:
+        """Return the network with this share of its parameters in a first layer that computes nothing, as embeddings.
+
+        A network whose layers are known stays as it is.
+        """
+        if not self.is_uniform:
+            return self
+        tail = round(share * self.num_parameters)
+        rest = uniform(self.num_parameters - tail, NUM_LAYERS)
+        return replace(rest, layers=(Layer("tail", tail, 0.0, 1), *rest.layers))
 
 
 @functools.cache
@@ -79,7 +92,8 @@ def _no_layers(path: Path, error: Exception) -> UserError:
 def uniform(num_parameters: int, num_layers: int) -> Network:
     """Return a network of equal layers, for use if only the number of parameters is known."""
     per_layer = [num_parameters * (i + 1) // num_layers - num_parameters * i // num_layers for i in range(num_layers)]
-    return Network("uniform", tuple(Layer(f"layer{i}", count, 1.0) for i, count in enumerate(per_layer)))
+    layers = tuple(Layer(f"layer{i}", count, 1.0) for i, count in enumerate(per_layer))
+    return Network("uniform", layers, is_uniform=True)
 
 
 def _network(name: str, rows: Any) -> Network:

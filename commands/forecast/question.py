@@ -1,4 +1,4 @@
-"""What a command line asks: workload, site and parameters, from flags, runs, measured links and fitted defaults."""
+"""The question of a command line: workload, site and parameters, from flags, runs, links and fitted defaults."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from allstep.common.cli.strategy_flags import FUSION_THRESHOLD_ON_CPU
 
 _CPU_WIDENING = 2.0
 """Factor by which ranges are wider for ranks on CPUs, to which nothing was fitted."""
+_UNMEASURED_WIDENING = 1.5
+"""Factor by which they are wider for patterns that no publication measured: no overlap, accumulated gradients."""
 _PATTERN_FLAGS = {"algorithm", "sharded", "buckets", "fusion_mib", "cycle_ms", "no_overlap"}
 
 
@@ -56,7 +58,7 @@ class Question:
 
     def efficiency(self, parameters: Parameters, num_ranks: int) -> float:
         """Return the efficiency that is forecast with other parameters."""
-        workload = replace(self.workload, jitter=parameters.jitter)
+        workload = self.workload.assuming(jitter=parameters.jitter, tail=parameters.tail)
         return forecast(workload, self.machine_with(parameters), num_ranks).efficiency
 
     def limits(self, found: Forecast) -> tuple[float, float]:
@@ -68,8 +70,14 @@ class Question:
             fitted(),
             baseline_ranks=self.workload.baseline_ranks,
             calibrated_ranks=self.calibrated_ranks,
-            widening=_CPU_WIDENING if self.on_cpu else 1.0,
+            widening=self.widening,
         )
+
+    @property
+    def widening(self) -> float:
+        """Factor by which ranges are wider for what no publication measured."""
+        is_measured = self.site.overlap and self.workload.passes == 1
+        return (_CPU_WIDENING if self.on_cpu else 1.0) * (1.0 if is_measured else _UNMEASURED_WIDENING)
 
     def known_causes(self, num_ranks: int) -> set[str]:
         """Return the causes of lost time whose values are given or measured, for this number of ranks."""
@@ -88,7 +96,7 @@ class Question:
 
     def is_far(self, ranks: Collection[int]) -> bool:
         """Return whether the range of one of these is wider for being far from what was fitted."""
-        return not self.calibrated_ranks and any(distance(self.site, number, fitted()) > 1 for number in ranks)
+        return self.widening > 1 or any(distance(self.site, number, fitted()) > 1 for number in ranks)
 
 
 def read_question(flags: Namespace, given: frozenset[str]) -> Question:
@@ -106,7 +114,7 @@ def read_question(flags: Namespace, given: frozenset[str]) -> Question:
     known = _known_parameters(flags, on_cpu=on_cpu)
     parameters = Parameters(**{**vars(usual), **({} if jitter is None else {"jitter": jitter}), **known})
     question = Question(
-        _workload(flags, first, parameters.jitter),
+        _workload(flags, first).assuming(jitter=parameters.jitter, tail=parameters.tail),
         site,
         parameters,
         _extras(flags),
@@ -143,7 +151,7 @@ def _calibrated(question: Question, runs: list[MeasuredRun], known: dict[str, fl
         known=known,
         on_cpu=question.on_cpu,
     )
-    workload = replace(question.workload, jitter=parameters.jitter)
+    workload = question.workload.assuming(jitter=parameters.jitter, tail=parameters.tail)
     return replace(question, parameters=parameters, workload=workload, calibrated_ranks=runs[-1].num_ranks)
 
 
@@ -167,13 +175,12 @@ def _read_runs(paths: Collection[Path]) -> list[MeasuredRun]:
     return runs
 
 
-def _workload(flags: Namespace, run: MeasuredRun | None, jitter: float) -> Workload:
+def _workload(flags: Namespace, run: MeasuredRun | None) -> Workload:
     return Workload(
         _network(flags, run),
         run.batch_size if run else flags.batch_size,
         run.step_seconds if run else flags.step_ms / 1000,
         flags.backward_share,
-        jitter,
         passes=flags.accumulate_steps,
         optimizer_seconds=flags.optimizer_ms / 1000,
         baseline_ranks=run.num_ranks if run else flags.baseline_ranks,

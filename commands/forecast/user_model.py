@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allstep.commands.forecast.networks import Layer, Network
@@ -41,7 +41,7 @@ def _torch_layers(model: Any, input_shape: tuple[int, ...]) -> list[Layer]:
     """Return the layers of a torch module in the order in which one sample passes them.
 
     A tensor belongs to the innermost module around it that is called: attention uses the weights of children that it
-    never calls. A module that is called again computes again, and its gradient is ready after its first call's backward.
+    never calls. The gradient of a tensor that is used again is ready after its first use's backward, the last to run.
     """
     import torch
 
@@ -49,40 +49,55 @@ def _torch_layers(model: Any, input_shape: tuple[int, ...]) -> list[Layer]:
         raise UserError(f"expected a torch.nn.Module from {FLAG}, received {type(model).__name__}; return one")
     calls: list[tuple[str, int]] = []
     hooks = [
-        module.register_forward_hook(lambda _module, _inputs, output, name=name: calls.append((name, _positions(output))))
+        module.register_forward_hook(
+            lambda _module, _inputs, output, name=name: calls.append((name, _positions(output)))
+        )
         for name, module in model.named_modules()
     ]
-    shape = (1, *input_shape)
-    sample = torch.zeros(shape) if len(shape) == 4 else torch.zeros(shape, dtype=torch.int64)
     model.eval()
     with torch.no_grad():
-        model(sample.permute(0, 3, 1, 2) if len(shape) == 4 else sample)
+        model(_torch_sample(model, input_shape))
     for hook in hooks:
         hook.remove()
-    called = {name for name, _ in calls}
-    owned: dict[str, list[Any]] = {}
-    for name, parameter in model.named_parameters():
+    owned = _tensors(model, [name for name, _ in calls])
+    layers, counted = [], set()
+    for name, positions in calls:
+        new = [one for one in owned.get(name, ()) if id(one) not in counted]
+        counted |= set(map(id, new))
+        is_lookup = isinstance(model.get_submodule(name), torch.nn.Embedding)
+        work = 0 if is_lookup else positions * sum(one.numel() for one in owned.get(name, ()) if one.ndim > 1)
+        if new or work:
+            layers.append(Layer(name, sum(one.numel() for one in new), float(work), len(new)))
+    return layers
+
+
+def _tensors(model: Any, called: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the tensors that train of each module that is called; a tied tensor is listed for each use."""
+    found: dict[str, list[Any]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = name.rpartition(".")[0]
         while owner not in called:
             owner = owner.rpartition(".")[0]
         if parameter.requires_grad:
-            owned.setdefault(owner, []).append(parameter)
-    layers, seen = [], set()
-    for name, positions in calls:
-        if name in owned:
-            tensors = owned[name] if name not in seen else []
-            is_lookup = isinstance(model.get_submodule(name), torch.nn.Embedding)
-            work = 0 if is_lookup else positions * sum(one.numel() for one in owned[name] if one.ndim > 1)
-            layers.append(Layer(name, sum(one.numel() for one in tensors), float(work), len(tensors)))
-            seen.add(name)
-    return layers
+            found.setdefault(owner, []).append(parameter)
+    return found
+
+
+def _torch_sample(model: Any, input_shape: tuple[int, ...]) -> Any:
+    """Return one sample: an image, a text's tokens for a network with embeddings, or else numbers."""
+    import torch
+
+    if len(input_shape) == 3:
+        return torch.zeros(1, *input_shape).permute(0, 3, 1, 2)
+    is_text = any(isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) for module in model.modules())
+    return torch.zeros(1, *input_shape, dtype=torch.int64 if is_text else torch.float32)
 
 
 def _positions(output: Any) -> int:
     """Return at how many positions a module multiplies by its weights: pixels of (n, c, h, w), tokens of (n, l, c)."""
-    while isinstance(output, (tuple, list)):
-        output = output[0]
-    shape = tuple(output.shape)
+    while isinstance(output, (tuple, list, dict)) and output:
+        output = next(iter(output.values())) if isinstance(output, dict) else output[0]
+    shape = tuple(getattr(output, "shape", ()))
     return math.prod(shape[2:]) if len(shape) == 4 else math.prod(shape[1:-1])
 
 
@@ -94,13 +109,24 @@ def _keras_layers(model: Any, input_shape: tuple[int, ...]) -> list[Layer]:
         raise UserError(f"expected a keras.Model from {FLAG}, received {type(model).__name__}; return one")
     if not model.built:
         model.build((None, *input_shape))
-    layers = []
-    for layer in model._flatten_layers(include_self=False):  # Keras has no public way into nested models
+    layers, seen = [], set()
+    for layer, positions in _keras_tree(model, 1):
         tensors = [variable for variable in layer._trainable_variables if variable.trainable]
-        if tensors:
-            shape = keras.tree.flatten(layer.output)[0].shape if layer._inbound_nodes else (None, 1)
-            positions = math.prod(size or 1 for size in shape[1:-1])
+        if tensors and id(layer) not in seen:
+            seen.add(id(layer))
             work = 0 if isinstance(layer, keras.layers.Embedding) else positions
-            work *= sum(math.prod(one.shape) for one in tensors if len(one.shape) > 1)
+            work *= sum(math.prod(one.shape) for one in tensors if len(one.shape) > 1 and one.name != "bias")
             layers.append(Layer(layer.name, sum(math.prod(one.shape) for one in tensors), float(work), len(tensors)))
     return layers
+
+
+def _keras_tree(layer: Any, positions: int) -> Iterator[tuple[Any, int]]:
+    """Yield all layers in a layer, each with its number of positions, or that of the layer around it if unknown."""
+    import keras
+
+    for child in layer._flatten_layers(include_self=False, recursive=False):  # Keras has no public way into layers
+        here = positions
+        if child._inbound_nodes:
+            here = math.prod(size or 1 for size in keras.tree.flatten(child.output)[0].shape[1:-1])
+        yield child, here
+        yield from _keras_tree(child, here)

@@ -6,7 +6,7 @@ A publication is a YAML file as in published/: what its authors measured, with w
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,8 +24,19 @@ LARGEST_ERROR = 0.05
 """Largest error of a forecast of our own runs, which has no range."""
 MIN_COVERAGE = 0.75
 """Smallest share of published measurements in their ranges, which are made for 0.8."""
-NOMINAL_SHARE = 0.9
-"""Share of the nominal bandwidth that the baseline without overlap assumes."""
+NOMINAL = Parameters(
+    crowding=0,
+    jitter=0,
+    nvlink=0.9,
+    pcie=0.9,
+    rdma=0.9,
+    tcp=0.9,
+    contention=0,
+    tcp_contention=0,
+    host_memory=1,
+    tail=0,
+)
+"""Parameters of the baseline without overlap: 0.9 of the nominal bandwidth, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class System:
-    """What one publication measured with one network on one kind of machine."""
+    """Measurements of one publication with one network on one kind of machine."""
 
     source: str
     network: str
@@ -71,13 +82,13 @@ class System:
     batch_size: Count
     site: Site
     efficiency: dict[str, Positive]
-    """By number of ranks."""
+    """Efficiency by number of ranks."""
     step_seconds: Positive | None = None
     """Step time of the baseline; either this or `images_per_second` of each of its ranks is given."""
     images_per_second: Positive | None = None
     baseline_ranks: Count = 1
     assumed: str = ""
-    """What the source does not say."""
+    """Parameters that the source lacks."""
 
     @property
     def workload(self) -> Workload:
@@ -119,14 +130,16 @@ class Point:
 
     def forecast(self, parameters: Parameters) -> float:
         """Return the efficiency that is forecast with these parameters."""
-        workload = replace(self.system.workload, jitter=parameters.jitter)
+        workload = self.system.workload.assuming(jitter=parameters.jitter, tail=parameters.tail)
         return forecast(workload, self.system.site.machine(parameters), self.num_ranks).efficiency
 
     def without_overlap(self) -> float:
         """Return the efficiency if a step were computing and then a ring at 0.9 of the nominal bandwidth."""
         system, site = self.system, self.system.site
-        cluster = site.machine(Parameters(0, 0, *[NOMINAL_SHARE] * 4, 0, 0, 1.0)).cluster
-        num_bytes = system.layers.num_parameters * (site.wire_bytes + 2 * site.gather_bytes) / (2 if site.gather_bytes else 1)
+        cluster = site.machine(NOMINAL).cluster
+        num_bytes = (
+            system.layers.num_parameters * (site.wire_bytes + 2 * site.gather_bytes) / (2 if site.gather_bytes else 1)
+        )
         large, baseline = (ring(num_bytes, ranks, cluster) for ranks in (self.num_ranks, system.baseline_ranks))
         step = system.workload.step_seconds
         return step / (max(0.0, step - baseline) + large)

@@ -76,9 +76,11 @@ def collectives(result: CollectivesResult) -> Section:
 def forecast(result: ForecastsResult) -> Section:
     """Return the section of a result of `allstep forecast --output`."""
     rows = result.forecasts
-    ranks = [row.num_ranks for row in rows]
+    ranks, efficiencies = [row.num_ranks for row in rows], [row.efficiency for row in rows]
+    limits = [(row.low, row.high) for row in rows if row.low is not None and row.high is not None]
+    low, high = zip(*limits, strict=True) if len(limits) == len(rows) else ((), ())  # older results have none
     curves = [
-        Line("forecast", ranks, [row.efficiency for row in rows]),
+        Line("forecast", ranks, efficiencies, low, high, is_band=bool(low)),
         Line("ideal", ranks, [1.0] * len(ranks), reference=True),
     ]
     table = [
@@ -86,24 +88,30 @@ def forecast(result: ForecastsResult) -> Section:
             f"{row.num_ranks:,}",
             amount(1000 * row.total),
             share(row.efficiency),
+            _range(row.low, row.high),
             amount(row.images_per_second),
             f"{row.bottleneck} {share(row.bottleneck_share)}",
             f"{row.helps[0]}: {share(row.helps[1])}" if row.helps else NOTHING,
         ]
         for row in rows
     ]
-    header = ["ranks", "step ms", "efficiency", "samples/s", "costs most", "helps most"]
-    figure = lines("Forecast efficiency", curves, x_label="ranks", y_label="", x_scale="log10", percent=True)
+    header = ["ranks", "step ms", "efficiency", "10 to 90 %", "samples/s", "costs most", "helps most"]
+    caption = "Forecast efficiency, with its range from 10 to 90 %"
+    figure = lines(caption, curves, x_label="ranks", y_label="", x_scale="log10", percent=True)
     return Section("Forecast", figures=[figure], tables=[Table("", header, table)], commands=[result.command])
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return NOTHING if low is None or high is None else f"{share(low)} to {share(high)}"
 
 
 def validation(result: ValidationResult) -> Section:
     """Return the section of a result of `allstep forecast --validate --output`, with a list of missed rows."""
     rows, bound = result.rows, 100 * result.largest_error
-    missed = [row for row in rows if abs(row.error) > result.largest_error]
+    missed = [row for row in rows if not row.within]
     verdict = (
-        f"{len(rows) - len(missed)} of {len(rows)} efficiencies are forecast within {bound:g} points. A row from which "
-        "a parameter was estimated says little about the error."
+        f"{len(rows) - len(missed)} of {len(rows)} efficiencies lie in the 10 to 90 % range of their forecast or, "
+        f"where it has none, within {bound:g} points of it."
     )
     section = Section("Forecasts and measurements", text=[verdict, *result.notes], commands=[result.command])
     section.items = [
@@ -118,13 +126,13 @@ def validation(result: ValidationResult) -> Section:
             row.network,
             f"{row.num_ranks}" + (f" over {row.baseline_ranks}" if row.baseline_ranks > 1 else ""),
             *map(share, (row.measured, row.forecast)),
+            _range(row.low, row.high),
             f"{100 * row.error:+.1f}",
-            "NO" if row in missed else "yes",
-            row.estimated or NOTHING,
+            "yes" if row.within else "NO",
         ]
         for row in rows
     ]
-    header = ["measured by", "", "network", "ranks", "measured", "forecast", "points", f"within {bound:g}", "estimated"]
+    header = ["measured by", "", "network", "ranks", "measured", "forecast", "10 to 90 %", "points", "within"]
     section.tables.append(Table("Efficiency", header, table))
     return section
 

@@ -108,7 +108,7 @@ def test_any_collectives(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("any") / "collectives.json"
     path.write_bytes(data)
     with contextlib.suppress(UserError):
-        link = measured_runs.read_link(path)
+        _, link = measured_runs.read_link(path)
         assert link.latency > 0 and link.bandwidth > 0
 
 

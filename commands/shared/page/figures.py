@@ -38,6 +38,8 @@ class Line:
     low: Sequence[float] = ()
     """Lower ends of the whiskers at the points, if any; `high` has the upper ends."""
     high: Sequence[float] = ()
+    is_band: bool = False
+    """Whether `low` and `high` are the edges of a band instead."""
     reference: bool = False
     """Whether it is drawn faint and without markers, as an ideal or a limit."""
 
@@ -107,7 +109,9 @@ def lines(
         few = len(curve.x) <= 20
         look = {"color": color, "marker": marker if few else None, "markersize": 4.5, "linestyle": style}
         axes.plot(curve.x, curve.y, linewidth=1.6, label=curve.label, **look)
-        if curve.low:
+        if curve.is_band:
+            axes.fill_between(curve.x, curve.low, curve.high, color=color, linewidth=0, alpha=0.2)
+        elif curve.low:
             axes.vlines(curve.x, curve.low, curve.high, color=color, linewidth=1.2, alpha=0.6)
         number += 1
     for axis, scale in ((axes.xaxis, x_scale), (axes.yaxis, y_scale)):

@@ -16,6 +16,7 @@ from requirements import need
 
 from allstep.commands.compare.cells import Settings
 from allstep.commands.compare.rules import rules
+from allstep.commands.forecast import command as forecast
 from allstep.commands.report import command as report
 from allstep.commands.shared.page.figures import Line, bars, lines
 from allstep.commands.shared.page.render import plain
@@ -123,7 +124,7 @@ def test_numbers_of_the_results_are_in_both_forms(results, capsys):
         assert (
             f"horovodrun -np 2 python pytorch/train.py --config {results / 'runs' / 'one' / 'config.yaml'}" in written
         )
-        assert "1 of 2 efficiencies are forecast within 5 points" in written and "Told so." in written
+        assert "1 of 2 efficiencies lie in the 10 to 90 % range" in written and "Told so." in written
         assert "MISSED by 7.1 points: own runs, pytorch, horovod, cnn on 4 ranks" in written
         assert "+2.3" in written and "+7.1" in written
         assert "0.87" in written and "0.63" in written  # Horovod's all-reduce over MPI's
@@ -227,3 +228,17 @@ def test_names_of_folders_control_neither_terminal_nor_markdown(results, capsys)
     text = (results / "report.md").read_text()
     assert "\n# x" not in text and text.count("```") % 2 == 0
     assert "Glyph" not in printed.err
+
+
+def test_a_forecast_has_its_range_as_a_band(tmp_path):
+    """Older results have no range."""
+    path = tmp_path / "forecast.json"
+    forecast.main(["--step-ms", "200", "--ranks", "1,8,64", "--output", str(path)])
+    content = json.loads(path.read_text())
+    limits = [f"{row.pop('low'):.1%} to {row.pop('high'):.1%}" for row in content["forecasts"]]
+    for are_there in (True, False):
+        report.main([str(tmp_path)])
+        page, text = ((tmp_path / name).read_text() for name in ("report.html", "report.md"))
+        assert all((limit in text) is are_there for limit in limits)
+        assert ("opacity: 0.2" in page) is are_there  # the band's filling
+        path.write_text(json.dumps(content))

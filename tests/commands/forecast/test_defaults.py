@@ -1,0 +1,128 @@
+"""Fitted defaults and ranges. Oracles: parameters from which efficiencies were made; published measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from allstep.benchmarks import forecast_fit
+from allstep.commands.forecast.calibration import calibrated
+from allstep.commands.forecast.fitting import Prior, fit
+from allstep.commands.forecast.interval import deviated, deviation, distance, efficiency_range
+from allstep.commands.forecast.parameters import BOUNDS, fitted
+from allstep.commands.forecast.site import KINDS, Site
+from allstep.commands.forecast.validation import PUBLISHED, check, published_points, read_published
+from allstep.common.files.schema import Mismatch
+
+PAGE = Path(forecast_fit.PAGE)
+
+
+def test_published_efficiencies_are_in_their_range():
+    """Oracle: 87 measurements of 13 publications. Ranges are made for 80 % of unseen ones; these were fitted."""
+    rows = [check(point) for point in published_points()]
+    assert len(rows) == 87
+    assert statistics.fmean(row.within for row in rows) >= 0.8
+    assert statistics.median(abs(row.error) for row in rows) < 0.035
+
+
+def test_defaults_are_better_than_the_baselines_for_each_kind_of_link():
+    values = fitted().values
+    for kind in KINDS:
+        points = [point for point in published_points() if point.kind == kind]
+        ours, always, apart = (
+            statistics.median(abs(found - point.measured) for found, point in zip(forecasts, points, strict=True))
+            for forecasts in (
+                [point.forecast(values) for point in points],
+                [forecast_fit.ALWAYS] * len(points),
+                [point.without_overlap() for point in points],
+            )
+        )
+        assert ours < min(always, apart), kind
+
+
+def test_the_page_has_every_parameter_and_every_row():
+    """Run benchmarks/forecast_fit.py --write after changing the model or the published tables."""
+    page = PAGE.read_text()
+    for name, parameter in fitted().parameters.items():
+        assert f"| {name} | {parameter.value:.3g} | {parameter.low:.3g} to {parameter.high:.3g} |" in page
+    for point in published_points():
+        forecast = f"{point.measured:.1%} | {point.forecast(fitted().values):.1%} |"
+        assert any(point.name in line and forecast in line for line in page.splitlines()), point
+
+
+def test_parameters_are_within_their_bounds_and_intervals():
+    for name, parameter in fitted().parameters.items():
+        assert BOUNDS[name].minimum <= parameter.low <= parameter.value <= parameter.high <= BOUNDS[name].maximum
+
+
+def test_a_fit_finds_the_parameters_that_made_the_measurements():
+    true = dataclasses.replace(fitted().values, rdma=0.65, contention=0.7)
+    points = [point for point in published_points() if point.publication in ("ddp", "goyal", "paddle")]
+    measured = [point.forecast(true) for point in points]
+    prior = {name: Prior(value, 0.0) for name, value in vars(true).items()}
+    prior |= {name: Prior(BOUNDS[name].middle, 10 * BOUNDS[name].spread) for name in ("rdma", "contention")}
+    found = fit(lambda p: [100 * (point.forecast(p) - one) for point, one in zip(points, measured, strict=True)], prior)
+    assert found.rdma == pytest.approx(0.65, abs=0.05) and found.contention == pytest.approx(0.7, abs=0.05)
+    assert found.crowding == true.crowding
+
+
+def test_calibration_leaves_what_is_given_and_what_is_usual():
+    usual = vars(fitted().values)
+    [point] = [one for one in published_points() if one.name == "azure-v100-tcp-rn50" and one.num_ranks == 8]
+    found = calibrated(usual, [(point.forecast, point.measured)], known={"jitter": 0.02})
+    assert found.jitter == 0.02
+    assert abs(point.forecast(found) - point.measured) < abs(point.forecast(fitted().values) - point.measured) / 2
+
+
+def test_ranges():
+    found, site = fitted(), Site()
+    assert efficiency_range(1.0, site, 8, found, baseline_ranks=8) == (1.0, 1.0)
+
+    def width(num_ranks: int, site: Site = site, **options: float) -> float:
+        low, high = efficiency_range(0.8, site, num_ranks, found, **options)
+        assert 0 <= low < 0.8 < high <= 1.02
+        return high - low
+
+    reach = found.reach["rdma"]
+    assert width(16) == width(64) < width(4 * reach.max_ranks) < width(16 * reach.max_ranks)
+    assert width(16) < width(16, Site(inter_gbit=4 * reach.max_gbit))
+    assert width(16) < width(16, Site(inter_gbit=reach.min_gbit / 4, link="rdma"))
+    assert width(16, calibrated_ranks=8) < width(16) and width(10**5, calibrated_ranks=8) <= width(10**5)
+    assert width(16, calibrated_ranks=8) < width(4096, calibrated_ranks=8)
+    assert width(16) < width(16, widening=1.5)
+    assert distance(Site(algorithm="host-memory"), 16, found) == found.unseen >= 1
+
+
+def test_deviations_and_their_inverse():
+    """A step that takes 1.25 times the baseline's, forecast as 1.12: a quarter more, and an eighth, of a step."""
+    assert deviation(0.8, 1 / 1.12, 0.0) == pytest.approx(math.log(0.12 / 0.25))
+    assert deviated(1 / 1.12, math.log(0.12 / 0.25), 0.0) == pytest.approx(0.8)
+    for forecast in (0.1, 0.9, 1.0):
+        assert deviated(forecast, deviation(0.7, forecast, 0.03), 0.03) == pytest.approx(0.7)
+        assert 0 < deviated(forecast, -9.0, 0.03) < forecast < deviated(forecast, 9.0, 0.03) < 1.04
+    assert math.isfinite(deviation(1.2, 0.9, 0.03))
+
+
+def test_quantiles_count_each_publication_once():
+    """One publication with a hundred zeros, and nineteen with one error each."""
+    rows = [("many", 0.0)] * 100 + [(f"one{number}", float(number)) for number in range(-9, 10)]
+    found = forecast_fit.quantiles(rows)
+    level = 0.1 * 19 / 21  # lowered for the small number of publications
+    assert found.low == pytest.approx(-9 + 20 * level - 0.5, abs=0.01) and found.high == -found.low
+    assert (found.num_points, found.num_sources) == (119, 20)
+
+
+def test_a_publication_without_its_source(tmp_path):
+    path = tmp_path / "some.yaml"
+    path.write_text((PUBLISHED / "powerai.yaml").read_text().replace("source: s1", "source: s9"))
+    with pytest.raises(Mismatch, match="sources"):
+        read_published(path)
+    path.write_text(
+        (PUBLISHED / "powerai.yaml").read_text().replace("images_per_second", "step_seconds: 1\n    images_per_second")
+    )
+    with pytest.raises(Mismatch, match="step_seconds or images_per_second"):
+        read_published(path)
