@@ -12,8 +12,10 @@ from allstep.common.files.records import NonNegative, from_json
 from allstep.common.files.schema import Mismatch, anything, list_of
 
 BYTES_PER_PARAMETER = 4
-NUM_LAYERS = 50
-"""Number of layers assumed for a network of which only the number of parameters is known."""
+MAX_LAYERS = 50
+"""Largest number of layers assumed for a network of which only the number of parameters is known."""
+MIN_LAYER_PARAMETERS = 10_000
+"""Least number of parameters that such a layer has: small networks have few layers."""
 _FILE = Path(__file__).parent / "networks.yaml"
 _MAX_BYTES = 2**20  # a hundred thousand layers
 
@@ -51,7 +53,7 @@ class Network:
         if not self.is_uniform:
             return self
         tail = round(share * self.num_parameters)
-        rest = uniform(self.num_parameters - tail, NUM_LAYERS)
+        rest = uniform(self.num_parameters - tail, usual_layers(self.num_parameters))
         return replace(rest, layers=(Layer("tail", tail, 0.0, 1), *rest.layers))
 
 
@@ -89,8 +91,18 @@ def _no_layers(path: Path, error: Exception) -> UserError:
     )
 
 
-def uniform(num_parameters: int, num_layers: int) -> Network:
-    """Return a network of equal layers, for use if only the number of parameters is known."""
+def usual_layers(num_parameters: int) -> int:
+    """Return the number of layers assumed for so many parameters."""
+    return min(MAX_LAYERS, max(1, num_parameters // MIN_LAYER_PARAMETERS))
+
+
+def uniform(num_parameters: int, num_layers: int | None = None) -> Network:
+    """Return a network of equal layers, for use if only the number of parameters is known.
+
+    Args:
+        num_layers: None for a usual number.
+    """
+    num_layers = num_layers or usual_layers(num_parameters)
     per_layer = [num_parameters * (i + 1) // num_layers - num_parameters * i // num_layers for i in range(num_layers)]
     layers = tuple(Layer(f"layer{i}", count, 1.0) for i, count in enumerate(per_layer))
     return Network("uniform", layers, is_uniform=True)

@@ -14,7 +14,7 @@ from allstep.commands.forecast.forecast import Forecast, Machine, Workload, fore
 from allstep.commands.forecast.interval import distance, efficiency_range
 from allstep.commands.forecast.links import Link
 from allstep.commands.forecast.measured_runs import MeasuredRun, read_link, read_run
-from allstep.commands.forecast.networks import NUM_LAYERS, Network, known_networks, read_network, uniform
+from allstep.commands.forecast.networks import Network, known_networks, read_network, uniform
 from allstep.commands.forecast.parameters import Parameters, fitted
 from allstep.commands.forecast.simulation import MIB, Fusion
 from allstep.commands.forecast.site import DDP_BUCKETS, Site
@@ -47,7 +47,7 @@ class Question:
     """Largest number of ranks of the runs that were calibrated on; 0 without any."""
     on_cpu: bool = False
     has_jitter: bool = False
-    """Whether jitter is given or measured."""
+    """Whether jitter is given or measured, and not calibrated."""
 
     @property
     def machine(self) -> Machine:
@@ -152,7 +152,13 @@ def _calibrated(question: Question, runs: list[MeasuredRun], known: dict[str, fl
         on_cpu=question.on_cpu,
     )
     workload = question.workload.assuming(jitter=parameters.jitter, tail=parameters.tail)
-    return replace(question, parameters=parameters, workload=workload, calibrated_ranks=runs[-1].num_ranks)
+    return replace(
+        question,
+        parameters=parameters,
+        workload=workload,
+        calibrated_ranks=runs[-1].num_ranks,
+        has_jitter="jitter" in known,
+    )
 
 
 def _read_runs(paths: Collection[Path]) -> list[MeasuredRun]:
@@ -190,12 +196,12 @@ def _workload(flags: Namespace, run: MeasuredRun | None) -> Workload:
 def _network(flags: Namespace, run: MeasuredRun | None) -> Network:
     known = known_networks()
     if flags.parameters:
-        return uniform(flags.parameters, NUM_LAYERS)
+        return uniform(flags.parameters)
     if flags.model:
         return read_model(flags.model, flags.framework, flags.input_shape, flags.classes)
     if run and flags.network is None:
         same = [network for network in known.values() if network.num_parameters == run.num_parameters]
-        return same[0] if same else uniform(run.num_parameters, NUM_LAYERS)
+        return same[0] if same else uniform(run.num_parameters)
     name = flags.network or "resnet50"
     if name in known:
         return known[name]

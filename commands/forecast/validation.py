@@ -13,7 +13,7 @@ from typing import ClassVar
 from allstep.commands.forecast.allreduce import ring
 from allstep.commands.forecast.forecast import Workload, forecast
 from allstep.commands.forecast.interval import efficiency_range
-from allstep.commands.forecast.networks import NUM_LAYERS, Network, known_networks, uniform
+from allstep.commands.forecast.networks import Network, known_networks, uniform
 from allstep.commands.forecast.parameters import Parameters, fitted
 from allstep.commands.forecast.site import Site
 from allstep.common.files.records import Count, Positive, from_json
@@ -99,7 +99,7 @@ class System:
     @property
     def layers(self) -> Network:
         if self.network.isdecimal():
-            return uniform(int(self.network), NUM_LAYERS)
+            return uniform(int(self.network))
         return known_networks()[self.network]
 
 

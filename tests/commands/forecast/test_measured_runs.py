@@ -186,6 +186,7 @@ def test_runs_of_one_and_two_hosts_beat_any_default(tmp_path):
         rows[number] = json.loads((tmp_path / "found.json").read_text())["forecasts"][1]
     errors = {number: abs(row["efficiency"] - step[1] / step[64]) for number, row in rows.items()}
     assert errors[3] < 0.04 < 0.1 < errors[1]
+    assert [row["bottleneck"] for row in rows.values()] == ["bandwidth", "as in the runs"]
     assert rows[3]["low"] < step[1] / step[64] < rows[3]["high"]
     relative = [(1 / row["low"] - 1 / row["high"]) / (1 / row["efficiency"] - 0.97) for row in rows.values()]
     assert relative[1] < relative[0]

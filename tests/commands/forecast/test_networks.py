@@ -47,7 +47,8 @@ def test_published_sizes(name, num_parameters):
 
 
 def test_a_network_known_by_its_size_alone_has_a_tail():
-    network = uniform(1_000_003, 50)
+    assert [len(uniform(number).layers) for number in (1, 26_122, 1_000_003, 10**12)] == [1, 2, 50, 50]
+    network = uniform(1_000_003)
     tailed = network.with_tail(0.2).with_tail(0.25)
     assert tailed.num_parameters == network.num_parameters and len(tailed.layers) == 51
     assert (tailed.layers[0].num_parameters, tailed.layers[0].multiplications) == (250_001, 0)
