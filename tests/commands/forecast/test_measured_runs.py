@@ -186,7 +186,6 @@ def test_runs_of_one_and_two_hosts_beat_any_default(tmp_path):
         rows[number] = json.loads((tmp_path / "found.json").read_text())["forecasts"][1]
     errors = {number: abs(row["efficiency"] - step[1] / step[64]) for number, row in rows.items()}
     assert errors[3] < 0.04 < 0.1 < errors[1]
-    assert [row["bottleneck"] for row in rows.values()] == ["bandwidth", "as in the runs"]
     assert rows[3]["low"] < step[1] / step[64] < rows[3]["high"]
     relative = [(1 / row["low"] - 1 / row["high"]) / (1 / row["efficiency"] - 0.97) for row in rows.values()]
     assert relative[1] < relative[0]
@@ -206,6 +205,14 @@ def test_runs_that_do_not_compare(tmp_path, changed, message):
     with pytest.raises(UserError, match=message) as caught:
         command.main(["--run", runs[0], "--run", runs[1]])
     assert "\n" not in str(caught.value)
+
+
+def test_no_calibrated_value_is_named(tmp_path, capsys):
+    """The run on one rank has a jitter, but two runs do not tell jitter from anything else."""
+    runs = [write_run(tmp_path / str(ranks), ranks, 0.1 + 0.01 * ranks, device="cpu") for ranks in (1, 8)]
+    for flags in ([], ["--jitter", "0.2"]):
+        command.main(["--run", runs[0], "--run", runs[1], *flags])
+        assert ("stragglers" in capsys.readouterr().out) is bool(flags)
 
 
 def test_a_run_says_how_gradients_are_exchanged(tmp_path, capsys):
