@@ -14,9 +14,11 @@ from reported import EPOCHS, START
 
 from allstep.commands.compare.records import SUMMARY, ComparisonResult
 from allstep.commands.forecast import command, measured_runs
+from allstep.commands.forecast.flags import parse
 from allstep.commands.forecast.forecast import Workload, forecast
 from allstep.commands.forecast.networks import known_networks
 from allstep.commands.forecast.parameters import fitted
+from allstep.commands.forecast.question import read_question
 from allstep.commands.forecast.site import Site
 from allstep.commands.shared.records import files
 from allstep.commands.shared.records.collectives import CollectivesResult, OverRanks, Row
@@ -166,7 +168,8 @@ def write_run(directory: Path, num_ranks: int, step_seconds: float, **changed: o
     directory.mkdir()
     start = {**START, "world_size": num_ranks, "local_size": min(num_ranks, 8), "global_batch_size": 32 * num_ranks}
     start |= {"parameter_count": 25_557_032, "device": "cuda", **changed}
-    epochs = [{**EPOCHS[0], "images_per_second": 32 * num_ranks / step_seconds}] * 2
+    rates = [32 * num_ranks / step_seconds * factor for factor in (0.5, 0.99, 1.0, 1.01)]
+    epochs = [{**EPOCHS[0], "images_per_second": rate} for rate in rates]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [start, *epochs]))
     return str(directory)
 
@@ -207,12 +210,26 @@ def test_runs_that_do_not_compare(tmp_path, changed, message):
     assert "\n" not in str(caught.value)
 
 
-def test_no_calibrated_value_is_named(tmp_path, capsys):
-    """The run on one rank has a jitter, but two runs do not tell jitter from anything else."""
-    runs = [write_run(tmp_path / str(ranks), ranks, 0.1 + 0.01 * ranks, device="cpu") for ranks in (1, 8)]
-    for flags in ([], ["--jitter", "0.2"]):
-        command.main(["--run", runs[0], "--run", runs[1], *flags])
-        assert ("stragglers" in capsys.readouterr().out) is bool(flags)
+def question(*words: str):
+    return read_question(*parse("allstep forecast", None, list(words)))
+
+
+def test_only_what_is_measured_may_be_named(tmp_path):
+    """A run on one rank has a jitter, but two runs do not tell jitter from anything else."""
+    one, two = (write_run(tmp_path / str(ranks), ranks, 0.1 + 0.01 * ranks) for ranks in (1, 8))
+    assert question("--step-ms", "100").known_causes(8) == set()
+    assert question("--run", one).known_causes(8) == {"stragglers"}
+    assert question("--run", one, "--run", two).known_causes(8) == set()
+    assert question("--run", one, "--run", two, "--jitter", "0.2").known_causes(8) == {"stragglers"}
+    wide = question("--step-ms", "100", "--inter-gbit", "25", "--intra-us", "3")
+    assert (wide.known_causes(8), wide.known_causes(16)) == ({"latency"}, {"bandwidth"})
+
+
+def test_ranges_are_wider_for_what_no_publication_measured(tmp_path):
+    run = write_run(tmp_path / "1", 1, 0.1, device="cpu")
+    step = ("--step-ms", "100")
+    assert [question(*words).widening for words in (step, (*step, "--no-overlap"), ("--run", run))] == [1, 1.5, 2]
+    assert question("--run", run, "--accumulate-steps", "2").widening == 3
 
 
 def test_a_run_says_how_gradients_are_exchanged(tmp_path, capsys):
