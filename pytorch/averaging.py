@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from allstep.pytorch.compat import move_towards
+from allstep.pytorch.kept.network_state import can_train
 from allstep.pytorch.observer import Observer
 from allstep.pytorch.optimizers.layers import local
 
@@ -19,7 +20,7 @@ class WeightAverage(Observer):
     """
 
     def __init__(self, network: torch.nn.Module, decay: float) -> None:
-        parameters = dict(network.named_parameters())
+        parameters = {name: one for name, one in network.named_parameters() if can_train(one)}
         self._all = {f"ema/{name}": parameter for name, parameter in parameters.items()}
         self._own = {name: parameter for name, parameter in self._all.items() if not parameter.is_meta}
         self._decay = decay

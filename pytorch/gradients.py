@@ -9,6 +9,7 @@ import torch
 
 from allstep.common.recipe.gradient_noise import gradient_noise
 from allstep.pytorch.compat import scale
+from allstep.pytorch.kept.network_state import array_shape
 from allstep.pytorch.optimizers.layers import local_gradients, norms
 from allstep.pytorch.strategies.strategy import Strategy
 
@@ -46,6 +47,6 @@ class Noise:
     def __call__(self, num_steps: int) -> None:
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
-                shape = tuple(parameter.shape)
+                shape = array_shape(parameter)
                 noise = gradient_noise(name, shape, eta=self.eta, seed=self.seed, step=num_steps)
                 parameter.grad.add_(self.strategy.shard(noise, parameter.detach()))

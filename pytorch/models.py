@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from allstep.common.catalog.model_args import parsed
@@ -22,6 +21,7 @@ from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.recipe.weights import initial_weights
 from allstep.common.training.hooks import Hook
+from allstep.pytorch.kept.network_state import as_array, as_tensor, load, weights
 
 
 def build_network(config: TrainConfig, dataset: Dataset, own: Any = None, *, warns: bool = True) -> nn.Module:
@@ -87,22 +87,15 @@ def build_model(
 def set_initial_weights(network: nn.Module, config: TrainConfig) -> None:
     """Set the weights from which both frameworks start, if both have the network; others keep their initial weights."""
     if is_in_both(config.model):
-        shapes = {name: array.shape for name, array in export_weights(network).items()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
         import_weights(network, initial_weights(shapes, config.data.seed))
-
-
-def named_weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the floating-point tensors of a network's state with their names; training does not change the others."""
-    return ((name, tensor) for name, tensor in network.state_dict().items() if tensor.is_floating_point())
 
 
 def export_weights(model: nn.Module) -> dict:
     """Return all weights as canonical arrays, which have PyTorch's names and layouts."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in named_weights(model)}
+    return {name: as_array(tensor) for name, tensor in weights(model)}
 
 
 def import_weights(model: nn.Module, arrays: dict) -> None:
     """Set all weights from canonical arrays."""
-    # load_state_dict would expect `num_batches_tracked` of each batch norm.
-    for name, tensor in named_weights(model):
-        tensor.copy_(torch.from_numpy(arrays[name]))
+    load(model, {name: as_tensor(arrays[name], tensor) for name, tensor in weights(model) if name in arrays})

@@ -27,6 +27,7 @@ from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
 from allstep.pytorch.compat import BatchNorm
+from allstep.pytorch.kept.network_state import Snapshot, check, is_lazy, make_dense
 from allstep.pytorch.outputs import WithHeads, are_probabilities, return_logits
 
 
@@ -57,6 +58,7 @@ def build_other(
             raise UserError(
                 f"expected a torch.nn.Module from --model {model}, received {type(network).__name__}; return one"
             )
+        _check_weights(network, model)
         outputs = user_file.call(_outputs, network, dataset, flag=f"--model {model}")
     else:
         network, outputs = _of_library(model, dataset, options or {}, seed)
@@ -66,7 +68,7 @@ def build_other(
             "the softmax out"
         )
     check_outputs(model, tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else None, dataset)
-    _check_weights(network, model)
+    _check_weights(network, model)  # again, since lazy layers have weights now
     return network
 
 
@@ -115,15 +117,13 @@ def _outputs(network: nn.Module, dataset: Dataset) -> object:
     inputs = torch.zeros(shape, dtype=torch.int64 if dataset.input_type == "int64" else torch.float32)
     inputs = inputs.permute(0, 3, 1, 2) if len(shape) == 4 else inputs
     return_logits(network, tuple(dataset.output_shape))
-    network.to(inputs.device).eval()
+    network.to(inputs.device)
     with torch.no_grad(), torch.random.fork_rng():
-        with _noting_values(network):
-            outputs = network(inputs)
-        network.train()
-        before = [(buffer, buffer.clone()) for buffer in network.buffers()]
-        trained = network(inputs)
-        for buffer, value in before:
-            buffer.copy_(value)
+        with _noting_values(network), _unchanged(network):
+            outputs = network.eval()(inputs)
+        with _unchanged(network):
+            trained = network.train()(inputs)
+    network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits
     if not isinstance(trained, torch.Tensor) or not isinstance(outputs, torch.Tensor):
@@ -169,21 +169,18 @@ def _take_channels(network: nn.Module, channels: int) -> None:
 
 
 def _check_weights(network: nn.Module, model: str) -> None:
-    if odd := [name for name, tensor in network.state_dict().items() if tensor.dtype in _OTHER_FLOATS]:
-        raise UserError(f"expected weights in float32 of --model {model}, received others, as {odd[0]}; convert them")
+    check(network, model)
+    make_dense(network)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"expected a network with weights to train from --model {model}, received none; return another")
     for name, module in network.named_modules():
-        if isinstance(module, BatchNorm):
+        if isinstance(module, BatchNorm) and not is_lazy(module):
             if module.momentum is None:
                 raise UserError(
                     f"expected batch norms with a momentum in --model {model}, received {name} without; give it one, "
                     "as in 0.1"
                 )
             module.register_buffer("num_batches_tracked", None)  # PyTorch needs it only without momentum
-
-
-_OTHER_FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 
 
 class Reseed(Hook):
@@ -228,6 +225,14 @@ class NormCheck(Hook):
 
 
 _ONE_VALUE = "allstep_one_value"
+
+
+@contextlib.contextmanager
+def _unchanged(network: nn.Module) -> Iterator[None]:
+    """Put the state of `network` back afterwards."""
+    before = Snapshot(network)
+    yield
+    before.restore()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 
 from allstep.common.checkpoint.state import ArrayShape
-from allstep.pytorch.models import named_weights
+from allstep.pytorch.kept import network_state
+from allstep.pytorch.kept.network_state import Snapshot, as_real
 from allstep.pytorch.optimizers.state import OptimizerState
 from allstep.pytorch.step import Step
 from allstep.pytorch.strategies.strategy import Strategy
@@ -25,27 +27,27 @@ class State:
         """`network` has the weights by their canonical names; those that another rank keeps are on the device meta."""
         self._network, self._optimizer_state, self._step, self._strategy = network, optimizer_state, step, strategy
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield this rank's weights and running statistics by name."""
-        return ((name, tensor) for name, tensor in named_weights(self._network) if not tensor.is_meta)
-
     def parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        # Floats among the buffers may be each rank's own until they are averaged.
+        buffers = ((name, one) for name, one in self._network.named_buffers() if _is_same(one))
         return (
-            (name, array) for name, one in local_parameters(self._network) for array in self._strategy.replicas(one)
+            (name, array)
+            for name, one in itertools.chain(local_parameters(self._network), buffers)
+            for array in self._strategy.replicas(one)
         )
 
     def export_weights(self) -> dict[str, np.ndarray]:
-        return self._strategy.gather(dict(self.weights()))
+        return self._strategy.gather(dict(network_state.weights(self._network)))
 
     def shapes(self) -> dict[str, ArrayShape]:
-        shapes = {f"model/{name}": ArrayShape(tensor.shape) for name, tensor in named_weights(self._network)}
+        shapes = {f"model/{name}": shape for name, shape in network_state.shapes(self._network)}
         shapes |= self._optimizer_state.shapes(list(self._network.named_parameters()))
         for observer in self._step.observers:
-            shapes |= {name: ArrayShape(like.shape) for name, like in observer.kept()}
+            shapes |= {name: network_state.array_shape(like) for name, like in observer.kept()}
         return shapes
 
     def export(self) -> dict[str, np.ndarray]:
-        state = {f"model/{name}": tensor for name, tensor in self.weights()}
+        state = {f"model/{name}": tensor for name, tensor in network_state.entries(self._network)}
         state |= self._optimizer_state.export(list(local_parameters(self._network)), self._step.num_steps)
         for observer in self._step.observers:
             state |= observer.state
@@ -53,9 +55,8 @@ class State:
 
     def load(self, arrays: Mapping[str, np.ndarray], num_steps: int) -> None:
         self._step.num_steps, shard = num_steps, self._strategy.shard
-        with torch.no_grad():
-            for name, tensor in self.weights():
-                tensor.copy_(shard(arrays[f"model/{name}"], tensor))
+        entries = network_state.entries(self._network)
+        network_state.load(self._network, {name: shard(arrays[f"model/{name}"], tensor) for name, tensor in entries})
         self._optimizer_state.load(list(local_parameters(self._network)), arrays, num_steps, shard)
         for observer in self._step.observers:
             observer.state = {
@@ -65,7 +66,7 @@ class State:
             }
 
     def average_statistics(self) -> None:
-        statistics = [buffer for buffer in self._network.buffers() if buffer.is_floating_point()]
+        statistics = [as_real(buffer) for buffer in self._network.buffers() if _is_averaged(buffer)]
         collectives = self._strategy.collectives
         if not statistics or collectives.world_size == 1:
             return
@@ -76,19 +77,28 @@ class State:
 
     def snapshot(self) -> Any:
         """Return a copy of this rank's state, for `restore`."""
-        weights = [(tensor, tensor.clone()) for _, tensor in self.weights()]
         slots = {parameter: copy.deepcopy(own) for parameter, own in self._step.optimizer.state.items()}
-        return weights, slots, self._step.num_steps, [copy.deepcopy(one.state) for one in self._step.observers]
+        states = [copy.deepcopy(one.state) for one in self._step.observers]
+        return Snapshot(self._network), slots, self._step.num_steps, states
 
     def restore(self, snapshot: Any) -> None:
         """Put back what `snapshot` returned."""
-        weights, slots, self._step.num_steps, states = snapshot
-        for tensor, before in weights:
-            tensor.copy_(before)
+        network, slots, self._step.num_steps, states = snapshot
+        network.restore()
         self._step.optimizer.state.clear()
         self._step.optimizer.state.update(slots)
         for observer, state in zip(self._step.observers, states, strict=True):
             observer.state = state
+
+
+def _is_averaged(buffer: torch.Tensor) -> bool:
+    """Return whether ranks average a buffer, as running statistics are averaged; they must agree on all others."""
+    return buffer.layout == torch.strided and network_state.can_train(buffer)
+
+
+def _is_same(buffer: torch.Tensor) -> bool:
+    """Return whether a buffer of this rank must be the same on all of them."""
+    return buffer.layout == torch.strided and not network_state.can_train(buffer) and not buffer.is_meta
 
 
 def local_parameters(network: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

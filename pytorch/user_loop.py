@@ -22,6 +22,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.exact.replica_check import check_replicas_equal
 from allstep.common.launch.placement import find_placement
 from allstep.pytorch.compat import takes_cpu_tensors
+from allstep.pytorch.kept.network_state import as_array
 
 
 def shard(
@@ -62,7 +63,7 @@ def check_replicas(model: torch.nn.Module, moment: str = "") -> None:
     Raises:
         Fault: weights differ; the message names the ranks and the first weight.
     """
-    parameters = ((name, parameter.detach().cpu().numpy()) for name, parameter in model.named_parameters())
+    parameters = ((name, as_array(parameter)) for name, parameter in model.named_parameters())
     check_replicas_equal(parameters, _collectives(), moment or "where check_replicas is called")
 
 

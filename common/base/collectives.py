@@ -38,6 +38,11 @@ class Collectives(Protocol):
         ...
 
 
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """Return an array in the order of its axes as bytes in the same memory: libraries do not send all types."""
+    return array.reshape(-1).view(np.uint8)
+
+
 class OneRank:
     """Collectives of a job with a single rank."""
 

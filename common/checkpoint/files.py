@@ -3,6 +3,7 @@
     step-00001234/model.safetensors       weights
     step-00001234/optimizer.safetensors   optimizer slots
     step-00001234/ema.safetensors         moving averages of the weights, if the run keeps them
+    step-00001234/constants.safetensors   buffers of the network with nan or infinity, if it has any
     step-00001234/manifest.json           everything else, and size and SHA-256 of these files
 
 File names are fixed, so nothing in a manifest can point outside its directory; nothing is ever unpickled.
@@ -15,6 +16,7 @@ import hashlib
 import math
 import os
 import re
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ import numpy as np
 from allstep.common.base.errors import UserError, quote
 from allstep.common.checkpoint import manifest as manifests
 from allstep.common.checkpoint.manifest import FileRecord, Manifest, NewerFormat, file_name
-from allstep.common.checkpoint.state import GROUPS, OPTIONAL_GROUPS, TrainState
+from allstep.common.checkpoint.state import CONSTANTS, FILES, GROUPS, OPTIONAL_FILES, TrainState
 from allstep.common.files import strict_json
 from allstep.common.files.disk import sha256_of
 from allstep.common.files.own_folder import discard, foreign_entries
@@ -76,24 +78,26 @@ def check_arrays(arrays: dict[str, np.ndarray]) -> None:
             )
 
 
-def check_finite(arrays: dict[str, np.ndarray]) -> None:
-    """Check that all arrays are finite, so that a run can resume from them.
+def check_finite(arrays: dict[str, np.ndarray], *, but: Container[str] = ()) -> None:
+    """Check that arrays are finite, so that a run can resume from them, but for constants, which are what they are.
 
     Raises:
         UserError: an array contains nan or inf.
     """
-    if name := _first_not_finite(arrays):
+    if name := _first_not_finite({name: array for name, array in arrays.items() if name not in but}):
         raise UserError(
             f"expected finite weights and slots to save, received nan or inf in {name}; the checkpoints before are "
             "unharmed: lower --base-lr or lengthen --warmup-epochs"
         )
 
 
-def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
+def write(
+    directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest, *, constants: Container[str] = ()
+) -> None:
     """Write a checkpoint so that a kill, a full disk or a power cut at any moment leaves `directory` either unchanged
     (or absent) or complete and on the disk.
 
-    It fills in `manifest.files`.
+    It fills in `manifest.files`. Those of the `constants` that are not finite get a file of their own.
 
     Raises:
         OSError, safetensors.SafetensorError: the checkpoint cannot be written. No files are left behind.
@@ -102,11 +106,12 @@ def write(directory: Path, arrays: dict[str, np.ndarray], manifest: Manifest) ->
 
     temporary = directory.with_name(TEMPORARY + directory.name)
     temporary.mkdir()
+    apart = {name for name, array in arrays.items() if name in constants and not np.isfinite(array).all()}
     try:
         records = {}
-        for group in GROUPS:
-            path, members = temporary / file_name(group), _members(group, arrays)
-            if group in OPTIONAL_GROUPS and not members:
+        for group in FILES:
+            path, members = temporary / file_name(group), _members(group, arrays, apart)
+            if group in OPTIONAL_FILES and not members:
                 continue
             save_file(members, path)
             path.chmod(temporary.stat().st_mode & 0o666)  # safetensors makes the file private to its owner
@@ -153,12 +158,13 @@ def read(directory: Path) -> TrainState:
     """
     manifest = read_manifest(directory)
     arrays = {}
-    for group in GROUPS:
+    for group in FILES:
         path = directory / file_name(group)
         if path.name not in manifest.files:
             continue
-        members = _read_arrays(path, manifest.files[path.name])
-        arrays |= {f"{group}/{name}": array for name, array in members.items()}
+        members = _read_arrays(path, manifest.files[path.name], finite=group != CONSTANTS)
+        prefix = "model" if group == CONSTANTS else group
+        arrays |= {f"{prefix}/{name}": array for name, array in members.items()}
     return TrainState(
         framework=manifest.framework,
         arrays=arrays,
@@ -171,7 +177,7 @@ def read(directory: Path) -> TrainState:
     )
 
 
-def _read_arrays(path: Path, expected: FileRecord) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path, expected: FileRecord, *, finite: bool = True) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError
 
     try:
@@ -188,7 +194,7 @@ def _read_arrays(path: Path, expected: FileRecord) -> dict[str, np.ndarray]:
         raise _corrupt(path, error.strerror) from None
     except (strict_json.NotJson, Mismatch, SafetensorError) as error:
         raise _corrupt(path, error) from None
-    if name := _first_not_finite(arrays):  # `check_finite` prevents writing such a file
+    if finite and (name := _first_not_finite(arrays)):  # `check_finite` prevents writing such a file
         raise _corrupt(path, f"expected finite numbers, received nan or inf in {brief(name)}")
     return arrays
 
@@ -241,7 +247,7 @@ def is_own_file(name: str) -> bool:
     return name in _FILES or re.fullmatch(r"\.tmp\w{6}", name) is not None
 
 
-_FILES = frozenset({MANIFEST, *map(file_name, GROUPS)})
+_FILES = frozenset({MANIFEST, *map(file_name, FILES)})
 _LEFT_OVER = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)})(step-\d{{8,}})")
 
 
@@ -287,13 +293,14 @@ def make_durable_directory(path: Path) -> None:
     _sync(path.parent)
 
 
-def _members(group: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    prefix = f"{group}/"
+def _members(group: str, arrays: dict[str, np.ndarray], apart: set[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of a file; those `apart` are in that of the constants."""
+    prefix = "model/" if group == CONSTANTS else f"{group}/"
     return {
         # safetensors writes memory in its order, so a strided view must be made contiguous.
         name.removeprefix(prefix): np.asarray(array, order="C")
         for name, array in arrays.items()
-        if name.startswith(prefix)
+        if name.startswith(prefix) and (name in apart) == (group == CONSTANTS)
     }
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from allstep.common.base.errors import UserError
-from allstep.common.checkpoint.state import FRAMEWORKS, GROUPS, OPTIONAL_GROUPS, Progress
+from allstep.common.checkpoint.state import FILES, FRAMEWORKS, OPTIONAL_FILES, Progress
 from allstep.common.files import strict_json
 from allstep.common.files.schema import (
     Mismatch,
@@ -108,7 +108,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def file_name(group: str) -> str:
-    """Return the name of the checkpoint file that holds the arrays of `group`."""
+    """Return the name of the checkpoint's file of that group, or of the constants."""
     return f"{group}.safetensors"
 
 
@@ -138,8 +138,8 @@ def _check_running(value: Any, where: str) -> None:
 
 _COUNTS = {name: whole() for name in ("epoch", "offset", "step", "samples_seen")}
 _FILE = closed(record(size=whole(), sha256=_check_sha256), "size", "sha256")
-_FILES = {file_name(group): _FILE for group in GROUPS if group not in OPTIONAL_GROUPS}
-_OPTIONAL_FILES = {file_name(group): _FILE for group in OPTIONAL_GROUPS}
+_FILES = {file_name(name): _FILE for name in FILES if name not in OPTIONAL_FILES}
+_OPTIONAL_FILES = {file_name(name): _FILE for name in OPTIONAL_FILES}
 _check = closed(
     record(
         {"data": mapping_of(text)},  # since format 2

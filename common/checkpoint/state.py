@@ -13,7 +13,9 @@ from allstep.common.files.schema import brief
 
 # Every array's name starts with one of these groups, and each group has a file in a checkpoint.
 GROUPS = ("model", "optimizer", "ema")
-OPTIONAL_GROUPS = ("ema",)  # these have a file only if they have arrays
+CONSTANTS = "constants"  # file of the arrays of the network that are not finite; all others are
+FILES = (*GROUPS, CONSTANTS)
+OPTIONAL_FILES = ("ema", CONSTANTS)  # they exist only if they have arrays
 FRAMEWORKS = ("pytorch", "tensorflow")
 # Type that workers export, whatever they compute in. Any other would be cast when it is loaded into a network.
 DTYPE = np.dtype(np.float32)
@@ -24,12 +26,33 @@ class ArrayShape(tuple[int, ...]):
 
     dtype: np.dtype
     optional: bool
+    finite: bool
+    any_length: bool
 
-    def __new__(cls, shape: Iterable[int], *, dtype: np.dtype = DTYPE, optional: bool = False) -> ArrayShape:
-        """`optional` arrays are those that a run may not have yet."""
+    def __new__(
+        cls,
+        shape: Iterable[int],
+        *,
+        dtype: np.dtype = DTYPE,
+        optional: bool = False,
+        finite: bool = True,
+        any_length: bool = False,
+    ) -> ArrayShape:
+        """Describe an array.
+
+        Args:
+            optional: whether a run may not have it yet.
+            finite: whether nan and infinity in it mean that training has failed; constants may have them.
+            any_length: whether it has one axis, of any length.
+        """
         self = super().__new__(cls, shape)
-        self.dtype, self.optional = dtype, optional
+        self.dtype, self.optional, self.finite, self.any_length = dtype, optional, finite, any_length
         return self
+
+
+def described(shape: tuple[int, ...]) -> ArrayShape:
+    """Return a shape as an `ArrayShape`: if it is not one, of an array that needs no more than the shape."""
+    return shape if isinstance(shape, ArrayShape) else ArrayShape(shape)
 
 
 @dataclass(frozen=True)
@@ -73,17 +96,22 @@ def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[st
     """
     advice = "use the model and optimizer it was written for"
     for name, shape in expected.items():
-        shape = shape if isinstance(shape, ArrayShape) else ArrayShape(shape)
+        shape = described(shape)
         if name not in arrays and shape.optional:
             continue
         if name not in arrays:
             raise UserError(f"checkpoint does not fit: expected {name} {tuple(shape)}, received none; {advice}")
         array, misfit = arrays[name], f"checkpoint does not fit: expected {name}"
-        if array.shape != tuple(shape):
+        if array.shape != tuple(shape) and not (shape.any_length and array.ndim == 1):
             raise UserError(f"{misfit} {tuple(shape)}, received {array.shape}; {advice}")
         if array.dtype != shape.dtype:
             raise UserError(
                 f"{misfit} in {shape.dtype}, as trainers write it, received {array.dtype}; take another checkpoint"
+            )
+        if shape.finite and not np.isfinite(array).all():
+            raise UserError(
+                f"expected finite numbers in {name} of the checkpoint, received nan or inf; it is damaged: take "
+                "another one"
             )
         if name.endswith(_NEVER_NEGATIVE) and (array < 0).any():
             raise UserError(

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -31,13 +31,14 @@ _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 60.0
 class Checkpoints:
     """Checkpoints of a run, in `checkpoints/` of its locked output directory. Only rank 0 has one.
 
-    `keep` is the number of latest checkpoints to keep, in addition to the best by metric.
+    `keep` is the number of latest checkpoints to keep, in addition to the best by metric; `constants` are the names of
+    arrays that may hold nan and infinity.
 
     Raises:
         UserError: `keep` is below 1, or the directory cannot be written.
     """
 
-    def __init__(self, output: OutputDirectory, *, keep: int = 3) -> None:
+    def __init__(self, output: OutputDirectory, *, keep: int = 3, constants: Container[str] = ()) -> None:
         if keep < 1:
             raise UserError(f"expected to keep at least 1 checkpoint, received --keep-checkpoints {keep}")
         self.directory = output.path / "checkpoints"
@@ -47,7 +48,7 @@ class Checkpoints:
                 f"{self.directory} is a link to {target}, where checkpoints of another run may be deleted; "
                 "remove the link, or link the whole --output-dir"
             )
-        self._output, self._keep = output, keep
+        self._output, self._keep, self._constants = output, keep, constants
         self._buffers: dict[str, np.ndarray] = {}  # copies being written, reused by later saves
         self._layout: dict[str, tuple[tuple[int, ...], np.dtype]] = {}  # shapes and types of the buffers
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -185,10 +186,10 @@ class Checkpoints:
         from safetensors import SafetensorError
 
         directory = self.directory / files.checkpoint_name(manifest.progress.step)
-        files.check_finite(arrays)
+        files.check_finite(arrays, but=self._constants)
         self._output.check_is_same()
         try:
-            files.write(directory, arrays, manifest)
+            files.write(directory, arrays, manifest, constants=self._constants)
             self._output.check_is_same()
             for path in expired(select.scan(self.directory)[0], keep=self._keep):
                 files.remove(path)

@@ -254,7 +254,7 @@ def _save(commits: Commits, output: OutputConfig, *, speaks: bool) -> None:
     with contextlib.suppress(UserError), OutputDirectory(output.output_dir, warn=lambda _: None) as directory:
         is_saved = (output.output_dir / "checkpoints" / f"step-{step:08d}").exists()
         if not is_saved:
-            checkpoints = Checkpoints(directory, keep=output.keep_checkpoints)
+            checkpoints = Checkpoints(directory, keep=output.keep_checkpoints, constants=commits.constants)
             checkpoints.save(newest)
             checkpoints.close()
         if speaks or not is_saved:

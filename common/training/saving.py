@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class Commits:
         """Start without a commit; `every` is the number of steps between two commits."""
         self.every = every
         self.newest: TrainState | None = None
+        self.constants: Collection[str] = ()
+        """Names of arrays that may hold nan and infinity."""
 
     def keep(self, state: TrainState) -> None:
         """Commit a copy of `state`, whose arrays may be changed afterwards."""

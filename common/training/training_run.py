@@ -20,6 +20,7 @@ from allstep.common.base.errors import Fault, UserError
 from allstep.common.base.terminal import print_line, warn
 from allstep.common.catalog.losses import metric_of
 from allstep.common.checkpoint import Checkpoints, OutputDirectory, TrainState
+from allstep.common.checkpoint.state import described
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data.datasets import Dataset
 from allstep.common.exact import environment_fingerprint, trace
@@ -168,15 +169,17 @@ class TrainingRun:
             if config.schedule.follows_noise:
                 _follow_noise(self.progress, worker, state)
             checkpoints = None
+            shapes = {name: described(shape) for name, shape in worker.state_shapes().items()}
+            constants = {name for name, shape in shapes.items() if not shape.finite}
+            if self.commits:
+                self.commits.constants = constants
             if output:
                 if not committed and not earlier_run.goes_on(config.output, output.path):
                     earlier_run.set_aside(output.path)
                 _write_config(output.path, config, worker)
-                checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints)
+                checkpoints = Checkpoints(output, keep=config.output.keep_checkpoints, constants=constants)
                 cleanup.callback(checkpoints.close)
-                checkpoints.reserve(
-                    {name: np.empty(shape, np.float32) for name, shape in worker.state_shapes().items()}
-                )
+                checkpoints.reserve({name: np.empty(shape, shape.dtype) for name, shape in shapes.items()})
             if config.parallel.slices and placement.rank == 0:
                 threads = environment_fingerprint.describe(config, {})["threads"]
                 print_line(f"allstep: threads of a rank with --slices: {threads}; bits depend on it", sys.stderr)

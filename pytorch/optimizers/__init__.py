@@ -12,8 +12,10 @@ from collections.abc import Iterable
 
 import torch
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OptimizerConfig
 from allstep.pytorch.compat import sgd_step, without_compiler
+from allstep.pytorch.kept.network_state import can_train
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -23,13 +25,16 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
     the scales of norms, which do not. One kernel updates many parameters, but for Adagrad and RMSprop, which have no
     such kernel on every device.
     """
-    parameters, decay, name = list(parameters), config.weight_decay, config.optimizer
+    parameters, decay, name = [one for one in parameters if can_train(one)], config.weight_decay, config.optimizer
+    is_complex = any(one.is_complex() for one in parameters)  # fused kernels do not take them
+    if is_complex and name in _FOR_REAL:
+        raise UserError(f"--optimizer {name} takes no complex weights; give --optimizer adamw")
     groups = [
         {"params": [parameter for parameter in parameters if parameter.ndim > 1], "weight_decay": decay},
         {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
     if name in ("sgd", "nesterov"):
-        options = {"momentum": config.momentum, "nesterov": name == "nesterov", "fused": True}
+        options = {"momentum": config.momentum, "nesterov": name == "nesterov", "fused": not is_complex}
         return without_compiler(SGD)(groups, lr=0.0, **options)
     if name in ("lars", "lamb"):
         groups[0]["layerwise"], groups[1]["layerwise"] = True, False
@@ -47,10 +52,13 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
         return without_compiler(NovoGrad)(groups, grad_averaging=config.grad_averaging)
     if name in ("adam", "adamw"):
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-        return without_compiler(kind)(groups, lr=0.0, fused=True)
+        return without_compiler(kind)(groups, lr=0.0, fused=not is_complex)
     kind = {"adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}[name]
     with torch.device("cpu"):  # there Adagrad counts its steps; on a GPU each step would wait for every weight's count
         return without_compiler(kind)(groups, lr=0.0)
+
+
+_FOR_REAL = ("lars", "lamb", "novograd")
 
 
 class SGD(torch.optim.SGD):

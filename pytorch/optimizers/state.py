@@ -17,6 +17,7 @@ import torch
 from allstep.common.base.errors import UserError
 from allstep.common.checkpoint.state import ArrayShape
 from allstep.common.config.train_config import LAYER_SLOTS
+from allstep.pytorch.kept.network_state import array_shape, can_be_kept, can_train
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 Shard = Callable[[np.ndarray, torch.Tensor], torch.Tensor]
@@ -51,13 +52,15 @@ class CanonicalSlots:
 
     def shapes(self, named: Named) -> Iterator[tuple[str, ArrayShape]]:
         for name, parameter in named:
-            for slot in self._slots:
-                yield f"optimizer/{name}/{slot}", ArrayShape(() if slot in LAYER_SLOTS else parameter.shape)
+            for slot in self._slots if can_train(parameter) else ():
+                yield f"optimizer/{name}/{slot}", ArrayShape(()) if slot in LAYER_SLOTS else array_shape(parameter)
             if self._counts_steps:
                 yield f"optimizer/{name}/step", ArrayShape((), optional=True)
 
     def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in named:
+            if not can_train(parameter):
+                continue
             state = self._optimizer.state.get(parameter, {})
             for slot in self._slots:
                 # PyTorch makes them in a weight's first step, which fp16 or a missing gradient may put off.
@@ -124,7 +127,7 @@ class OwnState:
             raise self._refused(f"remembers {changed[0]} outside of its state")
         for state in self._like.values():
             for slot, value in state.items():
-                if isinstance(value, torch.Tensor) and value.dtype in _NUMPY_TYPES:
+                if isinstance(value, torch.Tensor) and can_be_kept(value.dtype):
                     continue
                 if value is not None and not isinstance(value, (bool, int, float)):
                     raise self._refused(f"remembers {slot} as {getattr(value, 'dtype', type(value).__name__)}")
@@ -147,11 +150,10 @@ class OwnState:
             for slot, like in self._like.get(parameter, {}).items():
                 if like is not None:
                     # A weight without a gradient so far has no state.
-                    shape = ArrayShape(getattr(like, "shape", ()), dtype=_numpy_type(like), optional=True)
-                    yield f"optimizer/{name}/{slot}", shape
+                    yield f"optimizer/{name}/{slot}", array_shape(_as_tensor(like), optional=True)
         for number, options in enumerate(self._group_like):
             for option, value in options.items():
-                yield f"optimizer/{_GROUP}{number}/{option}", ArrayShape((), dtype=_numpy_type(value))
+                yield f"optimizer/{_GROUP}{number}/{option}", array_shape(_as_tensor(value))
 
     def export(self, named: Named, num_steps: int) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in named:
@@ -181,20 +183,12 @@ class OwnState:
 
 
 _GROUP = "param_groups."
-_NUMPY_TYPES = {
-    getattr(torch, name): np.dtype(name)
-    for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool", "complex64")
-}
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the numbers among the options of each group."""
     numbers = (bool, int, float)
     return [copy.copy({k: v for k, v in group.items() if isinstance(v, numbers)}) for group in optimizer.param_groups]
-
-
-def _numpy_type(value: Any) -> np.dtype:
-    return _NUMPY_TYPES[value.dtype] if isinstance(value, torch.Tensor) else np.array(value).dtype
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

@@ -14,8 +14,8 @@ from allstep.common.cli.strategy_flags import many_gradients
 from allstep.common.config.train_config import StrategyConfig
 from allstep.pytorch.compat import known_arguments
 from allstep.pytorch.passes import ReducedPass, TrainPass
-from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
-from allstep.pytorch.strategies.reduction import Ordered, Reduction
+from allstep.pytorch.strategies.process_group import ProcessGroup
+from allstep.pytorch.strategies.reduction import Reduction
 
 # PowerSGD keeps what it has not sent yet for the next step; the first steps go uncompressed, since DDP rebuilds its
 # buckets in the first one.
@@ -35,14 +35,6 @@ class DDP(ProcessGroup):
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
         return _Buckets(self.compiled(network), optimizer, self.flags)
 
-    def reduce_in_order(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Ordered:
-        """Without DDP, which has one gradient a rank."""
-        broadcast_from_rank_0(network)
-        return super().reduce_in_order(network, optimizer)
-
-    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """4. Done in `wrap`: by DistributedDataParallel, when it was made."""
-
 
 class _Buckets(Reduction):
     """DDP's own all-reduces."""
@@ -54,6 +46,8 @@ class _Buckets(Reduction):
         self._ddp = DistributedDataParallel(
             network,
             bucket_cap_mb=flags.bucket_size,
+            # Step 4 does this, with tensors of any type.
+            init_sync=False,
             # Each rank keeps the statistics of its own samples until the worker averages them.
             **_NO_BUFFERS,
             gradient_as_bucket_view=flags.gradient_as_bucket_view,

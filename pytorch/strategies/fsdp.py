@@ -22,10 +22,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
+from allstep.pytorch.kept.network_state import as_bytes
 from allstep.pytorch.optimizers import without_fused_kernels
 from allstep.pytorch.passes import ReducedPass, TrainPass
 from allstep.pytorch.strategies.ordered_sum import OrderedScatter
-from allstep.pytorch.strategies.process_group import ProcessGroup, broadcast_from_rank_0
+from allstep.pytorch.strategies.process_group import ProcessGroup
 from allstep.pytorch.strategies.reduction import Ordered, Reduction
 from allstep.pytorch.strategies.strategy import replace_parameters
 
@@ -84,7 +85,9 @@ class FSDP(ProcessGroup):
                 f"expected weights with an axis for --strategy fsdp, received {scalar}, a single number; give it "
                 "the shape (1,), or use --strategy ddp"
             )
-        broadcast_from_rank_0(network)
+        for parameter in network.parameters():
+            parameter.data = parameter.data.contiguous()  # it is cut along its first axis
+        self._broadcast_bytes(as_bytes(network))
         return list(network.parameters()), init_device_mesh(self.device.type, (self.placement.world_size,))
 
     def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

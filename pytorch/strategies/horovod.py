@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import horovod
 import horovod.torch as hvd
 import numpy as np
 import torch
 from horovod.common.elastic import notification_manager
+from horovod.torch.compression import Compressor
 
+from allstep.common.base.collectives import as_bytes
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.training.horovod_ranks import HorovodRanks
 from allstep.pytorch.compat import all_reduce_handles, set_averaged_parameters, without_compiler
+from allstep.pytorch.kept.network_state import as_real, can_train
 from allstep.pytorch.strategies.ordered_sum import Wait
 from allstep.pytorch.strategies.reduction import Reduction
 from allstep.pytorch.strategies.strategy import Strategy
@@ -34,11 +37,9 @@ class HorovodCollectives:
         return hvd.allgather(torch.from_numpy(values)[None], name="allstep.gather").numpy()
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
-        handles = {
-            name: hvd.broadcast_async(torch.from_numpy(np.array(array)), root, name=f"allstep.{name}")
-            for name, array in arrays.items()
-        }
-        return {name: cast("torch.Tensor", hvd.synchronize(handle)).numpy() for name, handle in handles.items()}
+        received = {name: np.array(array, order="C") for name, array in arrays.items()}
+        _broadcast({name: torch.from_numpy(as_bytes(array)) for name, array in received.items()}, root)
+        return received
 
     def barrier(self) -> None:
         hvd.barrier()
@@ -74,13 +75,39 @@ class Horovod(HorovodRanks, Strategy):
         kind = _AdasumOfUpdates if self.flags.op == "adasum" else _AllReduces
         return kind(self.compiled(network), optimizer, self.flags)
 
-    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        # The optimizer remembers nothing yet; what a resumed one does is sent with its checkpoint.
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    def _broadcast_bytes(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        _broadcast(tensors, 0)
 
     def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         hvd.allreduce_(tensor, op=hvd.Sum, name=f"allstep.{name}")
         return tensor
+
+
+@dataclass(frozen=True)
+class Sendable:
+    """One of Horovod's compressions, for gradients in any order in memory and for complex ones, which it refuses."""
+
+    compression: type[Compressor]
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, torch.Tensor]]:
+        """Return what is sent, and what `decompress` needs."""
+        sent, context = self.compression.compress(as_real(tensor).contiguous())
+        return sent, (context, tensor)
+
+    def decompress(self, tensor: torch.Tensor, context: tuple[Any, torch.Tensor]) -> torch.Tensor:
+        """Return what was received as the gradient was."""
+        context, like = context
+        tensor = self.compression.decompress(tensor, context)
+        if like.is_complex():
+            tensor = torch.view_as_complex(tensor)
+        # Optimizers need gradients that lie in memory as their weights do.
+        return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
+
+
+def _broadcast(tensors: Mapping[str, torch.Tensor], root: int) -> None:
+    """Receive tensors from rank `root`, in their place."""
+    for handle in [hvd.broadcast_async_(one, root, name=f"allstep.{name}") for name, one in tensors.items()]:
+        hvd.synchronize(handle)
 
 
 class _AllReduces(Reduction):
@@ -91,14 +118,14 @@ class _AllReduces(Reduction):
 
     def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
         super().__init__(network, optimizer)
-        self._parameters = [parameter for parameter in network.parameters() if parameter.is_floating_point()]
+        self._parameters = [parameter for parameter in network.parameters() if can_train(parameter)]
         frozen = [parameter for parameter in self._parameters if not parameter.requires_grad]
         for parameter in frozen:  # it gets hooks as well: a user may train it later
             parameter.requires_grad_(True)
         self._averaging = hvd.DistributedOptimizer(
             without_compiler(torch.optim.SGD)(self._parameters, lr=0.0),
             named_parameters=network.named_parameters(),
-            compression=getattr(hvd.Compression, flags.compression),
+            compression=cast("Any", Sendable(getattr(hvd.Compression, flags.compression))),
             op={"average": hvd.Average, "sum": hvd.Sum}[flags.op],
             backward_passes_per_step=flags.accumulate_steps,
         )
@@ -130,7 +157,7 @@ class _AdasumOfUpdates(Reduction):
         distributed = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=network.named_parameters(),
-            compression=getattr(hvd.Compression, flags.compression),
+            compression=cast("Any", Sendable(getattr(hvd.Compression, flags.compression))),
             op=hvd.Adasum,
             backward_passes_per_step=flags.accumulate_steps,
         )

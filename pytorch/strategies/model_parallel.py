@@ -24,8 +24,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from allstep.common.config.train_config import StrategyConfig
 from allstep.common.data.sharding import rank_slice
 from allstep.pytorch.compat import known_arguments
+from allstep.pytorch.kept.network_state import as_bytes
 from allstep.pytorch.passes import EvalPass, ReducedPass, TrainPass
-from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives, broadcast_from_rank_0
+from allstep.pytorch.strategies.process_group import ProcessGroup, ProcessGroupCollectives
 from allstep.pytorch.strategies.reduction import Reduction
 from allstep.pytorch.strategies.strategy import replace_parameters
 
@@ -53,7 +54,7 @@ class ModelParallel(ProcessGroup):
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
         """Keep this stage's layers; of the others `network` keeps names and shapes only."""
         assert isinstance(network, torch.nn.Sequential)
-        broadcast_from_rank_0(network)
+        self._broadcast_bytes(as_bytes(network))
         begin, end = self._cut(network)
         stage = network[begin:end].to(self.device)
         # Convolutions leave the channels last in memory, and only what lies in the order of its axes can be sent.

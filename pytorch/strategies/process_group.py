@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed import rendezvous as env_rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
+from allstep.common.base.collectives import as_bytes
 from allstep.common.launch import rendezvous
 from allstep.common.launch.devices import check_agreement
 from allstep.common.launch.placement import SPAWN_LISTENER, SPAWN_PORT, Placement
@@ -32,6 +33,11 @@ class ProcessGroup(Strategy):
 
     def init(self) -> None:
         self.choose_device()
+        if not dist.is_initialized():  # by an earlier run of the program
+            self._form()
+        self.collectives = ProcessGroupCollectives(self.placement.rank, self.placement.world_size)
+
+    def _form(self) -> None:
         if self.placement.launcher == "mpirun" and dist.is_mpi_available() and self.gpu is None:
             dist.init_process_group("mpi")
         else:
@@ -45,7 +51,6 @@ class ProcessGroup(Strategy):
             # Told its device, NCCL connects the ranks now instead of in the first step, and by no other GPU.
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device)
         atexit.register(_leave)
-        self.collectives = ProcessGroupCollectives(self.placement.rank, self.placement.world_size)
 
     def _store(self) -> Store:
         """Return the store in which ranks leave their addresses for each other."""
@@ -63,6 +68,10 @@ class ProcessGroup(Strategy):
     def sum_over_ranks(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         dist.all_reduce(tensor)  # the group distinguishes sums by their order, not by `name`
         return tensor
+
+    def _broadcast_bytes(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for tensor in tensors.values():
+            dist.broadcast(tensor, 0)
 
     def _exchange(self) -> Exchange | None:
         return ProcessGroupExchange() if self.placement.world_size > 1 else None
@@ -91,10 +100,10 @@ class ProcessGroupCollectives:
         return gathered.numpy()
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray], root: int = 0) -> dict[str, np.ndarray]:
-        received = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-        for tensor in received.values():
-            dist.broadcast(tensor, root, group=self.group)
-        return {name: tensor.numpy() for name, tensor in received.items()}
+        received = {name: np.array(array, order="C") for name, array in arrays.items()}
+        for array in received.values():
+            dist.broadcast(torch.from_numpy(as_bytes(array)), root, group=self.group)
+        return received
 
     def barrier(self) -> None:
         self.all_reduce_sum(np.zeros(1))  # dist.barrier would pick a GPU
@@ -147,12 +156,6 @@ def _leave() -> None:
     time.sleep(_MOMENT_SECONDS)  # lets a thread through that waits for Python
     while gloo_is_busy():
         time.sleep(_MOMENT_SECONDS)
-
-
-def broadcast_from_rank_0(network: torch.nn.Module) -> None:
-    """Give every rank the weights of rank 0."""
-    for tensor in network.state_dict().values():
-        dist.broadcast(tensor, 0)
 
 
 def _meet(placement: Placement) -> tuple[str, int, socket.socket | None]:

@@ -14,6 +14,8 @@ from allstep.common.base.memory import keep_freed_memory
 from allstep.common.launch.placement import threads_per_rank
 from allstep.common.training.strategy import BaseStrategy
 from allstep.pytorch.compat import set_max_programs
+from allstep.pytorch.kept import network_state
+from allstep.pytorch.kept.network_state import as_array, as_tensor
 from allstep.pytorch.passes import EvalPass
 from allstep.pytorch.recompute import recompute_blocks
 from allstep.pytorch.strategies.batch_norm import GlobalBatchNorm, brought_sync_batch_norm, synchronise_batch_norm
@@ -42,6 +44,13 @@ class Strategy(BaseStrategy):
             torch.cuda.set_device(self.gpu)
             self.device = torch.device("cuda", self.gpu)
         return self.device
+
+    def broadcast(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """4. Give every rank the weights and buffers of rank 0. The optimizer remembers nothing yet."""
+        self._broadcast_bytes(network_state.as_bytes(self.reduction.eval_model))
+
+    def _broadcast_bytes(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Have each rank receive tensors of bytes from rank 0."""
 
     def count_gpus(self) -> int:
         # PyTorch counts those of a driver that is too old for it, too.
@@ -110,11 +119,11 @@ class Strategy(BaseStrategy):
 
     def replicas(self, tensor: torch.Tensor) -> Sequence[np.ndarray]:
         """The same as arrays."""
-        return [copy.detach().cpu().numpy() for copy in self.copies(tensor)]
+        return [as_array(copy) for copy in self.copies(tensor)]
 
     def shard(self, array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
         """Return the part of `array` that this rank holds, sharded like `like`."""
-        return torch.from_numpy(array.copy()).to(like.device)
+        return as_tensor(array, like)
 
     def gather(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
         """The whole state, of which this rank holds `tensors`; nothing but on rank 0, or in an elastic job.

@@ -1,0 +1,217 @@
+"""State of a network as arrays: all that `state_dict()` has, each entry in its own type.
+
+This is the one place that looks at kinds of entries. NumPy and files of checkpoints lack some types of PyTorch, so
+bfloat16 is kept as float32, which holds each of its values, and a complex number as a pair. What a module returns from
+`get_extra_state` is kept as bytes (`extra_state`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from allstep.common.base.errors import UserError
+from allstep.common.checkpoint.state import ArrayShape
+from allstep.pytorch.kept import extra_state
+
+_NUMPY_TYPES = {
+    getattr(torch, name): np.dtype(name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+}
+_KEPT_AS = {torch.bfloat16: torch.float32, torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""Types that NumPy lacks, and complex ones, whose arrays have an axis more."""
+_EXTRA_STATE = "_extra_state"
+"""Last part of the name of what `get_extra_state` returns, as torch 2.14's `state_dict` has it."""
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def can_be_kept(dtype: torch.dtype) -> bool:
+    """Return whether a checkpoint can hold numbers of this type."""
+    return dtype in _NUMPY_TYPES or dtype in _KEPT_AS
+
+
+def can_train(tensor: torch.Tensor) -> bool:
+    """Return whether a parameter may have a gradient by its type."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a whole tensor as NumPy has it, without a copy where possible."""
+    tensor = as_real(tensor.detach()).cpu()
+    return tensor.to(_KEPT_AS.get(tensor.dtype, tensor.dtype)).numpy()
+
+
+def as_tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """Return a copy of what `as_array` returned, with type, device and order in memory of `like`."""
+    tensor = torch.from_numpy(array.copy())
+    if like.is_complex():
+        tensor = torch.view_as_complex(tensor)
+    if hasattr(like, "to_local"):  # a shard; the whole tensor lies in the order of its axes
+        return tensor.to(like.device, like.dtype)
+    # Fused kernels of optimizers go through memory, so slots must lie in it as their weights do.
+    return torch.empty_like(like, requires_grad=False).copy_(tensor)
+
+
+def array_shape(tensor: torch.Tensor, *, finite: bool = True, optional: bool = False) -> ArrayShape:
+    """Return shape and type of what `as_array` returns; `finite`: see `ArrayShape`."""
+    dtype = _NUMPY_TYPES[_KEPT_AS.get(tensor.dtype, tensor.dtype)]
+    pair = (2,) if tensor.is_complex() else ()
+    return ArrayShape((*tensor.shape, *pair), dtype=dtype, finite=finite, optional=optional)
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return complex numbers as pairs in the same memory, and other tensors as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def entries(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of this rank's `state_dict()`, and its other entries as bytes."""
+    for name, value in network.state_dict().items():
+        if _is_extra(name):
+            yield name, extra_state.encode(value)
+        elif not value.is_meta:  # which another rank keeps
+            yield name, value
+
+
+def weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the entries that are real or complex numbers, not integers or others."""
+    return ((name, tensor) for name, tensor in entries(network) if can_train(tensor))
+
+
+def shapes(network: nn.Module) -> Iterator[tuple[str, ArrayShape]]:
+    """Yield what a checkpoint has of a network. Parameters must be finite, buffers may be what they are."""
+    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    for name, value in network.state_dict().items():
+        if _is_extra(name):
+            yield name, ArrayShape((0,), dtype=np.dtype(np.uint8), any_length=True)
+        else:
+            yield name, array_shape(value, finite=name in parameters)
+
+
+def as_bytes(network: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers as bytes in the same memory, since libraries do not send all types of numbers."""
+    tensors = {name: one.detach() for name, one in (*network.named_parameters(), *network.named_buffers())}
+    return {
+        # Sorted by stride, the axes of a tensor without gaps lie in memory one after the other.
+        name: tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).view(-1).view(torch.uint8)
+        for name, tensor in tensors.items()
+        if tensor.layout == torch.strided and tensor.numel()
+    }
+
+
+def load(network: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Have `network` take entries, by its own `load_state_dict`."""
+    state = network.state_dict()
+    for name in list(state):
+        if name in tensors:
+            state[name] = extra_state.decode(tensors[name]) if _is_extra(name) else tensors[name]
+        else:
+            del state[name]
+    network.load_state_dict(state, strict=False)
+
+
+def check(network: nn.Module, model: str) -> None:
+    """Refuse a network whose state cannot be kept, or whose parameters cannot be trained as they are.
+
+    Raises:
+        UserError: names the entry.
+    """
+    for name, parameter in network.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            return  # it gets a type in its first pass, after which the network is checked again
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            precision = {torch.bfloat16: " and give --precision bf16", torch.float16: " and give --precision fp16"}
+            dtype = parameter.dtype
+            raise UserError(
+                f"expected weights in float32 of --model {model}, received others, as {name} in {_name(dtype)}; convert "
+                f"them by .float(){precision.get(dtype, '')}"
+            )
+    for name, value in network.state_dict().items():
+        if _is_extra(name):
+            try:
+                extra_state.check(value)
+            except extra_state.Unknown as error:
+                raise UserError(
+                    f"a checkpoint cannot hold {name} of --model {model}, in which is a value of type "
+                    f"{error}; have it return numbers, texts, tensors, and lists and dictionaries of these"
+                ) from None
+        elif not isinstance(value, torch.Tensor):
+            raise UserError(
+                f"expected tensors in state_dict() of --model {model}, received {name} of type {type(value).__name__}; "
+                "return it from get_extra_state"
+            )
+        elif value.layout != torch.strided or value.is_quantized or not can_be_kept(value.dtype):
+            kind = "a sparse tensor" if value.layout != torch.strided else f"a tensor of {_name(value.dtype)}"
+            raise UserError(
+                f"a checkpoint cannot hold {name} of --model {model}, {kind}; register it with persistent=False, or as "
+                "a dense tensor of another type"
+            )
+
+
+def make_dense(network: nn.Module) -> None:
+    """Give each number of parameters and buffers a place of its own in memory, without gaps between them.
+
+    Those made by `expand` or by strides can be neither loaded nor broadcast in place, and fused kernels of optimizers
+    change other numbers than those of the weight.
+    """
+    with torch.no_grad():
+        for tensor in (*network.parameters(), *network.buffers()):
+            if (
+                tensor.layout == torch.strided
+                and not nn.parameter.is_lazy(tensor)
+                and torch.empty_like(tensor).stride() != tensor.stride()
+            ):
+                tensor.data = tensor.data.clone()
+
+
+class Snapshot:
+    """Tensors, plain attributes and extra state of a network, to be put back after a pass that must not count."""
+
+    def __init__(self, network: nn.Module) -> None:
+        # Lazy modules are what their first pass makes of them.
+        modules = [one for one in network.modules() if not is_lazy(one)]
+        self._attributes = [
+            (one, {key: value for key, value in vars(one).items() if isinstance(value, _PLAIN)}) for one in modules
+        ]
+        self._buffers = [(one, dict(one._buffers)) for one in modules]
+        extra = [one for one in modules if type(one).get_extra_state is not nn.Module.get_extra_state]
+        self._extra = [(one, copy.deepcopy(one.get_extra_state())) for one in extra]
+        tensors = {id(tensor): tensor for one in modules for tensor in _tensors(one)}
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put all of it back."""
+        for tensor, value in self._values:
+            tensor.copy_(value)
+        for module, attributes in self._attributes:
+            vars(module).update(attributes)
+        for module, buffers in self._buffers:
+            module._buffers.update(buffers)
+        for module, state in self._extra:
+            module.set_extra_state(state)
+
+    def is_changed(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor has other numbers than when the snapshot was taken."""
+        return any(tensor is one and not torch.equal(one, value) for one, value in self._values)
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """Return whether a module has parameters or buffers that get their shapes in its first pass."""
+    return any(map(nn.parameter.is_lazy, _tensors(module)))
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [one for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
+
+
+def _is_extra(name: str) -> bool:
+    return name.rpartition(".")[2] == _EXTRA_STATE
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

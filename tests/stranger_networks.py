@@ -1,0 +1,258 @@
+"""Networks as other people write them, whose state or use of weights is unusual, and PyTorch's own loop for them.
+
+Oracle of each: `expected`, torch's optimizer on the whole batches in one process.
+"""
+
+# pyright: reportOperatorIssue=false, reportCallIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# Buffers and submodules have no types.
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+from allstep.common.data.sharding import sample_order
+
+SIZE, BATCH, EPOCHS, RATE = 24, 8, 2, 0.05
+_random = np.random.default_rng(0)
+X, Y = _random.normal(size=(SIZE, 6)).astype(np.float32), np.arange(SIZE) % 3
+
+
+class Base(nn.Module):
+    """Two layers, between which and a head each network has its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.more()
+
+    def more(self) -> None:
+        """Add layers, weights and buffers."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute what is between the layers and the head."""
+        return hidden
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.between(torch.tanh(self.b(torch.tanh(self.a(inputs))))))
+
+
+class Buffers(Base):
+    """Buffers of many types: counters and flags, constants that are not finite, one by `expand`, a sparse one."""
+
+    def more(self) -> None:
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("has_begun", torch.tensor(False))
+        self.register_buffer("small", torch.ones(6, dtype=torch.int16))
+        self.register_buffer("tiny", torch.ones(6, dtype=torch.uint8))
+        self.register_buffer("precise", torch.full((6,), 0.1, dtype=torch.float64))
+        self.register_buffer("brain", torch.full((6,), 0.1, dtype=torch.bfloat16))
+        self.register_buffer("phase", torch.full((6,), 1j))
+        self.register_buffer("mask", torch.triu(torch.full((6, 6), float("-inf")), 1))
+        self.register_buffer("nothing", torch.full((2,), float("nan")))
+        self.register_buffer("lowest", torch.tensor(float("inf")))
+        self.register_buffer("wide", torch.full((1, 6), 0.5).expand(4, 6))
+        self.register_buffer("left_out", torch.ones(1).expand(6), persistent=False)
+        self.register_buffer("sparse", torch.eye(6).to_sparse(), persistent=False)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.steps = self.steps + 1  # another tensor takes its place
+            self.has_begun.fill_(True)
+            self.lowest.clamp_(max=1.0)
+        hidden = hidden * (1 + 0.1 * self.steps) * (1 + self.has_begun.float()) * self.lowest.clamp(max=2.0)
+        hidden = hidden * self.small * self.tiny * self.wide[0] * self.left_out * self.phase.imag
+        hidden = hidden + self.precise.float() + self.brain.float()
+        shares = (hidden[:, :, None] * hidden[:, None, :] + self.mask).softmax(-1)
+        return torch.sparse.mm(self.sparse, (shares @ hidden[:, :, None])[..., 0].t()).t()
+
+
+class ExtraState(Base):
+    """A counter of Python's, which `get_extra_state` returns beside others."""
+
+    def more(self) -> None:
+        self.calls = 0
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls, "more": (1, 2.5, float("inf"), None, b"x"), 3: [torch.arange(3), np.ones(2)]}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state["more"] == (1, 2.5, float("inf"), None, b"x") and torch.equal(state[3][0], torch.arange(3))
+        self.calls = state["calls"]
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return hidden * (1 + 0.1 * self.calls)
+
+
+class Complex(Base):
+    """A filter with complex weights."""
+
+    def more(self) -> None:
+        self.filter = nn.Parameter(torch.randn(6, dtype=torch.complex64))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + torch.fft.ifft(torch.fft.fft(hidden) * self.filter).real
+
+
+class Layouts(Base):
+    """Weights that do not lie in memory in the order of their axes, or have gaps."""
+
+    def more(self) -> None:
+        self.gaps = nn.Parameter(torch.randn(6, 12)[:, ::2])
+        self.turned = nn.Parameter(torch.randn(4, 6).t())
+        self.conv = nn.Conv2d(2, 4, 2).to(memory_format=torch.channels_last)
+        parametrizations.orthogonal(self.a)
+        parametrizations.weight_norm(self.b)
+        self.integers = nn.Parameter(torch.arange(6).flip(0), requires_grad=False)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        pictures = hidden.view(-1, 2, 3, 1).expand(-1, -1, -1, 3)
+        hidden = hidden + self.conv(pictures).mean((1, 2, 3))[:, None] + hidden @ self.gaps
+        return hidden[:, self.integers] + (hidden @ self.turned).sum(1, keepdim=True)
+
+
+class Tied(Base):
+    """Weights that several layers share."""
+
+    def more(self) -> None:
+        self.b.weight = self.a.weight
+        self.deep = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.deep[0].weight = self.a.weight
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.deep(hidden) * self.scale
+
+
+class Encoder(nn.Module):
+    """A layer that is used by another method than `forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(6, 6), nn.Parameter(torch.ones(6))
+
+    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs) * self.scale
+
+
+class Outside(Base):
+    """Weights that are used outside of their layer's forward."""
+
+    def more(self) -> None:
+        self.encoder, self.decoder = Encoder(), nn.Linear(6, 6)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = functional.linear(self.encoder.encode(hidden), self.b.weight)
+        return self.decoder(hidden) @ self.decoder.weight.T
+
+
+class Containers(Base):
+    """Lists and dictionaries of parameters and layers."""
+
+    def more(self) -> None:
+        self.listed = nn.ParameterList([nn.Parameter(torch.ones(6)), nn.Parameter(torch.randn(6, 6))])
+        self.named = nn.ParameterDict({"shift": nn.Parameter(torch.randn(6))})
+        self.layers = nn.ModuleList([nn.Linear(6, 6)])
+        self.by_name = nn.ModuleDict({"last": nn.Linear(6, 6)})
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers[0](hidden * self.listed[0] @ self.listed[1] + self.named["shift"])
+        return self.by_name["last"](hidden)
+
+
+class Wrapping(nn.Module):
+    """A layer whose output is an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, inputs: torch.Tensor) -> object:
+        return type("Output", (), {"hidden": self.linear(inputs)})
+
+
+class Calls(Base):
+    """Layers that are called twice, return objects, or reach their weights by lists of their own."""
+
+    def more(self) -> None:
+        self.wrapping, self.lstm = Wrapping(), nn.LSTM(6, 6, batch_first=True)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.wrapping(self.b(self.b(hidden))).hidden
+        hidden, _ = self.lstm(hidden[:, None, :].expand(-1, 3, -1))
+        return self.attention(hidden, hidden, hidden)[0].mean(1)
+
+
+class Scalar(Base):
+    """A single number as a weight."""
+
+    def more(self) -> None:
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * self.scale
+
+
+class Listed(Base):
+    """A weight that a list of Python's holds as well."""
+
+    def more(self) -> None:
+        self.weights = [self.b.weight]
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return functional.linear(hidden, self.weights[0])
+
+
+NETWORKS = {
+    one.__name__: one
+    for one in (Buffers, ExtraState, Complex, Layouts, Tied, Outside, Containers, Calls, Scalar, Listed)
+}
+REFUSED_BY_FSDP = {"Scalar": "received scale, a single number", "Listed": "b.weight"}
+
+
+def expected(network: nn.Module, optimizer: str) -> nn.Module:
+    """Train by a plain loop."""
+    weights = [one for one in network.parameters() if one.requires_grad]
+    options = {"momentum": 0.9} if optimizer == "sgd" else {}
+    steps = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](weights, lr=RATE, **options)
+    for epoch in range(EPOCHS):
+        order = sample_order(np.arange(SIZE), SIZE, seed=0, epoch=epoch)
+        for begin in range(0, SIZE, BATCH):
+            chosen = order[begin : begin + BATCH]
+            steps.zero_grad()
+            functional.cross_entropy(network(torch.from_numpy(X[chosen])), torch.from_numpy(Y[chosen])).backward()
+            steps.step()
+    return network
+
+
+def train_twice(build: Any, folder: Any, **flags: Any) -> nn.Module:
+    """Train one epoch, then go on from the checkpoint with another network of the same class; return that."""
+    from allstep.pytorch import Session
+
+    flags = {"base_lr": RATE, "global_batch_size": BATCH, "weight_decay": 0.0, "output_dir": folder, **flags}
+    Session(build(), (X, Y), (X, Y), epochs=1, **flags).fit()
+    network = build()
+    Session(network, (X, Y), (X, Y), epochs=EPOCHS, resume="latest", **flags).fit()
+    return network
+
+
+def assert_same_state(network: nn.Module, other: nn.Module) -> None:
+    """Compare all that two networks' `state_dict()` have."""
+    found, wanted = network.state_dict(), other.state_dict()
+    assert list(found) == list(wanted)
+    for name, value in found.items():
+        if name.endswith("_extra_state"):
+            assert str(value) == str(wanted[name])
+            continue
+        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        assert value.dtype == wanted[name].dtype, name
+        torch.testing.assert_close(
+            value, wanted[name], rtol=1e-3, atol=1e-4, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )

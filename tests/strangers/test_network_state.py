@@ -1,0 +1,105 @@
+"""Networks with unusual state and unusual weights, through a resume. Oracle: torch's own loop in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import HOROVODRUN_GLOO
+from ranks import BIN, REPOSITORY, full, run
+from stranger_networks import NETWORKS, REFUSED_BY_FSDP, Base, assert_same_state, expected, train_twice
+from torch import nn
+
+from allstep.common.base.errors import UserError
+from allstep.common.data.datasets import Dataset
+from allstep.pytorch.kept import extra_state
+from allstep.pytorch.other_networks import build_other
+
+PROGRAM = REPOSITORY / "tests/strangers/programs/train_networks.py"
+SMALL = Dataset(None, None, (6,), 3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_alone(name, tmp_path):
+    optimizer = "adam" if name == "Complex" else "sgd"
+    found = train_twice(NETWORKS[name], tmp_path, optimizer=optimizer)
+    assert_same_state(found, expected(NETWORKS[name](), optimizer))
+
+
+def train(launcher: tuple, folder: Path, strategy: str, *names: str):
+    return run(*launcher, BIN / "python", PROGRAM, folder, strategy, *names)
+
+
+def test_on_two_ranks_of_horovod(tmp_path):
+    result = train((*HOROVODRUN_GLOO, 2), tmp_path, "horovod", *NETWORKS)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("as in one process") == 2 * len(NETWORKS)
+
+
+@pytest.mark.parametrize("strategy", [full("ddp"), "fsdp"])
+def test_on_two_ranks_of_torchrun(strategy, tmp_path):
+    names = [name for name in NETWORKS if strategy == "ddp" or name not in REFUSED_BY_FSDP]
+    result = run("torchrun", "--nproc-per-node", "2", PROGRAM, tmp_path, strategy, *names)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("as in one process") == 2 * len(names)
+
+
+class Odd(Base):
+    def more(self) -> None:
+        """Leave it to the tests."""
+
+
+def with_buffer(value: torch.Tensor) -> nn.Module:
+    network = Odd()
+    network.register_buffer("odd", value)
+    return network
+
+
+def with_extra_state(value: object) -> nn.Module:
+    return type("Extra", (Odd,), {"get_extra_state": lambda _: value, "set_extra_state": lambda *_: None})()
+
+
+def with_entry(network: nn.Module) -> nn.Module:
+    network.register_state_dict_post_hook(lambda _self, state, prefix, _local: state.update({f"{prefix}odd": "text"}))
+    return network
+
+
+REFUSED = {
+    "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "cannot hold odd of .* a sparse tensor; register it"),
+    "narrow": (lambda: with_buffer(torch.ones(2).to(torch.float8_e5m2)), "cannot hold odd of .*of float8_e5m2"),
+    "set": (lambda: with_extra_state({1: {2}}), "cannot hold _extra_state of .*, in which is a value of type set"),
+    "text": (lambda: with_entry(Odd()), "expected tensors in state_dict.. of .*, received odd of type str"),
+    "bfloat16": (lambda: Odd().bfloat16(), "as a.weight in bfloat16; convert .* give --precision bf16"),
+    "float64": (lambda: Odd().double(), "as a.weight in float64; convert them by .float"),
+    "one layer": (lambda: nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).half()), "as 1.weight in float16"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_training(name):
+    build, expected_line = REFUSED[name]
+    with pytest.raises(UserError, match=expected_line):
+        build_other("a program", SMALL, 0, build())
+
+
+def test_a_trial_leaves_nothing_behind():
+    network, untouched = NETWORKS["ExtraState"](), NETWORKS["ExtraState"]()
+    network.append = nn.LazyLinear(6)
+    build_other("a program", SMALL, 0, network)
+    assert network.calls == untouched.calls == 0
+    network = build_other("a program", SMALL, 0, NETWORKS["Buffers"]())
+    assert_same_state(network, NETWORKS["Buffers"]())
+
+
+def test_lazy_layers_have_weights_after_the_trial():
+    network = build_other("a program", SMALL, 0, nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.Linear(5, 3)))
+    first, norm, _ = network.children()
+    assert first.weight.shape == (5, 6) and first.in_features == 6
+    assert not norm.running_mean.any()  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize("damaged", [b"{", b'{"tensor": ["hub", [2], ""]}', b'{"odd": 1}', b'{"array": ["O", [], ""]}'])
+def test_damaged_extra_state(damaged):
+    with pytest.raises(UserError, match="extra state in the checkpoint is damaged"):
+        extra_state.decode(torch.frombuffer(bytearray(damaged), dtype=torch.uint8))
