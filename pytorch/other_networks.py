@@ -28,6 +28,7 @@ from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
 from allstep.pytorch.compat import BatchNorm
 from allstep.pytorch.kept.network_state import Snapshot, check, is_lazy, make_dense
+from allstep.pytorch.kept.uses import noting_uses
 from allstep.pytorch.outputs import WithHeads, are_probabilities, return_logits
 
 
@@ -121,8 +122,11 @@ def _outputs(network: nn.Module, dataset: Dataset) -> object:
     with torch.no_grad(), torch.random.fork_rng():
         with _noting_values(network), _unchanged(network):
             outputs = network.eval()(inputs)
-        with _unchanged(network):
-            trained = network.train()(inputs)
+        with _unchanged(network) as before:
+            with noting_uses(network):
+                trained = network.train()(inputs)
+            changed = [name for name, one in network.named_parameters() if before.is_changed(one)]
+            vars(network)[_SETS_WEIGHT] = changed[0] if changed else None
     network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits
@@ -196,7 +200,10 @@ class Reseed(Hook):
 
 
 class NormCheck(Hook):
-    """Refuses passes of one sample for a batch norm that sees one value a channel and sample, where PyTorch fails."""
+    """Refuses passes of one sample for a batch norm that sees one value a channel and sample, where PyTorch fails.
+
+    And parts of a batch for a network that sets weights from its first samples, as activation norms do.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         """Take a network that `build_other` has tried."""
@@ -206,9 +213,16 @@ class NormCheck(Hook):
         """Check the smallest pass.
 
         Raises:
-            UserError: it has one sample, which is too few for a batch norm.
+            UserError: it has one sample, which is too few for a batch norm, or a part of those that set weights.
         """
         config = session.config
+        num_parts = config.parallel.num_slices or session.placement.world_size * config.parallel.accumulate_steps
+        name = getattr(self._network, _SETS_WEIGHT, None)
+        if name and num_parts > 1 and not session.progress.step:
+            raise UserError(
+                f"--model {config.model} sets {name} from its first samples, of which each rank or pass would see a "
+                "part; begin in one process without --accumulate-steps and --slices, and go on from there by --resume"
+            )
         if config.output.resume and config.schedule.batch_size is config.schedule.global_batch_size is None:
             return  # the batch size is that of the run before
         if config.parallel.sync_batch_norm:
@@ -224,14 +238,14 @@ class NormCheck(Hook):
                 )
 
 
-_ONE_VALUE = "allstep_one_value"
+_ONE_VALUE, _SETS_WEIGHT = "allstep_one_value", "allstep_sets_weight"
 
 
 @contextlib.contextmanager
-def _unchanged(network: nn.Module) -> Iterator[None]:
+def _unchanged(network: nn.Module) -> Iterator[Snapshot]:
     """Put the state of `network` back afterwards."""
     before = Snapshot(network)
-    yield
+    yield before
     before.restore()
 
 

@@ -214,7 +214,10 @@ NETWORKS = {
     one.__name__: one
     for one in (Buffers, ExtraState, Complex, Layouts, Tied, Outside, Containers, Calls, Scalar, Listed)
 }
-REFUSED_BY_FSDP = {"Scalar": "received scale, a single number", "Listed": "b.weight"}
+REFUSED_BY_FSDP = {
+    "Scalar": "received scale, a single number",
+    "Listed": "received b.weight, which the network uses through a variable",
+}
 
 
 def expected(network: nn.Module, optimizer: str) -> nn.Module:

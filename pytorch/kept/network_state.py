@@ -127,8 +127,8 @@ def check(network: nn.Module, model: str) -> None:
             precision = {torch.bfloat16: " and give --precision bf16", torch.float16: " and give --precision fp16"}
             dtype = parameter.dtype
             raise UserError(
-                f"expected weights in float32 of --model {model}, received others, as {name} in {_name(dtype)}; convert "
-                f"them by .float(){precision.get(dtype, '')}"
+                f"expected weights in float32 of --model {model}, received others, as {name} in {_name(dtype)}; "
+                f"convert them by .float(){precision.get(dtype, '')}"
             )
     for name, value in network.state_dict().items():
         if _is_extra(name):
@@ -177,7 +177,8 @@ class Snapshot:
         self._attributes = [
             (one, {key: value for key, value in vars(one).items() if isinstance(value, _PLAIN)}) for one in modules
         ]
-        self._buffers = [(one, dict(one._buffers)) for one in modules]
+        # A scripted module's are in its program.
+        self._buffers = [(one, dict(one._buffers)) for one in modules if not isinstance(one, torch.jit.ScriptModule)]
         extra = [one for one in modules if type(one).get_extra_state is not nn.Module.get_extra_state]
         self._extra = [(one, copy.deepcopy(one.get_extra_state())) for one in extra]
         tensors = {id(tensor): tensor for one in modules for tensor in _tensors(one)}

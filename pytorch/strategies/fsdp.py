@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES, many_gradients
 from allstep.pytorch.kept.network_state import as_bytes
+from allstep.pytorch.kept.uses import is_open, kept_elsewhere
 from allstep.pytorch.optimizers import without_fused_kernels
 from allstep.pytorch.passes import ReducedPass, TrainPass
 from allstep.pytorch.strategies.ordered_sum import OrderedScatter
@@ -31,18 +32,18 @@ from allstep.pytorch.strategies.reduction import Ordered, Reduction
 from allstep.pytorch.strategies.strategy import replace_parameters
 
 
-def _layers(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def layers_of(network: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the children of `network`; of a list of modules, which computes nothing itself, the modules."""
     for child in network.children():
         if isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-            yield from _layers(child)
+            yield from layers_of(child)
         else:
             yield child
 
 
 def stands_alone(layer: torch.nn.Module, uses: Counter[int]) -> bool:
     """Return whether `layer` has weights, all its own, that it uses itself; others are gathered with the network's."""
-    if isinstance(layer, (torch.nn.ParameterList, torch.nn.ParameterDict)):
+    if isinstance(layer, (torch.nn.ParameterList, torch.nn.ParameterDict)) or is_open(layer):
         return False
     own = Counter(id(tensor) for _, tensor in layer.named_parameters(remove_duplicate=False))
     return bool(own) and all(uses[tensor] == number for tensor, number in own.items())
@@ -61,7 +62,7 @@ class FSDP(ProcessGroup):
         gradients = many_gradients([name for name, _ in network.named_parameters()])
         whole, mesh = self._begin(network)
         uses = Counter(id(tensor) for _, tensor in network.named_parameters(remove_duplicate=False))
-        for layer in _layers(network):
+        for layer in layers_of(network):
             if stands_alone(layer, uses):
                 self.compiled(layer)  # and no more at once: between two layers weights are gathered and dropped
                 fully_shard(layer, mesh=mesh)  # one layer after the other goes to the device, and stays in part
@@ -84,6 +85,11 @@ class FSDP(ProcessGroup):
             raise UserError(
                 f"expected weights with an axis for --strategy fsdp, received {scalar}, a single number; give it "
                 "the shape (1,), or use --strategy ddp"
+            )
+        if name := kept_elsewhere(network):
+            raise UserError(
+                f"expected weights that modules alone hold for --strategy fsdp, received {name}, which the network "
+                "uses through a variable or a list of its own; use it through its module, or give --strategy ddp"
             )
         for parameter in network.parameters():
             parameter.data = parameter.data.contiguous()  # it is cut along its first axis

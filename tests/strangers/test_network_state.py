@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from allstep.common.base.errors import UserError
 from allstep.common.data.datasets import Dataset
 from allstep.pytorch.kept import extra_state
 from allstep.pytorch.other_networks import build_other
+from allstep.pytorch.strategies.fsdp import FSDP, layers_of, stands_alone
 
 PROGRAM = REPOSITORY / "tests/strangers/programs/train_networks.py"
 SMALL = Dataset(None, None, (6,), 3)  # pyright: ignore[reportArgumentType]
@@ -92,11 +94,54 @@ def test_a_trial_leaves_nothing_behind():
     assert_same_state(network, NETWORKS["Buffers"]())
 
 
+class ActivationNorm(Base):
+    """A network that sets a weight from its first samples."""
+
+    def more(self) -> None:
+        self.shift = nn.Parameter(torch.zeros(6))
+        self.register_buffer("has_begun", torch.tensor(False))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.training and not self.has_begun:
+            with torch.no_grad():
+                self.shift.copy_(-hidden.mean(0))
+                self.has_begun.fill_(True)
+        return hidden + self.shift
+
+
+def test_weights_set_from_the_first_samples(tmp_path):
+    assert_same_state(train_twice(ActivationNorm, tmp_path / "a", optimizer="sgd"), expected(ActivationNorm(), "sgd"))
+    with pytest.raises(UserError, match="sets shift from its first samples, of which each rank or pass would see a"):
+        train_twice(ActivationNorm, tmp_path / "b", accumulate_steps=2)
+
+
 def test_lazy_layers_have_weights_after_the_trial():
     network = build_other("a program", SMALL, 0, nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.Linear(5, 3)))
     first, norm, _ = network.children()
     assert first.weight.shape == (5, 6) and first.in_features == 6
     assert not norm.running_mean.any()  # pyright: ignore[reportCallIssue]
+
+
+def test_fsdp_knows_how_weights_are_used():
+    """FSDP cuts what a layer's own forward alone uses."""
+    alone = {
+        "Outside": {"a", "head"},
+        "Tied": {"head"},
+        "Calls": {"a", "b", "head", "lstm", "attention"},
+        "Containers": {"a", "b", "head", "0", "last"},
+    }
+    for name, expected_layers in alone.items():
+        network = build_other("a program", SMALL, 0, NETWORKS[name]())
+        uses = Counter(id(tensor) for _, tensor in network.named_parameters(remove_duplicate=False))
+        names = {module: path.rpartition(".")[2] for path, module in network.named_modules()}
+        assert {names[layer] for layer in layers_of(network) if stands_alone(layer, uses)} == expected_layers
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_FSDP)
+def test_fsdp_refuses_by_name(name):
+    network = build_other("a program", SMALL, 0, NETWORKS[name]())
+    with pytest.raises(UserError, match=REFUSED_BY_FSDP[name]):
+        object.__new__(FSDP)._begin(network)
 
 
 @pytest.mark.parametrize("damaged", [b"{", b'{"tensor": ["hub", [2], ""]}', b'{"odd": 1}', b'{"array": ["O", [], ""]}'])

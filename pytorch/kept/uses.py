@@ -1,0 +1,114 @@
+"""How a network uses its weights, as a trial pass shows: what FSDP, which exchanges weights, has to know.
+
+FSDP may cut a layer by itself if nothing but the layer's own forward uses its weights, and if it sees the layer's
+outputs; all other weights are gathered for as long as the whole network computes. A weight that the network keeps
+elsewhere than in its module stays as it was, so FSDP would not train it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+_OPEN, _ELSEWHERE = "allstep_is_open", "allstep_kept_elsewhere"
+_VISIBLE = (torch.Tensor, bool, int, float, str, type(None))
+
+
+def is_open(layer: nn.Module) -> bool:
+    """Return whether weights of `layer` are in use outside of its forward, or its outputs hide in an object."""
+    return getattr(layer, _OPEN, False)
+
+
+def kept_elsewhere(network: nn.Module) -> str | None:
+    """Return the name of a weight that `network` uses otherwise than through its module, if there is one."""
+    return getattr(network, _ELSEWHERE, None)
+
+
+@contextlib.contextmanager
+def noting_uses(network: nn.Module) -> Iterator[None]:
+    """Note on the modules of `network` how a pass uses their weights."""
+    running: list[nn.Module] = []
+
+    def enter(module: nn.Module, _inputs: Any) -> None:
+        running.append(module)
+
+    def leave(module: nn.Module, _inputs: Any, outputs: Any) -> None:
+        running.pop()
+        if not all(isinstance(leaf, _VISIBLE) for leaf in tree_leaves(outputs)):
+            setattr(module, _OPEN, True)
+
+    with contextlib.ExitStack() as stack:
+        for module in _pythons(network):
+            for handle in (module.register_forward_pre_hook(enter), module.register_forward_hook(leave)):
+                stack.callback(handle.remove)
+        before = {id(one): name for name, one in network.named_parameters()}
+        owners: dict[int, list[nn.Module]] = {}
+        stack.enter_context(_exchanged(network))
+        for module in network.modules():
+            for parameter in module.parameters():
+                before.pop(id(parameter), None)  # it was not exchanged
+                owners.setdefault(id(parameter), []).append(module)
+        stack.enter_context(_Uses(network, owners, running, before))
+        yield
+
+
+class _Uses(TorchFunctionMode):
+    """Sees each function of torch that takes weights and returns tensors."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        owners: dict[int, list[nn.Module]],
+        running: list[nn.Module],
+        before: dict[int, str],
+    ) -> None:
+        super().__init__()
+        self._network, self._owners, self._running, self._before = network, owners, running, before
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        leaves = [id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, nn.Parameter)]
+        if leaves and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
+            for leaf in leaves:
+                if leaf in self._before:
+                    setattr(self._network, _ELSEWHERE, self._before[leaf])
+                for owner in self._owners.get(leaf, ()):
+                    if not any(owner is one for one in self._running):
+                        setattr(owner, _OPEN, True)
+        return result
+
+
+@contextlib.contextmanager
+def _exchanged(network: nn.Module) -> Iterator[None]:
+    """Have modules hold other parameters with the same numbers, as FSDP has, and theirs again afterwards."""
+    others: dict[nn.Parameter, nn.Parameter] = {}
+    for _, parameter in network.named_parameters():
+        if type(parameter) is nn.Parameter:
+            others[parameter] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    _replace(network, others)
+    try:
+        yield
+    finally:
+        _replace(network, {other: parameter for parameter, other in others.items()})
+
+
+def _pythons(network: nn.Module) -> list[nn.Module]:
+    """Return the modules that are no scripts."""
+    return [module for module in network.modules() if not isinstance(module, torch.jit.ScriptModule)]
+
+
+def _replace(network: nn.Module, others: dict[nn.Parameter, nn.Parameter]) -> None:
+    for module in _pythons(network):
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or parameter not in others:
+                continue
+            if type(module).__setattr__ is nn.Module.__setattr__:
+                module._parameters[name] = others[parameter]
+            else:  # recurrent layers keep a list of their weights in step
+                setattr(module, name, others[parameter])
