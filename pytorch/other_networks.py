@@ -27,7 +27,7 @@ from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import smallest_pass
 from allstep.common.training.training_run import TrainingRun
 from allstep.pytorch.compat import BatchNorm
-from allstep.pytorch.kept.network_state import Snapshot, check, is_lazy, make_dense
+from allstep.pytorch.kept.network_state import Snapshot, can_train, check, entries, is_lazy, make_dense
 from allstep.pytorch.kept.uses import noting_uses
 from allstep.pytorch.outputs import WithHeads, are_probabilities, return_logits
 
@@ -123,10 +123,12 @@ def _outputs(network: nn.Module, dataset: Dataset) -> object:
         with _noting_values(network), _unchanged(network):
             outputs = network.eval()(inputs)
         with _unchanged(network) as before:
+            counters = {name: one.clone() for name, one in entries(network) if _may_count(one)}
             with noting_uses(network):
                 trained = network.train()(inputs)
-            changed = [name for name, one in network.named_parameters() if before.is_changed(one)]
-            vars(network)[_SETS_WEIGHT] = changed[0] if changed else None
+            set_first = (name for name, one in network.named_parameters() if before.is_changed(one))
+            counted = (name for name, one in entries(network) if name in counters and not one.equal(counters[name]))
+            vars(network).update({_SETS_WEIGHT: next(set_first, None), _COUNTS: next(counted, None)})
     network.train()
     if isinstance(trained, WithHeads):
         trained = trained.logits
@@ -199,10 +201,16 @@ class Reseed(Hook):
     on_step = on_start
 
 
+def _may_count(tensor: torch.Tensor) -> bool:
+    """Return whether an entry of a network's state is integers, or bytes of `get_extra_state`."""
+    return not can_train(tensor) and tensor.dtype != torch.bool
+
+
 class NormCheck(Hook):
     """Refuses passes of one sample for a batch norm that sees one value a channel and sample, where PyTorch fails.
 
-    And parts of a batch for a network that sets weights from its first samples, as activation norms do.
+    And parts of a batch for a network that sets weights from its first samples, as activation norms do, and several
+    passes a step for one that counts them.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -210,10 +218,11 @@ class NormCheck(Hook):
         self._network = network
 
     def on_start(self, session: TrainingRun) -> None:
-        """Check the smallest pass.
+        """Check the passes of a step.
 
         Raises:
-            UserError: it has one sample, which is too few for a batch norm, or a part of those that set weights.
+            UserError: one has a single sample, which is too few for a batch norm, or a part of those that set weights,
+                or there are several where passes are counted.
         """
         config = session.config
         num_parts = config.parallel.num_slices or session.placement.world_size * config.parallel.accumulate_steps
@@ -222,6 +231,12 @@ class NormCheck(Hook):
             raise UserError(
                 f"--model {config.model} sets {name} from its first samples, of which each rank or pass would see a "
                 "part; begin in one process without --accumulate-steps and --slices, and go on from there by --resume"
+            )
+        name = getattr(self._network, _COUNTS, None)
+        if name and num_parts > session.placement.world_size:
+            raise UserError(
+                f"--model {config.model} changes {name} in each pass, of which --accumulate-steps and --slices take "
+                "several a step; leave them out"
             )
         if config.output.resume and config.schedule.batch_size is config.schedule.global_batch_size is None:
             return  # the batch size is that of the run before
@@ -238,7 +253,7 @@ class NormCheck(Hook):
                 )
 
 
-_ONE_VALUE, _SETS_WEIGHT = "allstep_one_value", "allstep_sets_weight"
+_ONE_VALUE, _SETS_WEIGHT, _COUNTS = "allstep_one_value", "allstep_sets_weight", "allstep_counts"
 
 
 @contextlib.contextmanager

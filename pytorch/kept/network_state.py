@@ -50,7 +50,7 @@ def as_tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     tensor = torch.from_numpy(array.copy())
     if like.is_complex():
         tensor = torch.view_as_complex(tensor)
-    if hasattr(like, "to_local"):  # a shard; the whole tensor lies in the order of its axes
+    if hasattr(like, "to_local") or tensor.shape != like.shape:  # a shard of it, or bytes of another number
         return tensor.to(like.device, like.dtype)
     # Fused kernels of optimizers go through memory, so slots must lie in it as their weights do.
     return torch.empty_like(like, requires_grad=False).copy_(tensor)

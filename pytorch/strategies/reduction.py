@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import SUM_OF_SLICES
 from allstep.common.data.slices import Node
 from allstep.pytorch.compat import BatchNorm
@@ -92,8 +93,16 @@ class Ordered(Reduction):
         ordered_sum: OrderedSum,
         megabytes: Sequence[float],
     ) -> None:
-        """`megabytes` make a bucket full: the first one, ..., and all others."""
+        """`megabytes` make a bucket full: the first one, ..., and all others.
+
+        Raises:
+            UserError: a weight is complex.
+        """
         super().__init__(network, optimizer)
+        if name := next((name for name, one in network.named_parameters() if one.is_complex()), None):
+            raise UserError(
+                f"expected real weights for --slices, received {name}, which is complex; leave --slices out"
+            )
         # No bit may depend on how weights are cut into shards. Fused kernels for CPUs round the last elements of a
         # tensor otherwise than those before.
         without_fused_kernels(optimizer)

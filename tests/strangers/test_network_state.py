@@ -115,6 +115,24 @@ def test_weights_set_from_the_first_samples(tmp_path):
         train_twice(ActivationNorm, tmp_path / "b", accumulate_steps=2)
 
 
+@pytest.mark.parametrize(("name", "line"), [("Buffers", "changes steps in"), ("ExtraState", "changes _extra_state in")])
+def test_several_passes_where_passes_are_counted(name, line, tmp_path):
+    with pytest.raises(UserError, match=line):
+        train_twice(NETWORKS[name], tmp_path, accumulate_steps=2)
+
+
+def test_slices(tmp_path):
+    found = train_twice(NETWORKS["Layouts"], tmp_path / "a", optimizer="adam", slices=4)
+    assert_same_state(found, expected(NETWORKS["Layouts"](), "adam"))
+    with pytest.raises(UserError, match="received filter, which is complex; leave --slices out"):
+        train_twice(NETWORKS["Complex"], tmp_path / "b", slices=2)
+
+
+def test_extra_state_of_another_length(tmp_path):
+    longer = type("Longer", (NETWORKS["ExtraState"],), {"more": lambda self: setattr(self, "calls", 7)})
+    assert_same_state(train_twice(longer, tmp_path, optimizer="sgd"), expected(longer(), "sgd"))
+
+
 def test_lazy_layers_have_weights_after_the_trial():
     network = build_other("a program", SMALL, 0, nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.Linear(5, 3)))
     first, norm, _ = network.children()
