@@ -32,12 +32,12 @@ class Observer:
     def see_updates(self) -> None:
         """The optimizer has changed the weights."""
 
-    def end(self) -> None:
-        """The step is over, with or without an update."""
-
     def numbers(self) -> Mapping[str, torch.Tensor | float]:
         """Fields of the step's `StepResult`."""
         return {}
+
+    def end(self) -> None:
+        """The step is over, with or without an update."""
 
     def averaged_weights(self) -> contextlib.AbstractContextManager:
         """Within it the network has moving averages, and these are where its weights were."""

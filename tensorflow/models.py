@@ -98,19 +98,21 @@ def build_model(
 def set_initial_weights(model: keras.Model, config: TrainConfig) -> None:
     """Set the weights from which both frameworks start, if both have the network; others keep their initial weights."""
     if is_in_both(config.model):
-        shapes = {weight.name: weight.canonical_shape for weight in canonical_weights(model)}
+        shapes = {weight.name: weight.canonical_shape for weight in canonical_weights(model) if weight.is_float}
         import_weights(model, initial_weights(shapes, config.data.seed))
 
 
 def export_weights(model: keras.Model) -> dict[str, np.ndarray]:
     """Return all weights as canonical arrays, which `common.recipe.weights` describes."""
-    return {weight.name: weight.to_canonical(weight.variable.value.numpy()) for weight in canonical_weights(model)}
+    floats = (weight for weight in canonical_weights(model) if weight.is_float)
+    return {weight.name: weight.to_canonical(weight.variable.value.numpy()) for weight in floats}
 
 
 def import_weights(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
     """Set all weights from canonical arrays."""
     for weight in canonical_weights(model):
-        weight.variable.assign(weight.from_canonical(arrays[weight.name]))
+        if weight.name in arrays:
+            weight.variable.assign(weight.from_canonical(arrays[weight.name]))
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,11 @@ class CanonicalWeight:
     def canonical_shape(self) -> tuple[int, ...]:
         shape = tuple(self.split[axis] for axis in self.axes)
         return (shape[0], math.prod(shape[1:])) if self._was_flattened else shape
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it has real numbers, not counters or flags."""
+        return "float" in self.variable.dtype
 
     def to_canonical(self, array: np.ndarray) -> np.ndarray:
         canonical = array.reshape(self.split).transpose(self.axes)
@@ -155,7 +162,7 @@ def canonical_weights(model: keras.Model) -> Iterator[CanonicalWeight]:
         named.add(weight.variable.path)
         yield weight
     for variable in model.weights:
-        if variable.path not in named and "float" in variable.dtype:
+        if variable.path not in named:
             yield _unchanged(variable.path.removeprefix(f"{model.name}/"), variable)
 
 

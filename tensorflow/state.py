@@ -28,7 +28,7 @@ class State:
         return (
             (weight.name, array)
             for weight in canonical_weights(self._model)
-            if weight.variable.trainable
+            if weight.variable.trainable or not weight.is_float  # which ranks do not average
             for array in self._strategy.replicas(weight.variable)
         )
 
@@ -37,7 +37,11 @@ class State:
 
     def shapes(self) -> dict[str, ArrayShape]:
         return {
-            name: ArrayShape(layout.canonical_shape, dtype=np.dtype(variable.dtype))
+            name: ArrayShape(
+                layout.canonical_shape,
+                dtype=np.dtype(variable.dtype),
+                finite=variable.trainable or not name.startswith("model/"),
+            )
             for name, layout, variable in self._all()
         }
 
@@ -54,7 +58,8 @@ class State:
 
     def average_statistics(self) -> None:
         collectives = self._strategy.collectives
-        statistics = [weight.variable for weight in canonical_weights(self._model) if not weight.variable.trainable]
+        weights = (weight for weight in canonical_weights(self._model) if weight.is_float)
+        statistics = [weight.variable for weight in weights if not weight.variable.trainable]
         replicas = [self._strategy.replicas(variable) for variable in statistics]
         if not statistics or len(replicas[0]) * collectives.world_size == 1:
             return

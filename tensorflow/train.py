@@ -44,7 +44,7 @@ def session(
         from allstep.common.training.training_run import TrainingRun
         from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
         from allstep.tensorflow.numerics import prepare
-        from allstep.tensorflow.optimizers import build_optimizer
+        from allstep.tensorflow.optimizers import build_optimizer, check_parameters
         from allstep.tensorflow.worker import Worker
 
     prepare(config)
@@ -63,6 +63,7 @@ def session(
         model = build_network(config, dataset, parts.model)
         flags = config.optimizer
         optimizer = parts.optimizer_or(lambda: build_optimizer(flags), flags.optimizer)
+        check_parameters(optimizer, model)
         optimizer.build(model.trainable_variables)
     set_initial_weights(model, config)
 

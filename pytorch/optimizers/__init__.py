@@ -61,6 +61,13 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
 _FOR_REAL = ("lars", "lamb", "novograd")
 
 
+def check_parameters(optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> None:
+    """Raise UserError if an optimizer has parameters of another network."""
+    known = set(network.parameters())
+    if any(parameter not in known for group in optimizer.param_groups for parameter in group["params"]):
+        raise UserError("the optimizer has parameters that are not the model's; give it those of the model")
+
+
 class SGD(torch.optim.SGD):
     """torch's SGD, whose fused kernel also takes weights that had no gradient in the steps before."""
 

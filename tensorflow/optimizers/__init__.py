@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import keras
 
+from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import OptimizerConfig
+from allstep.tensorflow.compat import parts, trained_variables
 from allstep.tensorflow.optimizers.adagrad import Adagrad
 from allstep.tensorflow.optimizers.adam import Adam
 from allstep.tensorflow.optimizers.lamb import LAMB
@@ -28,6 +30,14 @@ _KINDS = {
     "adagrad": Adagrad,
     "rmsprop": RMSprop,
 }
+
+
+def check_parameters(optimizer: keras.Optimizer, model: keras.Model) -> None:
+    """Raise UserError if an optimizer was built for variables of another model."""
+    known = {id(variable) for variable in model.trainable_variables}
+    for part in parts(optimizer):
+        if part.built and any(id(variable) not in known for variable in trained_variables(part)):
+            raise UserError("the optimizer has parameters that are not the model's; give each model a new one")
 
 
 def build_optimizer(config: OptimizerConfig) -> keras.Optimizer:

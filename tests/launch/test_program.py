@@ -232,6 +232,10 @@ def test_a_watched_loop_ends_with_a_report(what, said, tmp_path):
             {"optimizer": torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1), "weight_decay": 0.1},
             "weight_decay has no effect on an optimizer that is given",
         ),
+        (
+            {"optimizer": torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)},
+            "the optimizer has parameters that are not the model's",
+        ),
         ({"optimizer": "program"}, "--optimizer program needs a Session that is given an optimizer"),
         ({"outputs": 3}, r"expected outputs \(n, 2\) of --model program, received \(n, 3\)"),
     ],

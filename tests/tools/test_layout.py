@@ -51,11 +51,31 @@ def test_both_frameworks_have_horovod_and_single():
             assert (REPOSITORY / framework / "strategies" / name).exists()
 
 
-def strategy_methods(file: str) -> list[str]:
+def functions(file: str, name: str) -> list[ast.FunctionDef]:
+    """Return the methods of the class whose name ends like that."""
     tree = ast.parse((REPOSITORY / file).read_text())
-    [strategy] = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith("Strategy"))
-    names = [node.name for node in strategy.body if isinstance(node, ast.FunctionDef)]
+    [found] = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name.endswith(name))
+    return [node for node in found.body if isinstance(node, ast.FunctionDef)]
+
+
+def strategy_methods(file: str) -> list[str]:
+    names = [function.name for function in functions(file, "Strategy")]
     return [name for name in names if not name.startswith("_")]
+
+
+def test_the_step_of_both_frameworks_reads_the_same():
+    """The same parts, given by the same names, and the same moments for observers, in the same order."""
+    parts, moments = (
+        [
+            [argument.arg for argument in functions(f"{framework}/step.py", "Step")[0].args.kwonlyargs]
+            for framework in FRAMEWORKS
+        ],
+        [[one.name for one in functions(f"{framework}/observer.py", "Observer")] for framework in FRAMEWORKS],
+    )
+    assert parts[0] == parts[1] == ["backward", "reduction", "precision", "changes", "observers"]
+    common = [name for name in moments[0] if name in moments[1]]
+    assert common == [name for name in moments[1] if name in moments[0]]
+    assert {"begin", "see_averages", "see_updates", "end", "averaged_weights"} <= set(common)
 
 
 # A step of TensorFlow is one traced function; one of PyTorch consists of passes whose gradients are reduced in buckets.
