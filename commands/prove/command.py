@@ -5,8 +5,9 @@
 
 It can be any script that trains with PyTorch under Horovod or DistributedDataParallel, or with Keras under Horovod or a
 mirrored strategy of tf.distribute. It runs unmodified, observed through hooks in its libraries. Its epochs are cut
-after --steps batches, and it is stopped after two of them if it does not end soon. Files that the script writes are
-really written. The exit status is 0 if nothing is wrong, 1 if something is, 2 if the script could not be checked.
+after some steps, as if their loaders were shorter, and it is stopped after two of them if it does not end soon. Files
+that the script writes are really written. The exit status is 0 if nothing is wrong, 1 if something is, 2 if the script
+could not be checked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from allstep.commands.prove.checks import findings
 from allstep.commands.prove.launching import ITSELF, MIRRORED, TF_CONFIG, Script
-from allstep.commands.prove.report import report
+from allstep.commands.prove.report import as_json, report
 from allstep.commands.prove.runs import Runs
 from allstep.commands.shared.launchers import LAUNCHERS
 from allstep.common.base.errors import UserError, quote
@@ -45,8 +46,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("-np", dest="num_ranks", type=local_ranks(2), default=2, metavar="N", help="ranks to compare with one rank (2)")
     launchers = one_of(*LAUNCHERS, TF_CONFIG, MIRRORED, ITSELF)
     add("--launcher", type=launchers, help="what starts the ranks; by default inferred from the script")
-    add("--steps", type=whole(3, 10**6), default=10, metavar="K", help="observed in each of two epochs (10)")
+    add(
+        "--steps",
+        type=whole(3, 10**6),
+        default=10,
+        metavar="K",
+        help="observed in the second epoch, three times as many in the first (10)",
+    )
     add("--timeout", type=number(1, WEEK), default=600, metavar="S", help="seconds for each of the two runs (600)")
+    add("--json", action="store_true", help="print the report as one JSON object")
     add("script", type=nonempty_path, metavar="SCRIPT", help="a Python file, followed by its own arguments")
     argv = list(sys.argv[1:] if argv is None else argv)
     own, arguments = _split(argv)
@@ -54,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     launcher = flags.launcher or _launcher(flags.script, _read(flags.script))
     script = Script(flags.script, arguments, launcher, flags.steps, flags.timeout)
     alone = None if launcher == ITSELF else script.observe(1)
-    runs = Runs(alone, script.observe(flags.num_ranks))
+    runs = Runs(alone, script.observe(flags.num_ranks), script.path)
     found = findings(runs)
     if runs.together.failure and not found:
         raise script.refusal(runs.together, runs.together.failure)
-    print(report(script, runs, found))
+    print(as_json(script, runs, found) if flags.json else report(script, runs, found))
     if found:
         sys.exit(1)
 

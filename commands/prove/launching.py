@@ -12,7 +12,7 @@ from allstep.commands.prove.following import follow
 from allstep.commands.prove.observer.files import put_back
 from allstep.commands.prove.observer.observer import Settings
 from allstep.commands.prove.observer.start import environment
-from allstep.commands.prove.runs import Run
+from allstep.commands.prove.runs import Rank, Run
 from allstep.commands.shared import process_tree
 from allstep.commands.shared.jobs import running
 from allstep.commands.shared.launchers import start
@@ -109,10 +109,15 @@ def failure_of(run: Run, status: int | None, printed: str) -> str:
     """
     if run.was_seen or run.stacks or run.is_deserted:
         return ""
-    errors = [rank.error for rank in run.ranks if rank.error]
+    errors = [f"{rank.error}{_place(rank)}" for rank in run.ranks if rank.error]
     if errors or not status:  # a launcher may take long to notice a failed rank
         return errors[0] if errors else ""
     return _cause(printed) or f"status {status}"
+
+
+def _place(rank: Rank) -> str:
+    """Return the line of the script in which a rank has failed, in parentheses; empty if it is unknown."""
+    return f" ({rank.ended.line})" if rank.ended and rank.ended.line else ""
 
 
 def _cause(printed: str) -> str | None:

@@ -37,7 +37,7 @@ class Wrapped:
     kind: str
     line: str
     operation: str = "average"
-    """The requested reduction: average, sum or adasum."""
+    """The requested reduction: average, sum or adasum; `weights` if weights are averaged, not gradients."""
     finds_unused: bool = False
     """Value of DDP's find_unused_parameters."""
 
@@ -72,13 +72,29 @@ class Loop:
     sampler: Sampler | None = None
     may_end_early: bool = False
     """Whether the script itself limits an epoch, by leaving its loop or by giving fit a number of steps."""
+    data: int = 0
+    """Number of the data set, from 1, in the order of first loops; 0 if unknown."""
+    num_workers: int = 0
+    """Number of the loader's worker processes."""
+
+
+@dataclass(frozen=True)
+class LoopEnd:
+    """The loader of a loop has ended; a loop that the script leaves has no such record."""
+
+    loop: int
+    num_batches: int
+    is_cut: bool
+    """Whether allstep has ended it."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Digests of a rank's training data at a few positions, all with different contents."""
+    """Digests of a rank's training data at evenly spaced positions, nearly all with different contents."""
 
     digests: tuple[str, ...]
+    is_whole: bool = False
+    """Whether these are all samples."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +106,26 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Yielded:
+    """A loader has yielded a batch."""
+
+    loop: int
+    rows: tuple[str, ...]
+    """Digest of each sample."""
+
+
+@dataclass(frozen=True)
 class Forward:
     """The model has been called."""
 
     step: int
     """Number of the next step, from 1."""
     loop: int
-    """Number of the loop that began last; 0 before the first."""
+    """Number of the loop that was going on; 0 outside of all loops."""
     is_training: bool
+    """Whether gradients can be computed from the outputs."""
     rows: tuple[str, ...]
-    """Digest of each sample."""
+    """Digest of each sample, over all inputs that are not constant."""
     random_state: str | None
     """Digest of the random state before the call, if the call drew from it."""
     batch_norm: dict[str, str]
@@ -107,6 +133,12 @@ class Forward:
     bypasses: str | None
     """The wrapper that holds this model, if the model was called without it."""
     line: str
+    callers: tuple[str, ...] = ()
+    """All lines of the script that were being run, from the innermost to the outermost."""
+    evaluates: bool | None = None
+    """Whether the framework calls the model to validate it; None if the script calls it by itself."""
+    in_eval: bool = True
+    """Whether the model was in evaluation mode."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +175,25 @@ class Step:
     """Loss of the last backward pass; None without one, or if it is not finite."""
     device: str
     line: str
+    wrapper: str = ""
+    """Line of the wrapper that averages the gradients of these weights; empty if there is none."""
+    num_unwrapped: int = 0
+    """Number of weights that no wrapper averages."""
+    bypass: str = ""
+    """How the wrapper of these weights was kept from averaging: `no_sync`, or `inner` if its model was called."""
+    sharded: tuple[str, ...] = ()
+    """Names of the weights of which each rank has a shard, and which are not compared."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A rank sends a gradient to be averaged."""
+
+    name: str
+    local: Projections | None
+    """Sum over the rank's backward passes."""
+    sent: Projections | None
+    line: str
 
 
 @dataclass(frozen=True)
@@ -155,6 +206,8 @@ class Collective:
     line: str
     operation: str = ""
     """Operation of a reduction of Horovod: average, sum or adasum; in TensorFlow, only adasum is recorded."""
+    callers: tuple[str, ...] = ()
+    """All lines of the script that were being run, from the innermost to the outermost."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +215,7 @@ class EarlyClip:
     """Gradients were clipped, or unscaled, while Horovod still averaged them."""
 
     what: str
-    """How the gradients were changed: clipped or unscaled."""
+    """How the gradients were changed: changed, clipped or unscaled."""
     step: int
     line: str
 
@@ -203,6 +256,14 @@ class HostCopy:
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """Something could not be observed."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Ended:
     """The process ends; this is its last record."""
 
@@ -216,15 +277,19 @@ Record = (
     | World
     | Wrapped
     | Loop
+    | LoopEnd
     | Held
     | Batch
+    | Yielded
     | Forward
     | Step
+    | Sent
     | Collective
     | EarlyClip
     | Waiting
     | Resumed
     | Write
     | HostCopy
+    | Unseen
     | Ended
 )

@@ -1,41 +1,59 @@
-"""Report of `allstep prove`: the findings, the steps that they are based on, and what was not checked."""
+"""Report of `allstep prove`: what was found, what may be wrong, and what was not looked at, each list complete."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from allstep.commands.prove.checks import perhaps
-from allstep.commands.prove.findings import Finding
+from allstep.commands.prove.checks.rates import warms_up
+from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.launching import Script
-from allstep.commands.prove.records import Loop
-from allstep.commands.prove.runs import Runs
+from allstep.commands.prove.records import Loop, LoopEnd, Unseen
+from allstep.commands.prove.runs import Rank, Runs
 
 
 def report(script: Script, runs: Runs, found: Sequence[Finding]) -> str:
     """Return the text of the report."""
     run = runs.together
-    num_steps = min(len(rank.steps()) for rank in run.ranks)
+    num_steps = _num_steps(runs)
     lines = [f"{script.path}: {num_steps} steps on {len(run.ranks)} ranks ({script.launcher})"]
     if runs.alone:
         lines[0] += f", {len(runs.alone.ranks[0].steps())} on 1"
     if run.failure:
         lines.append(f"then it failed: {run.failure}")
+    lines.append(f"found: {len(found)}" if found else f"found: nothing; in step, as far as {num_steps} steps show")
     lines += [f"{number}. {finding}" for number, finding in enumerate(found, 1)]
-    if not found:
-        lines.append(f"in step, as far as {num_steps} steps show")
-    lines += [f"perhaps: {text}" for text in perhaps(runs, found)]
+    lines += [f"perhaps: {text}" for text in perhaps(runs, found) or ["nothing"]]
     lines += [f"not looked at: {text}" for text in _not_looked_at(runs)]
     return "\n".join(lines)
 
 
+def as_json(script: Script, runs: Runs, found: Sequence[Finding]) -> str:
+    """Return the report as a JSON object."""
+    content = {
+        "script": str(script.path),
+        "launcher": script.launcher,
+        "ranks": len(runs.together.ranks),
+        "steps": _num_steps(runs),
+        "steps_alone": len(runs.alone.ranks[0].steps()) if runs.alone else None,
+        "failure": runs.together.failure or None,
+        "found": [asdict(finding) for finding in found],
+        "perhaps": perhaps(runs, found),
+        "not_looked_at": list(_not_looked_at(runs)),
+    }
+    return json.dumps(content, indent=2)
+
+
+def _num_steps(runs: Runs) -> int:
+    return min(len(rank.steps()) for rank in runs.together.ranks)
+
+
 def _not_looked_at(runs: Runs) -> Iterator[str]:
     rank = runs.together.ranks[0]
-    if runs.alone is None:
-        yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
-    if runs.together.uses_adasum:
-        yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
-    if len({step.loop for step in rank.steps()}) < 2 or not rank.all(Loop):
-        yield "a second epoch"
+    yield from _values(runs)
+    yield from _epochs(rank)
     if not rank.forwards(training=True):
         yield "samples, for no model that the hooks know was called in training"
     if not rank.forwards(training=False):
@@ -44,7 +62,40 @@ def _not_looked_at(runs: Runs) -> Iterator[str]:
         yield "whether the results of validation are brought together: metrics of a strategy's scope are"
     if rank.library == "tf.distribute":
         yield "dropout, for which Keras gives all replicas the same random state"
-    if rank.ended and rank.ended.reason == "steps":
-        yield f"what the script does after step {len(rank.steps())}, such as files that it writes at its end"
+    yield "random numbers of NumPy and Python, such as those of augmentation"
     if all(step.device == "cpu" for step in rank.steps()):
         yield "GPUs, for the ranks computed on CPUs"
+    unseen = {one.what: one.reason for rank in runs.together.ranks for one in rank.all(Unseen)}
+    yield from (f"{what} ({reason})" for what, reason in unseen.items())
+
+
+def _values(runs: Runs) -> Iterator[str]:
+    """Yield what was not compared of gradients, weights and rates."""
+    run, rank = runs.together, runs.together.ranks[0]
+    if runs.alone is None:
+        yield "learning rate and loss beside one rank's, as the script starts its ranks itself"
+    elif warms_up(runs):
+        yield "whether the learning rate is scaled, for it rises in all steps seen"
+    if run.uses_adasum:
+        yield "gradients and learning rate, for Adasum makes no mean, and asks for no scaling"
+    if run.averages_weights:
+        yield "gradients and weights between averages of weights (local SGD)"
+    if run.is_tensor_parallel:
+        yield "samples, for ranks share the work on the same ones (tensor parallelism)"
+    if any(not step.weights and not step.sharded for step in rank.steps()[1:]):
+        yield "weights in some steps"
+    yield f"learning rates and weights after step {len(rank.steps())}"
+
+
+def _epochs(rank: Rank) -> Iterator[str]:
+    loops = rank.training_loops
+    if len(loops) < 2 or not rank.all(Loop):
+        yield "a second epoch"
+    cut = {one.loop for one in rank.all(LoopEnd) if one.is_cut}
+    ended = {one.loop for one in rank.all(LoopEnd)} - cut
+    if loops and not any(loop.number in ended for loop in loops):
+        lengths = [loop.num_batches for loop in loops[:1] if loop.num_batches]
+        whole = f" of {listed(lengths)} batches" if lengths else ""
+        yield f"the end of a whole epoch{whole}, for loops are cut"
+    if rank.ended and rank.ended.reason == "steps":
+        yield f"what the script does after step {len(rank.steps())}, such as files that it writes at its end"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TypeVar
 
+from allstep.commands.prove.phases import validations
 from allstep.commands.prove.records import (
     Batch,
     Collective,
@@ -91,8 +94,27 @@ class Rank:
         return [row for one in self.forwards(training=True) if one.loop == loop.number for row in one.rows]
 
     def forwards(self, *, training: bool) -> list[Forward]:
-        """Return the calls of the rank's models, in training or in evaluation."""
-        return [forward for forward in self.all(Forward) if forward.is_training == training]
+        """Return the calls of the rank's models, in training or in validation; teachers' are in neither."""
+        found = self.training_calls if training else self.validation_calls
+        return [self.records[index] for index in found]  # pyright: ignore[reportReturnType]
+
+    @cached_property
+    def validation_calls(self) -> list[int]:
+        """Positions of the records of calls that validate a model."""
+        return sorted(validations(self.records))
+
+    @cached_property
+    def training_calls(self) -> list[int]:
+        """Positions of the records of calls that train a model."""
+        others = {*self.validation_calls}
+        calls = ((index, record) for index, record in enumerate(self.records) if index not in others)
+        return [index for index, record in calls if isinstance(record, Forward) and record.is_training]
+
+    @property
+    def joins(self) -> bool:
+        """Whether the rank waits, after its last batch, for ranks that have more."""
+        calls = [record.kind for record in self.all(Collective)] + [record.what for record in self.all(Waiting)]
+        return "join" in calls or "hvd.join" in calls
 
 
 @dataclass(frozen=True)
@@ -111,6 +133,8 @@ class Run:
     @property
     def is_deserted(self) -> bool:
         """Whether a rank has ended by itself without an error, while another has failed."""
+        if any(rank.joins for rank in self.ranks):
+            return False
         has_left = any(rank.ended and rank.ended.reason == "script" for rank in self.ranks)
         return has_left and any(rank.error for rank in self.ranks)
 
@@ -118,8 +142,10 @@ class Run:
     def was_seen(self) -> bool:
         """Whether the run was ended after enough was observed; a rank may then fail in a step in which another ends."""
         num_steps = [len(rank.steps()) for rank in self.ranks]
+        joins = any(rank.joins for rank in self.ranks)  # then ranks have different numbers of steps
         is_over = all(
-            rank.ended and (rank.ended.reason == "steps" or (rank.error and number >= max(num_steps) - 1))
+            rank.ended
+            and (rank.ended.reason == "steps" or (rank.error and number and (joins or number >= max(num_steps) - 1)))
             for rank, number in zip(self.ranks, num_steps, strict=True)
         )
         return is_over and any(rank.ended and rank.ended.reason == "steps" for rank in self.ranks)
@@ -137,6 +163,19 @@ class Run:
             for rank in self.ranks
             for record in rank.records
         )
+
+    @property
+    def is_tensor_parallel(self) -> bool:
+        """Whether ranks share the work on the same samples."""
+        return self._has_operation("tensor parallel")
+
+    @property
+    def averages_weights(self) -> bool:
+        """Whether ranks train apart between averages of their weights."""
+        return self._has_operation("weights")
+
+    def _has_operation(self, operation: str) -> bool:
+        return any(one.operation == operation for rank in self.ranks for one in rank.all(Wrapped))
 
     @property
     def writes(self) -> list[Write]:
@@ -158,3 +197,5 @@ class Runs:
     alone: Run | None
     """Run on one rank; None if the script starts its ranks itself."""
     together: Run
+    script: Path | None = None
+    """Path of the script, whose text tells some checks more."""

@@ -123,7 +123,7 @@ def test_some_averages_that_come_in_time(is_wrapped, expected):
             return record
         [in_time] = record.gradients
         late = Gradient("late", in_time.local, in_time.local)
-        return replace(record, gradients=(in_time, late), is_wrapped=is_wrapped)
+        return replace(record, gradients=(in_time, late), is_wrapped=is_wrapped, wrapper="train.py:3")
 
     right = run()
     ranks = [Rank((wrapper, *map(with_a_late_average, rank.records))) for rank in right.ranks]
@@ -215,7 +215,7 @@ def test_a_validation_that_is_not_reduced(reason, expected):
     right = run()
     ranks = []
     for rank in right.ranks:
-        evaluation = Forward(4, 1, False, (f"{rank.number}",), None, {}, None, "train.py:20")
+        evaluation = Forward(4, 2, False, (f"{rank.number}",), None, {}, None, "train.py:20")
         ranks.append(Rank((*rank.records[:-1], evaluation, Ended(reason, ""))))
     assert names(replace(right, ranks=tuple(ranks))) == expected
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from allstep.commands.prove.checks.weights import differing, rejoins
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import Collective, EarlyClip, Forward, Gradient, Projections, Step, Wrapped
+from allstep.commands.prove.records import Collective, EarlyClip, Forward, Gradient, Projections, Sent, Step, Wrapped
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SAME = 1e-3
@@ -33,12 +34,16 @@ def check(runs: Runs) -> Iterator[Finding]:
     if early := next((clip for rank in run.ranks for clip in rank.all(EarlyClip)), None):
         yield _clipped_early(early)
         return
-    if run.uses_adasum:
+    if run.uses_adasum or run.averages_weights:
+        return
+    if finding := _changed_early(run):
+        yield finding
         return
     for optimizer in range(1, run.num_optimizers + 1):
         unequal = _unequal(run, optimizer)
         if unequal:
-            yield _not_averaged(run, *unequal)
+            if not _averages_weights(run, optimizer):
+                yield _not_averaged(run, *unequal)
         elif run.num_ranks > 1:
             yield from _wrong_factor(runs, optimizer)
 
@@ -52,6 +57,40 @@ def _clipped_early(clip: EarlyClip) -> Finding:
         "scaler.step(optimizer)",
         clip.line,
     )
+
+
+def _changed_early(run: Run) -> Finding | None:
+    """Find gradients that each rank changes on its own before the script averages them.
+
+    A change that is the same linear one on all ranks makes the differences between the ranks' gradients proportional.
+    """
+    for together in zip(*(rank.all(Sent) for rank in run.ranks), strict=False):
+        first, *others = together
+        for other in others:
+            if first.name != other.name or not (first.local and first.sent and other.local and other.sent):
+                continue
+            before, after = np.subtract(first.local, other.local), np.subtract(first.sent, other.sent)
+            size = float(before @ before)
+            rest = after - (float(after @ before) / size if size else 0.0) * before
+            scale = max(np.abs(first.sent).max(), np.abs(other.sent).max(), np.abs(first.local).max())
+            if np.linalg.norm(rest) > max(_NEAR * np.linalg.norm(after), 10 * _SAME * scale):
+                return Finding(
+                    "clipped-before-average",
+                    "each rank changes its own gradients before they are averaged, which is not what one rank with "
+                    "the whole batch does",
+                    f"the gradient of {first.name} that ranks send is not a multiple of the one from backward",
+                    "average first, and then clip or change gradients",
+                    first.line,
+                )
+    return None
+
+
+def _averages_weights(run: Run, optimizer: int) -> bool:
+    """Return whether ranks apply different gradients, but have the same weights before every or some later step."""
+    pairs = list(run.steps(optimizer))
+    weights = [[step.weights for step in steps] for steps in pairs[1:]]
+    has_weights = len(pairs) > 2 and all(all(own) for own in weights)
+    return rejoins(run, optimizer) or (has_weights and not any(map(differing, weights)))
 
 
 def _unequal(run: Run, optimizer: int) -> tuple[tuple[Step, ...], list[str]] | None:
@@ -88,18 +127,25 @@ def _not_averaged(run: Run, steps: tuple[Step, ...], names: Sequence[str]) -> Fi
 
 def _wrapper_without_step(rank: Rank, step: Step) -> Wrapped | None:
     """Return Horovod's wrapper if the wrapped optimizer steps itself, which does not wait for the averages."""
-    horovod = [one for one in rank.all(Wrapped) if one.kind.startswith("hvd.")]
+    horovod = [one for one in rank.all(Wrapped) if one.kind.startswith("hvd.") and one.line == step.wrapper]
     return horovod[0] if horovod and not step.is_wrapped else None
 
 
 def _averaging(rank: Rank, step: Step) -> str:
-    wrapped, bypassed = rank.all(Wrapped), [one for one in rank.all(Forward) if one.bypasses]
-    if bypassed:
-        return f"call the {bypassed[0].bypasses} itself, not the model inside of it ({bypassed[0].line})"
-    if wrapper := _wrapper_without_step(rank, step):
-        return f"step the optimizer that {wrapper.kind} has returned ({wrapper.line}), not the one given to it"
-    if wrapped:
-        return f"give {wrapped[0].kind} ({wrapped[0].line}) all weights that the optimizer trains"
+    bypassed = [one for one in rank.all(Forward) if one.bypasses]
+    kinds = {one.line: one.kind for one in rank.all(Wrapped)}
+    kind = kinds.get(step.wrapper, "wrapper")
+    if step.wrapper and not step.num_unwrapped:
+        if step.bypass == "no_sync":
+            return f"leave {kind}.no_sync() before the last backward pass of a step, so that this averages"
+        if bypassed or step.bypass == "inner":
+            line = bypassed[0].line if bypassed else step.line
+            return f"call the {kind} ({step.wrapper}) itself, not the model inside of it ({line})"
+        if wrapper := _wrapper_without_step(rank, step):
+            return f"step the optimizer that {wrapper.kind} has returned ({wrapper.line}), not the one given to it"
+    if step.wrapper:
+        return f"give {kind} ({step.wrapper}) all weights that the optimizer trains"
+    own = f" for the weights of the optimizer that steps in {step.line}" if kinds else ""
     if rank.library == "horovod.tensorflow":
         return (
             "import allstep.tensorflow.horovod_keras as hvd; model.compile(hvd.DistributedOptimizer(optimizer), ...): "
@@ -107,8 +153,8 @@ def _averaging(rank: Rank, step: Step) -> str:
             "tape = hvd.DistributedGradientTape(tape)"
         )
     if rank.library == "torch.distributed":
-        return "model = DistributedDataParallel(model), and call that"
-    return "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())"
+        return f"model = DistributedDataParallel(model){own}, and call that"
+    return f"optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()){own}"
 
 
 def _wrong_factor(runs: Runs, optimizer: int) -> Iterator[Finding]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
+from allstep.commands.prove.checks.carrying import carries
 from allstep.commands.prove.checks.samples import overlap
-from allstep.commands.prove.findings import Finding, ranks
+from allstep.commands.prove.findings import Finding, listed, ranks
 from allstep.commands.prove.records import Collective, Forward, Step, Write
 from allstep.commands.prove.runs import Rank, Run, Runs
 from allstep.common.exact.replica_check import DROP_IN_CHECK
 
 _MOST = 0.5
+_REDUCTIONS = ("reduce", "gather", "all_to_all")
+"""Parts of the names of collectives that can bring results together."""
 
 
 def check(runs: Runs) -> Iterator[Finding]:
@@ -19,30 +23,40 @@ def check(runs: Runs) -> Iterator[Finding]:
     run = runs.together
     if run.num_ranks == 1:
         return
-    if finding := _validation(run):
+    if finding := _validation(runs):
         yield finding
+    yield from _writes(run)
+
+
+def _writes(run: Run) -> Iterator[Finding]:
+    """Find files that several ranks write, with one finding for all files of a line."""
     writers: dict[str, dict[int, Write]] = defaultdict(dict)
     for rank in run.ranks:
         for write in rank.all(Write):
             writers[write.path][rank.number] = write
+    paths: dict[str, list[str]] = defaultdict(list)
     for path, by_rank in writers.items():
         if len(by_rank) > 1:
-            yield Finding(
-                "every-rank-writes",
-                "several ranks write the same file, each over the other",
-                f"{ranks(list(by_rank))} opened {path} to write",
-                "if rank == 0: around what writes",
-                next(iter(by_rank.values())).line,
-            )
+            paths[next(iter(by_rank.values())).line].append(path)
+    for line, written in paths.items():
+        numbers = sorted({number for path in written for number in writers[path]})
+        yield Finding(
+            "every-rank-writes",
+            "several ranks write the same file, each over the other",
+            f"{ranks(numbers)} opened {listed(written)} to write",
+            "if rank == 0: around what writes, or around the callback that does",
+            line,
+        )
 
 
-def _validation(run: Run) -> Finding | None:
+def _validation(runs: Runs) -> Finding | None:
+    run = runs.together
     first = [next(iter(_evaluated(rank)), None) for rank in run.ranks]
     # One rank validates for all, or none does; or the strategy that the script runs in reduces the results.
     if None in first or run.library == "tf.distribute":
         return None
     [one, other, *_] = [forward for forward in first if forward]
-    reduced = [_is_reduced(rank) for rank in run.ranks]
+    reduced = [_is_reduced(rank, runs.script) for rank in run.ranks]
     if None in reduced:
         return None
     is_reduced = all(reduced)
@@ -60,7 +74,7 @@ def _validation(run: Run) -> Finding | None:
             "validation-of-one-rank",
             "each rank validates a share of the samples, and the results are not reduced: what is reported is "
             "one rank's",
-            f"no collective follows the evaluation of {ranks((0, 1))}, whose samples differ",
+            f"no reduction carries the results of {ranks((0, 1))}, whose samples differ",
             "average the sums over the ranks: hvd.allreduce(correct), dist.all_reduce(correct)",
             one.line,
         )
@@ -72,19 +86,24 @@ def _evaluated(rank: Rank) -> list[Forward]:
     return [forward for forward in rank.forwards(training=False) if forward.step > 1]
 
 
-def _is_reduced(rank: Rank) -> bool | None:
-    """Return whether the script itself calls a collective between its first evaluation and further training.
+def _is_reduced(rank: Rank, script: Path | None) -> bool | None:
+    """Return whether a reduction between the first validation and further training carries what was computed.
 
     The result is None if the rank has got to neither, because it failed or waits.
     """
-    has_evaluated = False
-    for record in rank.records:
-        if isinstance(record, Forward) and not record.is_training and record.step > 1:
-            has_evaluated = True
-        elif isinstance(record, Collective) and (record.kind == "barrier" or record.name.startswith(DROP_IN_CHECK)):
+    validating, training = {*rank.validation_calls}, {*rank.training_calls}
+    call: Forward | None = None
+    for index, record in enumerate(rank.records):
+        if index in validating and isinstance(record, Forward) and record.step > 1:
+            call = call or record
+        elif call is None:
             continue
-        elif has_evaluated and isinstance(record, Collective):
-            return True
-        elif has_evaluated and isinstance(record, (Step, Forward)) and getattr(record, "is_training", True):
+        elif isinstance(record, Collective):
+            is_reduction = any(word in record.kind for word in _REDUCTIONS) and not record.name.startswith(
+                DROP_IN_CHECK
+            )
+            if is_reduction and carries(script, call.callers, record.callers):
+                return True
+        elif isinstance(record, Step) or index in training:
             return False
     return False if rank.ended and not rank.error else None

@@ -1,12 +1,13 @@
-"""Check that the learning rate follows the global batch, linearly for SGD (Goyal et al. 2017)."""
+"""Check that learning rates are the same on all ranks, follow the global batch, linearly for SGD (Goyal et al. 2017),
+and fall as on one rank."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from allstep.commands.prove.checks.samples import batches
-from allstep.commands.prove.findings import Finding
+from allstep.commands.prove.checks.samples import global_batch
+from allstep.commands.prove.findings import Finding, listed
 from allstep.commands.prove.records import Step
 from allstep.commands.prove.runs import Run, Runs
 
@@ -16,15 +17,18 @@ _LINEAR = ("SGD", "LARS", "Momentum")
 
 
 def check(runs: Runs) -> Iterator[Finding]:
-    """Compare the learning rates on one rank and on several with the global batches there."""
+    """Compare the learning rates of the ranks, and those on one rank and on several with the global batches there."""
+    if finding := _differs(runs.together):
+        yield finding
+        return
     if runs.alone is None or runs.together.uses_adasum:  # Adasum needs no scaling
         return
-    alone, together = _first_steps(runs.alone), _first_steps(runs.together)
-    batch_alone, batch_together = _global_batch(runs.alone), _global_batch(runs.together)
+    alone, together = _steps(runs.alone), _steps(runs.together)
+    batch_alone, batch_together = global_batch(runs.alone), global_batch(runs.together)
     if not (alone and together and batch_alone and batch_together and alone[0].learning_rates[:1]):
         return
     rate, scaled = alone[0].learning_rates[0], together[0].learning_rates[0]
-    if not rate or _rises(together):  # a warm-up, whose end is not seen
+    if not rate:
         return
     growth, ratio = batch_together / batch_alone, scaled / rate
     evidence = (
@@ -32,6 +36,8 @@ def check(runs: Runs) -> Iterator[Finding]:
         f"{batch_alone} and {batch_together} samples"
     )
     is_linear = any(name in together[0].kind for name in _LINEAR)
+    if warms_up(runs):  # its end is not seen
+        return
     if growth > 1 + _NEAR and is_linear and _near(ratio, 1):
         yield Finding(
             "learning-rate-not-scaled",
@@ -49,21 +55,82 @@ def check(runs: Runs) -> Iterator[Finding]:
             "divided",
             together[0].line,
         )
+    elif finding := _falls_faster(runs, alone, together, growth):
+        yield finding
 
 
-def _first_steps(run: Run) -> Sequence[Step]:
-    steps = run.ranks[0].steps() if run.ranks else []
-    return [step for step in steps if step.loop == steps[0].loop]
+def warms_up(runs: Runs) -> bool:
+    """Return whether the rate on several ranks rises, in the steps or epochs that are seen."""
+    rates = [step.learning_rates[0] for step in _steps(runs.together) if step.learning_rates]
+    return len(rates) > 2 and max(rates) > rates[0] * (1 + _NEAR)
 
 
-def _global_batch(run: Run) -> int:
-    """Return the number of samples in the first step over all ranks."""
-    return sum(len(batches(rank.forwards(training=True)).get(1, ())) for rank in run.ranks)
+def _differs(run: Run) -> Finding | None:
+    for optimizer in range(1, run.num_optimizers + 1):
+        for steps in run.steps(optimizer):
+            rates = [step.learning_rates for step in steps]
+            if any(not _near_all(rates[0], other) for other in rates[1:]):
+                return Finding(
+                    "learning-rate-differs",
+                    "ranks have different learning rates, so that equal gradients move weights apart",
+                    f"in step {steps[0].number}, the rates are {listed([f'{one[0]:.3g}' for one in rates if one])}",
+                    "change rates on all ranks alike: give schedulers such as ReduceLROnPlateau a value that was "
+                    "averaged over the ranks",
+                    steps[0].line,
+                )
+    return None
 
 
-def _rises(steps: Sequence[Step]) -> bool:
-    rates = [step.learning_rates[0] for step in steps]
-    return len(rates) > 2 and all(later > earlier for earlier, later in zip(rates, rates[1:], strict=False))
+def _falls_faster(runs: Runs, alone: Sequence[Step], together: Sequence[Step], growth: float) -> Finding | None:
+    """Find a schedule that is ahead of that of one rank at equal samples, and at equal epochs.
+
+    Epochs are cut, so that samples are counted within an epoch only.
+    """
+    pairs = [*_at_equal_epochs(alone, together), *_at_equal_samples(alone, together, growth)]
+    for step, one in pairs:
+        expected = one.learning_rates[0] / alone[0].learning_rates[0]
+        share = step.learning_rates[0] / together[0].learning_rates[0]
+        if share < expected * (1 - _NEAR):
+            return Finding(
+                "schedule-too-fast",
+                "the learning rate falls faster than on one rank: a scheduler steps once for each rank",
+                f"in step {step.number} of {runs.together.num_ranks} ranks the rate is {share:.3g} times its first "
+                f"value, on one rank {expected:.3g} times after as many samples",
+                "step the scheduler once a step, or epoch, on each rank",
+                step.line,
+            )
+    return None
+
+
+def _at_equal_epochs(alone: Sequence[Step], together: Sequence[Step]) -> list[tuple[Step, Step]]:
+    """Return pairs of the first steps of epochs, if rates change between epochs only."""
+    firsts = [_epochs(steps) for steps in (alone, together)]
+    is_by_epoch = all(
+        len({step.learning_rates for step in steps if step.loop == first.loop}) == 1
+        for steps, own in zip((alone, together), firsts, strict=True)
+        for first in own[:2]
+    )
+    return list(zip(firsts[1], firsts[0], strict=False)) if is_by_epoch else []
+
+
+def _at_equal_samples(alone: Sequence[Step], together: Sequence[Step], growth: float) -> list[tuple[Step, Step]]:
+    first = [step for step in alone if step.loop == alone[0].loop]
+    own = [step for step in together if step.loop == together[0].loop]
+    places = [(step, math.ceil(index * growth)) for index, step in enumerate(own)]
+    return [(step, first[place]) for step, place in places if place < len(first)]
+
+
+def _epochs(steps: Sequence[Step]) -> list[Step]:
+    return [step for before, step in zip([None, *steps], steps, strict=False) if not before or before.loop != step.loop]
+
+
+def _steps(run: Run) -> Sequence[Step]:
+    return run.ranks[0].steps() if run.ranks else []
+
+
+def _near_all(rates: Sequence[float], others: Sequence[float]) -> bool:
+    pairs = zip(rates, others, strict=False)
+    return all(math.isclose(one, other, rel_tol=1e-6) for one, other in pairs)
 
 
 def _near(value: float, target: float) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from allstep.commands.prove.checks import sharing
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import Forward, Loop
+from allstep.commands.prove.records import Forward, Loop, LoopEnd, Yielded
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _MOST = 0.5
@@ -23,6 +23,10 @@ def check(runs: Runs) -> Iterator[Finding]:
     if finding := _uneven(run):
         yield finding
     if finding := _same_order(run.ranks[0]):
+        yield finding
+    if finding := _doubled(run.ranks[0]):
+        yield finding
+    if finding := _undivided(runs):
         yield finding
 
 
@@ -41,10 +45,17 @@ def overlap(first: Sequence[str], second: Sequence[str]) -> float:
 
 
 def _same_samples(run: Run) -> Finding | None:
-    steps = [batches(rank.forwards(training=True)) for rank in run.ranks]
+    if run.is_tensor_parallel:
+        return None
+    sites = _sites(run)
+    same_sites = [site for site in sites if _same_at(run, site)]
+    # Ranks may give a model the same noise, or the same anchors, beside samples of their own.
+    if not same_sites or (len(same_sites) < len(sites) and not any(_is_loaded(run, site) for site in same_sites)):
+        return None
+    steps = [batches([one for one in rank.forwards(training=True) if one.line in same_sites]) for rank in run.ranks]
     common = sorted(set(steps[0]).intersection(*steps[1:]))
-    for first in range(run.num_ranks):
-        for second in range(first + 1, run.num_ranks):
+    for first in range(len(run.ranks)):
+        for second in range(first + 1, len(run.ranks)):
             same = [step for step in common if overlap(steps[first][step], steps[second][step]) > _MOST]
             if len(same) * 2 > len(common):
                 loops = run.ranks[0].training_loops
@@ -60,11 +71,44 @@ def _same_samples(run: Run) -> Finding | None:
     return None
 
 
+def _sites(run: Run) -> list[str]:
+    """Return the lines in which all ranks call models in training with samples."""
+    lines = [{one.line for one in rank.forwards(training=True) if one.rows} for rank in run.ranks]
+    return sorted(set.intersection(*lines)) if lines else []
+
+
+def _same_at(run: Run, site: str) -> bool:
+    """Return whether two ranks have mostly the same samples in a line."""
+    steps = [batches([one for one in rank.forwards(training=True) if one.line == site]) for rank in run.ranks]
+    common = set(steps[0]).intersection(*steps[1:])
+    return any(
+        2 * sum(overlap(steps[first][step], steps[second][step]) > _MOST for step in common) > len(common)
+        for first in range(len(steps))
+        for second in range(first + 1, len(steps))
+    )
+
+
+def _is_loaded(run: Run, site: str) -> bool:
+    """Return whether the samples in a line come from a loader as they are."""
+    rank = run.ranks[0]
+    loaded = {row for batch in rank.all(Yielded) for row in batch.rows}
+    return any(not loaded.isdisjoint(one.rows) for one in rank.forwards(training=True) if one.line == site)
+
+
 def _uneven(run: Run) -> Finding | None:
-    """Find a training loop with unequal numbers of batches; ranks without a batch in it do not train at all."""
+    """Find a training loop that does not run equally far on all ranks.
+
+    Lengths of loaders tell it where the script loops over all of them, and the ends of loops where ranks got stuck.
+    """
+    if any(rank.joins for rank in run.ranks):
+        return None
     for together in zip(*(rank.all(Loop) for rank in run.ranks), strict=False):
         numbers, lines = [loop.num_batches for loop in together], {loop.line for loop in together}
-        if None not in numbers and len(set(numbers)) > 1 == len(lines) and any(map(_trains, run.ranks, together)):
+        is_stuck = bool(run.stacks) or run.is_deserted
+        if any(loop.may_end_early for loop in together) or (is_stuck and None in numbers):
+            numbers = [_length(rank, loop) for rank, loop in zip(run.ranks, together, strict=True)] if is_stuck else []
+        is_uneven = None not in numbers and len(set(numbers)) > 1 == len(lines)
+        if is_uneven and any(map(_trains, run.ranks, together)):
             return Finding(
                 "uneven-batches",
                 "ranks have different numbers of batches: those with more wait for the others for ever",
@@ -73,6 +117,14 @@ def _uneven(run: Run) -> Finding | None:
                 together[0].line,
             )
     return None
+
+
+def _length(rank: Rank, loop: Loop) -> int | None:
+    """Return how many batches a loop had until its loader ended, or has had so far; None if it was cut."""
+    ends = [one for one in rank.all(LoopEnd) if one.loop == loop.number]
+    if ends:
+        return None if ends[0].is_cut else ends[0].num_batches
+    return sum(one.loop == loop.number for one in rank.all(Yielded))
 
 
 def _trains(rank: Rank, loop: Loop) -> bool:
@@ -95,3 +147,44 @@ def _same_order(rank: Rank) -> Finding | None:
         "at the start of each epoch: sampler.set_epoch(epoch)",
         loops[1].line,
     )
+
+
+def _doubled(rank: Rank) -> Finding | None:
+    """Find a stream that each worker process of a loader reads from its beginning."""
+    for loop in rank.training_loops[:1]:
+        rows = [row for batch in rank.all(Yielded) if batch.loop == loop.number for row in batch.rows]
+        if loop.num_samples is None and loop.num_workers > 1 and 2 * len({*rows}) <= len(rows) > 1:
+            return Finding(
+                "samples-doubled",
+                f"each of a rank's {loop.num_workers} workers reads the whole stream: the rank trains on every sample "
+                f"{loop.num_workers} times",
+                f"of the first {len(rows)} samples of rank {rank.number}, {len({*rows})} differ",
+                "in the data set's __iter__, share the samples by torch.utils.data.get_worker_info()",
+                loop.line,
+            )
+    return None
+
+
+def _undivided(runs: Runs) -> Finding | None:
+    """Find a number of steps per epoch that the script gives to fit, and does not divide by the ranks."""
+    together = [rank.training_loops[:1] for rank in runs.together.ranks]
+    alone = runs.alone.ranks[0].training_loops[:1] if runs.alone else []
+    if runs.together.library != "horovod.tensorflow" or not alone or not all(together):
+        return None
+    first, lengths = together[0][0], {loop.num_batches for [loop] in together} | {alone[0].num_batches}
+    sizes = [global_batch(run) for run in (runs.alone, runs.together) if run]
+    if not first.may_end_early or None in lengths or len(lengths) > 1 or sizes[1] < 1.5 * sizes[0] or not sizes[0]:
+        return None
+    return Finding(
+        "epoch-not-divided",
+        "epochs have as many steps on several ranks as on one, so that they train on more samples and end later",
+        f"steps_per_epoch is {first.num_batches} on one rank and on {len(together)}, the global batch {sizes[0]} and "
+        f"{sizes[1]} samples",
+        "steps_per_epoch=steps // hvd.size()",
+        first.line,
+    )
+
+
+def global_batch(run: Run) -> int:
+    """Return the number of samples in the first step over all ranks."""
+    return sum(len(batches(rank.forwards(training=True)).get(1, ())) for rank in run.ranks)

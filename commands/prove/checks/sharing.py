@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from allstep.commands.prove.findings import Finding, listed, ranks
-from allstep.commands.prove.records import Held, Loop
+from allstep.commands.prove.records import Held, Loop, LoopEnd
 from allstep.commands.prove.runs import Rank, Run, Runs
 
 _SOME = 0.05
@@ -19,7 +19,7 @@ def judge(runs: Runs) -> Finding | str | None:
     """Return what is wrong with how ranks share the data set, or a line on what may be, if the steps do not show it."""
     run = runs.together
     loops = [rank.training_loops for rank in run.ranks]
-    if run.num_ranks == 1:
+    if run.num_ranks == 1 or run.is_tensor_parallel:
         return None
     if not all(loops):
         return _without_loops(run)
@@ -35,6 +35,9 @@ def mend(rank: Rank) -> str:
     if rank.library == "tf.distribute":
         return "loop over strategy.experimental_distribute_dataset(dataset), which gives each replica its share"
     loops = rank.training_loops
+    if loops and loops[0].sampler and loops[0].num_samples is None:
+        share = size.replace("rank=", "").split(", ")
+        return f"in the stream's __iter__, itertools.islice(samples, {share[1]}, None, {share[0]})"
     if loops and loops[0].sampler and loops[0].sampler.num_replicas:
         return f"DistributedSampler(data, num_replicas={size}), with this job's numbers"
     if loops and loops[0].sampler:
@@ -47,7 +50,9 @@ def _by_samplers(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     ranks_of_run = runs.together.ranks
     indices = [rank.indices(loop) for rank, loop in zip(ranks_of_run, first, strict=True)]
     samplers = [loop.sampler for loop in first if loop.sampler]
-    if indices[0] == indices[1]:  # each rank may take its share out of every batch
+    if finding := _by_contents(runs, first):
+        return finding
+    if indices[0] == indices[1]:  # each rank has data of its own, or may take its share out of every batch
         return None
     is_whole = all(one.reads_all for one in samplers) and _is_as_long_as_alone(runs, first)
     is_certain = is_whole and not any(loop.may_end_early for loop in first)
@@ -86,7 +91,43 @@ def _by_lengths(runs: Runs, first: Sequence[Loop]) -> Finding | str | None:
     if is_whole and first[0].sampler is None and _is_as_long_as_alone(runs, first):
         evidence = f"an epoch has {first[0].num_batches} batches on each of {len(first)} ranks, as on one, and {common}"
         return _overlap(evidence, first[0].line, mend(run.ranks[0]))
+    if num_common > _SOME * len(rows[0][0]) and _is_seen_to_its_end(run, first):
+        evidence = f"of the samples of an epoch, {num_common} were on two ranks"
+        return _overlap(evidence, first[0].line, mend(run.ranks[0]))
     return f"{common}; right where that is meant, else: {mend(run.ranks[0])}" if num_common else None
+
+
+def _is_seen_to_its_end(run: Run, first: Sequence[Loop]) -> bool:
+    """Return whether all ranks have read their first epoch to the end of a stream."""
+    ends = [
+        [one for one in rank.all(LoopEnd) if one.loop == loop.number and not one.is_cut]
+        for rank, loop in zip(run.ranks, first, strict=True)
+    ]
+    return all(ends) and all(loop.sampler and not loop.may_end_early for loop in first)
+
+
+def _by_contents(runs: Runs, first: Sequence[Loop]) -> Finding | None:
+    """Judge ranks that have data sets of their own, by the samples in these."""
+    held = [rank.all(Held)[0] for rank in runs.together.ranks if rank.all(Held)]
+    if len(held) < len(first) or _holds_the_same(runs.together) is not False:
+        return None
+    counts = Counter(digest for one in held for digest in {*one.digests})
+    num_alike = sum(len(one.digests) - len({*one.digests}) for one in held)
+    common = [digest for digest, count in counts.items() if count > 1]
+    if len(common) > max(1, num_alike, _SOME * min(len(one.digests) for one in held)):
+        evidence = f"of {sum(len(one.digests) for one in held)} inspected samples, {len(common)} are on several ranks"
+        return _overlap(evidence, first[0].line, "give each rank its own share of one list in one order: sorted(files)")
+    numbers = [loop.num_samples or 0 for loop in first]
+    alone = [*runs.alone.ranks[0].training_loops[:1]] if runs.alone else []
+    if not all(numbers) or not alone or sum(numbers) >= (1 - _SOME) * (alone[0].num_samples or 0):
+        return None
+    return Finding(
+        "samples-left-out",
+        "the shares of the ranks do not make up the data set: some samples are never trained on",
+        f"the ranks have {listed(numbers)} samples, one rank has {alone[0].num_samples}",
+        "give each rank its own share, and all samples to some rank: data[rank::size]",
+        first[0].line,
+    )
 
 
 def _without_loops(run: Run) -> str | None:
@@ -119,7 +160,10 @@ def _is_as_long_as_alone(runs: Runs, first: Sequence[Loop]) -> bool:
 def _holds_the_same(run: Run) -> bool | None:
     """Return whether ranks 0 and 1 have the same samples at the inspected positions; None if none were inspected."""
     held = [rank.all(Held) for rank in run.ranks[:2]]
-    return held[0][0] == held[1][0] if all(held) else None
+    if not all(held):
+        return None
+    pairs = list(zip(held[0][0].digests, held[1][0].digests, strict=False))
+    return 2 * sum(one == other for one, other in pairs) > len(pairs)
 
 
 def _has_same_data(run: Run) -> bool | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from allstep.commands.prove.findings import Finding, listed
-from allstep.commands.prove.runs import Rank, Runs
+from allstep.commands.prove.runs import Rank, Run, Runs
 
 _OUT_OF_STEP = "expected the same weights and optimizer state on all ranks after batch 1"
 """Error of the Keras drop-in, which ends a fit before the observed weights can be compared."""
@@ -49,17 +49,32 @@ def check(runs: Runs) -> Iterator[Finding]:
 
 def check_later(runs: Runs) -> Iterator[Finding]:
     """Compare weights again at the last observed step of the first epoch."""
+    if runs.together.averages_weights:
+        return
     for optimizer in range(1, runs.together.num_optimizers + 1):
+        if rejoins(runs.together, optimizer):
+            continue
         for steps in runs.together.steps(optimizer):
             if names := differing([step.weights for step in steps]):
                 yield Finding(
                     "weights-part",
                     "ranks have started from the same weights, and no longer have the same",
                     f"before step {steps[0].number}, {listed(names)} have other values on other ranks",
-                    "change weights on all ranks alike, by gradients that were averaged",
+                    "change weights on all ranks alike: by averaged gradients, and by loads on every rank",
                     steps[0].line,
                 )
                 return
+
+
+def rejoins(run: Run, optimizer: int) -> bool:
+    """Return whether ranks whose weights differ have the same again later, as with averages of weights (local SGD)."""
+    has_parted = False
+    for steps in run.steps(optimizer):
+        differ = bool(differing([step.weights for step in steps]))
+        if has_parted and not differ and steps[0].weights:
+            return True
+        has_parted |= differ
+    return False
 
 
 def differing(digests: Sequence[Mapping[str, str]]) -> list[str]:

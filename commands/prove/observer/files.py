@@ -33,7 +33,7 @@ def install(observer: Observer) -> None:
             if is_written and isinstance(path, (str, os.PathLike)):
                 note_write(observer, path, seen)
 
-    sys.addaudithook(audit)
+    sys.addaudithook(observer.quiet("written files", audit))
 
 
 def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> None:
@@ -44,7 +44,7 @@ def note_write(observer: Observer, path: str | os.PathLike, seen: set[str]) -> N
         return  # a folder is opened to create a file without a name (O_TMPFILE)
     seen.add(name)
     if line := observer.line():  # else no line of the script is being run
-        is_kept = observer.keeps_files and observer.num_steps_seen > 0
+        is_kept = observer.keeps_files and observer.progress.num_steps > 0
         aside = _keep(observer, name) if is_kept and os.path.isfile(name) else None
         observer.write(Write(name, line, is_kept and not os.path.lexists(name), aside))
 

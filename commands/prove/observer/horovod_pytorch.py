@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Generator
 from typing import Any
 
 import horovod.torch as hvd
+import torch
 from horovod.torch import mpi_ops
-from horovod.torch import optimizer as wrappers
+from horovod.torch import optimizer as wrapper_classes
 
+from allstep.commands.prove.observer import pytorch
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
 from allstep.commands.prove.observer.pytorch_optimizers import IS_PARTIAL
 from allstep.commands.prove.records import Collective, World, Wrapped
@@ -21,67 +23,72 @@ _ASYNCHRONOUS = (
     "_grouped_allreduce_async",
 )
 _BLOCKING = ("barrier", "join", "synchronize")
+_IN_PLACE = ("add_", "clamp_", "clamp_max_", "clamp_min_", "clip_", "copy_", "div_", "mul_", "nan_to_num_", "sub_")
+"""Methods by which scripts change gradients."""
+
+Observation = Callable[..., Generator[None, Any, None]]
 
 
 def install(observer: Observer) -> None:
     """Hook horovod.torch, which has been imported."""
+    [(optimizers, wrappers)] = pytorch.installed
 
-    def wrap_init(init: Any) -> Any:
-        @functools.wraps(init)
-        def observed(*args: Any, **kwargs: Any) -> None:
-            with observer.waiting("hvd.init"):
-                init(*args, **kwargs)
-            observer.write(World("horovod", hvd.rank(), hvd.size(), observer.line()))
+    def observe_init(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        with observer.waiting("hvd.init"):
+            yield
+        observer.write(World("horovod", hvd.rank(), hvd.size(), observer.line()))
 
-        return observed
-
-    def wrap_collective(kind: str, call: Any) -> Any:
-        @functools.wraps(call)
-        def observed(tensor: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+    def observe_collective(kind: str) -> Observation:
+        def observe(tensor: Any, _output: Any, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+            if "allreduce" in kind:
+                for one in tensor if isinstance(tensor, (list, tuple)) else [tensor]:
+                    optimizers.note_sent(one)
             name = next((value for value in (*args, *kwargs.values()) if isinstance(value, str)), "")
             shape = tuple(tensor.shape) if hasattr(tensor, "shape") else ()
             operation = operations.get(args[1], "") if "allreduce" in kind else ""
-            observer.write(Collective(kind.strip("_").removesuffix("_async"), name, shape, observer.line(), operation))
-            return call(tensor, output, *args, **kwargs)
+            short = kind.strip("_").removesuffix("_async")
+            observer.write(Collective(short, name, shape, observer.line(), operation, observer.callers()))
+            yield
 
-        return observed
+        return observe
 
-    def wrap_blocking(kind: str, call: Any) -> Any:
-        @functools.wraps(call)
-        def observed(*args: Any, **kwargs: Any) -> Any:
+    def observe_blocking(kind: str) -> Observation:
+        def observe(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
             with observer.waiting(f"hvd.{kind}"):
-                return call(*args, **kwargs)
+                yield
 
-        return observed
+        return observe
 
-    def wrap_optimizer(make: Any) -> Any:
-        @functools.wraps(make)
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            wrapped = make(*args, **kwargs)
-            operation = operations.get(getattr(wrapped, "op", hvd.Adasum), "adasum")  # Adasum's wrapper has no op
-            observer.write(Wrapped("hvd.DistributedOptimizer", observer.line(), operation))
-            return wrapped
+    def observe_optimizer(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        wrapped = yield
+        line = observer.line()
+        operation = operations.get(getattr(wrapped, "op", hvd.Adasum), "adasum")  # Adasum's wrapper has no op
+        wrappers.cover((one for group in wrapped.param_groups for one in group["params"]), line)
+        observer.write(Wrapped("hvd.DistributedOptimizer", line, operation))
 
-        return observed
-
-    def wrap_partial_step(step: Any) -> Any:
+    def observe_partial_step(optimizer: Any, _parameter: Any) -> Generator[None, Any, None]:
         """Mark the steps in which Adasum's wrapper updates a single weight, to reduce the change of that weight."""
+        vars(optimizer)[IS_PARTIAL] = True
+        try:
+            yield
+        finally:
+            vars(optimizer)[IS_PARTIAL] = False
 
-        @functools.wraps(step)
-        def observed(optimizer: Any, parameter: Any) -> Any:
-            vars(optimizer)[IS_PARTIAL] = True
-            try:
-                return step(optimizer, parameter)
-            finally:
-                vars(optimizer)[IS_PARTIAL] = False
-
-        return observed
+    def observe_in_place(tensor: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        if isinstance(tensor, torch.Tensor):
+            optimizers.before_inplace(tensor)
+        yield
 
     operations = {hvd.Average: "average", hvd.Sum: "sum", hvd.Adasum: "adasum"}
-    replace_everywhere("horovod.torch", mpi_ops, "init", wrap_init)
-    replace_everywhere("horovod.torch", hvd, "DistributedOptimizer", wrap_optimizer)
-    replace(wrappers._DistributedAdasumOptimizer, "_allreduce_grad_async", wrap_partial_step)
+    around = observer.around
+    replace_everywhere("horovod.torch", mpi_ops, "init", around("hvd.init", observe_init))
+    replace_everywhere("horovod.torch", hvd, "DistributedOptimizer", around("hvd's optimizers", observe_optimizer))
+    partial = around("Adasum", observe_partial_step)
+    replace(wrapper_classes._DistributedAdasumOptimizer, "_allreduce_grad_async", partial)
     for name in _ASYNCHRONOUS:
-        replace(mpi_ops, name, functools.partial(wrap_collective, name))
+        replace(mpi_ops, name, around("Horovod's collectives", observe_collective(name)))
     for name in _BLOCKING:
-        replace_everywhere("horovod.torch", mpi_ops, name, functools.partial(wrap_blocking, name))
+        make = around("Horovod's collectives", observe_blocking(name))
+        replace_everywhere("horovod.torch", mpi_ops, name, make)
+    for name in _IN_PLACE:
+        replace(torch.Tensor, name, around("changes of gradients", observe_in_place))

@@ -5,7 +5,7 @@ Calls during the tracing of a graph are part of the step and are not recorded, e
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Generator
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -21,31 +21,29 @@ _COLLECTIVES = ("_allreduce", "_grouped_allreduce", "allgather", "broadcast", "b
 def install(observer: Observer) -> None:
     """Hook horovod.tensorflow, which has been imported."""
 
-    def wrap_init(init: Any) -> Any:
-        @functools.wraps(init)
-        def observed(*args: Any, **kwargs: Any) -> None:
-            with observer.waiting("hvd.init"):
-                init(*args, **kwargs)
-            observer.write(World("horovod.tensorflow", hvd.rank(), hvd.size(), observer.line()))
+    def observe_init(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        with observer.waiting("hvd.init"):
+            yield
+        observer.write(World("horovod.tensorflow", hvd.rank(), hvd.size(), observer.line()))
 
-        return observed
-
-    def wrap_collective(kind: str, call: Any) -> Any:
-        @functools.wraps(call)
-        def observed(*args: Any, **kwargs: Any) -> Any:
+    def observe_collective(kind: str) -> Callable[..., Generator[None, Any, None]]:
+        def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
             line = observer.line()
             operation = "adasum" if kwargs.get("op") == hvd.Adasum else ""
             if operation and not tf.executing_eagerly():
                 observer.write(Wrapped("Adasum in a graph", line, operation))
             if not tf.executing_eagerly() or observer.is_inside or not line:
-                return call(*args, **kwargs)
+                yield
+                return
             shape = tuple(getattr(args[0], "shape", ())) if args else ()
-            observer.write(Collective(kind.strip("_"), kwargs.get("name") or "", shape, line, operation))
-            with observer.waiting(f"hvd.{kind.strip('_')}"):
-                return call(*args, **kwargs)
+            name, short = kwargs.get("name") or "", kind.strip("_")
+            observer.write(Collective(short, name, shape, line, operation, observer.callers()))
+            with observer.waiting(f"hvd.{short}"):
+                yield
 
-        return observed
+        return observe
 
-    replace_everywhere("horovod", mpi_ops, "init", wrap_init)
+    replace_everywhere("horovod", mpi_ops, "init", observer.around("hvd.init", observe_init))
     for name in _COLLECTIVES:
-        replace_everywhere("horovod", mpi_ops, name, functools.partial(wrap_collective, name))
+        make = observer.around("Horovod's collectives", observe_collective(name))
+        replace_everywhere("horovod", mpi_ops, name, make)

@@ -26,31 +26,40 @@ _OBSERVERS = {
 def install(observer: Observer) -> None:
     """Hook the libraries that this process will import."""
 
-    def hook(name: str) -> None:
-        importlib.import_module(_OBSERVERS[name]).install(observer)
+    def hook_of(name: str) -> Callable[[Any], None]:
+        return lambda _: importlib.import_module(_OBSERVERS[name]).install(observer)
 
-    sys.meta_path.insert(0, _Finder(hook))
+    sys.meta_path.insert(0, _Finder({name: observer.quiet(name, hook_of(name)) for name in _OBSERVERS}))
+
+
+def hook_modules(observer: Observer, hooks: dict[str, Callable[[Any], None]]) -> None:
+    """Hook modules by these functions, at once or when they are imported."""
+    for name, hook in list(hooks.items()):
+        hooks[name] = observer.quiet(name, hook)
+        if name in sys.modules:
+            hooks[name](sys.modules[name])
+    sys.meta_path.insert(0, _Finder(hooks))
 
 
 class _Finder(MetaPathFinder):
     """Finds the libraries as Python does, but loads them by `_Loader`."""
 
-    def __init__(self, hook: Callable[[str], None]) -> None:
-        self._hook = hook
+    def __init__(self, hooks: dict[str, Callable[[Any], None]]) -> None:
+        self._hooks = hooks
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in _OBSERVERS:
+        if name not in self._hooks:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec and spec.loader:
-            spec.loader = _Loader(spec.loader, lambda: self._hook(name))
+            spec.loader = _Loader(spec.loader, self._hooks[name])
         return spec
 
 
 class _Loader(Loader):
     """Loads a module by another loader, and then calls a function."""
 
-    def __init__(self, loader: Any, loaded: Callable[[], None]) -> None:
+    def __init__(self, loader: Any, loaded: Callable[[Any], None]) -> None:
         self._loader, self._loaded = loader, loaded
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -62,4 +71,4 @@ class _Loader(Loader):
         if module.__spec__:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._loaded()
+        self._loaded(module)

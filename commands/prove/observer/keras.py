@@ -13,7 +13,7 @@ def install(observer: Observer) -> None:
         return
     from allstep.commands.prove.observer import keras_fit, keras_gradients, keras_models, keras_values
 
-    keras_values.install()
+    keras_values.install(observer)
     keras_models.install(observer)
     keras_gradients.install(observer)
     keras_fit.install(observer)

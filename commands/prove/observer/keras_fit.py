@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
+from collections.abc import Generator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.observer.values import digest
-from allstep.commands.prove.records import Held, Resumed, Waiting
+from allstep.commands.prove.records import Held, LoopEnd, Resumed, Waiting
 
-_PLACES = (0, 0.5, 1)
-"""Relative positions of the inspected samples: the first, one in the middle, the last."""
+_MAX_HELD = 1024
+_DISTINCT = 0.9
 
 
 class Watch(keras.callbacks.Callback):
@@ -25,25 +26,36 @@ class Watch(keras.callbacks.Callback):
         super().__init__()
         self._observer = observer
         self._may_end_early = may_end_early
-        self._num_batches = 0
+        self._loop = self._num_batches = 0
         self._has_cut = False
+        for name in ("on_epoch_begin", "on_train_batch_begin", "on_epoch_end", "_note_batch"):
+            setattr(self, name, observer.quiet("epochs of fit", getattr(self, name)))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._num_batches = 0
-        self._observer.begin_loop((self.params or {}).get("steps"), may_end_early=self._may_end_early)
+        self._observer.progress.leave(self._loop)
+        loop = self._observer.begin_loop((self.params or {}).get("steps"), may_end_early=self._may_end_early)
+        self._loop = loop.number
+        self._observer.progress.enter(loop.number)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._observer.write(Waiting("a step of fit", self._observer.line(), computes=True))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._note_batch()
+        if self._observer.progress.is_enough:
+            self._observer.stop()
+
+    def _note_batch(self) -> None:
         self._observer.write(Resumed())
         self._num_batches += 1
-        if self._observer.is_enough:
-            self._observer.stop()
-        if self._num_batches >= self._observer.max_batches:
+        length = getattr(getattr(self.model, "optimizer", None), "gradient_accumulation_steps", None) or 1
+        is_over = self._num_batches >= self._observer.progress.max_steps(self._loop) * length
+        if is_over and self._num_batches % length == 0:
             self._stop_training(True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._observer.write(LoopEnd(self._loop, self._num_batches, self._has_cut))
         if self._has_cut:
             self._stop_training(False)
 
@@ -54,40 +66,38 @@ class Watch(keras.callbacks.Callback):
 
 
 def _held(inputs: Any) -> Held | None:
-    """Return digests of an array of samples at three positions; None for other inputs, or if two are equal."""
-    if not (isinstance(inputs, np.ndarray) or tf.is_tensor(inputs)) or len(inputs) < len(_PLACES):
+    """Return digests of samples of an array; None for other inputs, or if many samples are equal."""
+    if not (isinstance(inputs, np.ndarray) or tf.is_tensor(inputs)) or len(inputs) < 2:
         return None
-    digests = tuple(digest(np.asarray(inputs[int(placement * (len(inputs) - 1))])) for placement in _PLACES)
-    return Held(digests) if len({*digests}) == len(_PLACES) else None
+    number = min(len(inputs), _MAX_HELD)
+    digests = tuple(digest(np.asarray(inputs[index * len(inputs) // number])) for index in range(number))
+    return Held(digests, number == len(inputs)) if len({*digests}) >= _DISTINCT * number else None
 
 
 def install(observer: Observer) -> None:
     """Hook fit."""
 
-    def wrap(fit: Any) -> Any:
-        signature = inspect.signature(fit)
+    signatures: list[inspect.Signature] = []
 
-        @functools.wraps(fit)
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            given = bound.arguments.get("callbacks")
-            watch = Watch(observer, may_end_early=bound.arguments.get("steps_per_epoch") is not None)
-            if held := _held(bound.arguments.get("x")):
-                observer.write(held)
-            if isinstance(given, keras.callbacks.CallbackList):
-                given.callbacks.append(watch)
-                watch.set_params(given.params)
-                watch.set_model(args[0])
-            else:
-                own = given if isinstance(given, (list, tuple)) else [given] if given else []
-                bound.arguments["callbacks"] = [*own, watch]
-            observer.is_in_fit = True
-            try:
-                return fit(*bound.args, **bound.kwargs)
-            finally:
-                observer.is_in_fit = False
-
-        return observed
+    def observe(*args: Any, **kwargs: Any) -> Generator[Arguments, Any, None]:
+        bound = signatures[0].bind(*args, **kwargs)
+        given = bound.arguments.get("callbacks")
+        watch = Watch(observer, may_end_early=bound.arguments.get("steps_per_epoch") is not None)
+        if held := _held(bound.arguments.get("x")):
+            observer.write(held)
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.callbacks.append(watch)
+            watch.set_params(given.params)
+            watch.set_model(args[0])
+        else:
+            own = given if isinstance(given, (list, tuple)) else [given] if given else []
+            bound.arguments["callbacks"] = [*own, watch]
+        observer.is_in_fit = True
+        try:
+            yield bound.args, bound.kwargs
+        finally:
+            observer.is_in_fit = False
 
     owner = next(kind for kind in keras.Model.__mro__ if "fit" in vars(kind))
-    replace(owner, "fit", wrap)
+    signatures.append(inspect.signature(owner.fit))
+    replace(owner, "fit", observer.around("fit", observe))

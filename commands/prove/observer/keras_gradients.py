@@ -6,10 +6,10 @@ which tf.distribute sums them over its replicas (as of Keras 3.15).
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections import defaultdict
+from collections.abc import Generator
 from typing import Any
 
 import keras
@@ -60,11 +60,11 @@ class Gradients:
             applied, weights, own = arrays[:size], arrays[size : 2 * size], arrays[2 * size :]
             number = counts[order] = counts.get(order, 0) + 1
             # Under Horovod, callbacks and custom loops broadcast after the first step, which creates all variables.
-            looks_at_weights = number == 2 or self._observer.num_steps_of(replica) == self._observer.num_steps - 1
+            looks_at_weights = number >= 2
             step = Step(
                 number=number,
                 optimizer=list(counts).index(order) + 1,
-                loop=self._observer.num_loops,
+                loop=self._observer.progress.loop,
                 kind=kind,
                 is_wrapped=False,
                 learning_rates=(float(rate),),
@@ -79,36 +79,28 @@ class Gradients:
                 line=line,
             )
             self._observer.write(step, replica)
-            if self._observer.end_step(replica) and not self._observer.is_in_fit:
+            if self._observer.end_step(replica, step.optimizer) and not self._observer.is_in_fit:
                 self._observer.end("steps")
                 os._exit(0)  # an exception raised here would not reach the script
 
-        call_with(write, tensors)
+        call_with(self._observer.quiet("steps of optimizers", write), tensors)
 
 
 def install(observer: Observer) -> None:
     """Hook tapes and optimizers."""
     gradients = Gradients(observer)
 
-    def wrap_gradient(gradient: Any) -> Any:
-        @functools.wraps(gradient)
-        def observed(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-            made = gradient(tape, target, sources, *args, **kwargs)
-            gradients.note_local(target, sources, made)
-            return made
+    def observe_gradient(
+        _tape: Any, target: Any, sources: Any, *_args: Any, **_kwargs: Any
+    ) -> Generator[None, Any, None]:
+        made = yield
+        gradients.note_local(target, sources, made)
 
-        return observed
-
-    def wrap_reduction(reduce: Any) -> Any:
-        @functools.wraps(reduce)
-        def observed(optimizer: keras.Optimizer, grads_and_vars: Any) -> Any:
-            reduced = reduce(optimizer, grads_and_vars)
-            gradients.observe(optimizer, reduced)
-            return reduced
-
-        return observed
+    def observe_reduction(optimizer: keras.Optimizer, _grads_and_vars: Any) -> Generator[None, Any, None]:
+        reduced = yield
+        gradients.observe(optimizer, reduced)
 
     name = "_all_reduce_sum_gradients"
     owner = next(kind for kind in keras.optimizers.Optimizer.__mro__ if name in vars(kind))
-    replace(owner, name, wrap_reduction)
-    replace(tf.GradientTape, "gradient", wrap_gradient)
+    replace(owner, name, observer.around("steps of optimizers", observe_reduction))
+    replace(tf.GradientTape, "gradient", observer.around("gradients of tapes", observe_gradient))

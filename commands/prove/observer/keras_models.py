@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from allstep.commands.prove.observer.keras_values import call_with, some_values
 from allstep.commands.prove.observer.observer import Observer, replace
+from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.tf_distribute import current_replica
-from allstep.commands.prove.observer.values import digest, row_digests
+from allstep.commands.prove.observer.values import digest
 from allstep.commands.prove.records import Forward
 
 # Steps in which fit, evaluate and predict call a model, and whether it trains there; predictions are not checked.
@@ -28,6 +29,7 @@ class Models:
         self._observer = observer
         self._thread = threading.local()  # each replica is traced in its own thread
         self._hooked: set[tuple[type, str]] = set()
+        self._rows = observer.quiet("inputs of models without digests", Samples(_as_rows).rows, ())
 
     @contextlib.contextmanager
     def _inside(self, depth: str) -> Iterator[int]:
@@ -39,89 +41,72 @@ class Models:
         finally:
             setattr(self._thread, depth, before)
 
-    def wrap_make(self, name: str, is_training: bool | None, make: Any) -> Any:
-        """Wrap the maker of a model's step function, to hook the step even if the user has overridden it."""
+    def observe_make(self, kind: str) -> Any:
+        """Return an observer of the maker of a model's step function, which hooks the step, if overridden, too."""
+        name = f"{kind}_step"
 
-        @functools.wraps(make)
-        def observed(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        def observe(model: keras.Model, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
             owner = owner_of(name, type(model))
             if (owner, name) not in self._hooked:
                 self._hooked.add((owner, name))
-                replace(owner, name, functools.partial(self._wrap_step, is_training))
-            return make(model, *args, **kwargs)
+                replace(owner, name, self._observer.around("steps of models", self._observe_step(_STEPS[kind])))
+            yield
 
-        return observed
+        return observe
 
-    def _wrap_step(self, is_training: bool | None, step: Any) -> Any:
-        @functools.wraps(step)
-        def observed(model: keras.Model, data: Any) -> Any:
+    def _observe_step(self, is_training: bool | None) -> Any:
+        def observe(model: keras.Model, data: Any) -> Generator[None, Any, None]:
             with self._inside("calls") as depth:
                 if is_training is not None and not depth:
-                    self._observe(model, data, is_training)
-                return step(model, data)
+                    self._observe(model, data, is_training, evaluates=not is_training)
+                yield
 
-        return observed
+        return observe
 
-    def wrap_call(self, call: Any) -> Any:
-        """Wrap a model's call, which counts as training if a tape records it."""
+    def observe_call(self, model: keras.Model, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
+        """Observe a model's call, which counts as training if a tape records it."""
+        inputs = tf.nest.flatten((args, kwargs), expand_composites=True)
+        with self._inside("calls") as depth:
+            if not depth and any(tf.is_tensor(one) and one.shape.rank for one in inputs):
+                is_recorded = getattr(self._thread, "tapes", 0) > 0
+                self._observe(model, inputs, is_recorded and kwargs.get("training") is not False)
+            yield
 
-        @functools.wraps(call)
-        def observed(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-            inputs = tf.nest.flatten((args, kwargs))
-            with self._inside("calls") as depth:
-                if not depth and inputs and tf.is_tensor(inputs[0]) and inputs[0].shape.rank:
-                    is_recorded = getattr(self._thread, "tapes", 0) > 0
-                    self._observe(model, inputs, is_recorded and kwargs.get("training") is not False)
-                return call(model, *args, **kwargs)
+    def observe_export(self, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        """Observe the export of a model's graph, which must not contain operations of the observer."""
+        with self._inside("calls"):
+            yield
 
-        return observed
+    def observe_enter(self, _tape: Any) -> Generator[None, Any, None]:
+        """Observe the entry of a tape's block."""
+        self._thread.tapes = getattr(self._thread, "tapes", 0) + 1
+        yield
 
-    def wrap_export(self, export: Any) -> Any:
-        """Wrap a function that exports the graph of a model, which must not contain operations of the observer."""
+    def observe_exit(self, _tape: Any, *_args: Any) -> Generator[None, Any, None]:
+        """Observe the exit of a tape's block."""
+        self._thread.tapes -= 1
+        yield
 
-        @functools.wraps(export)
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            with self._inside("calls"):
-                return export(*args, **kwargs)
-
-        return observed
-
-    def wrap_enter(self, enter: Any) -> Any:
-        """Wrap the entry of a tape's block."""
-
-        @functools.wraps(enter)
-        def observed(tape: Any) -> Any:
-            self._thread.tapes = getattr(self._thread, "tapes", 0) + 1
-            return enter(tape)
-
-        return observed
-
-    def wrap_exit(self, leave: Any) -> Any:
-        """Wrap the exit of a tape's block."""
-
-        @functools.wraps(leave)
-        def observed(tape: Any, *args: Any) -> Any:
-            self._thread.tapes -= 1
-            return leave(tape, *args)
-
-        return observed
-
-    def _observe(self, model: keras.Model, data: Any, is_training: bool) -> None:
+    def _observe(self, model: keras.Model, data: Any, is_training: bool, *, evaluates: bool | None = None) -> None:
         """Make the call that is being traced or run record the model's inputs and states."""
         observer, replica = self._observer, current_replica()
+        callers = observer.callers()
         line = observer.line_of_main()  # while this is traced; when it runs, the script is not on the stack
 
-        def write(num_states: Any, *arrays: Any) -> None:
-            rows, states, statistics = arrays[0], arrays[1 : 1 + num_states], arrays[1 + num_states :]
+        def write(num_inputs: Any, num_states: Any, *arrays: Any) -> None:
+            inputs, others = list(arrays[:num_inputs]), arrays[num_inputs:]
+            states, statistics = others[:num_states], others[num_states:]
             forward = Forward(
-                step=observer.num_steps_of(replica) + 1,
-                loop=observer.num_loops,
+                step=observer.progress.num_steps_of(replica) + 1,
+                loop=observer.progress.loop,
                 is_training=is_training,
-                rows=row_digests(rows),
+                rows=self._rows(inputs, (line, id(model), replica, is_training)),
                 random_state="".join(map(digest, states)) or None,
                 batch_norm={f"running statistics {i}": digest(one) for i, one in enumerate(statistics)},
                 bypasses=None,
                 line=line,
+                callers=callers,
+                evaluates=evaluates,
             )
             observer.write(forward, replica)
 
@@ -129,20 +114,35 @@ class Models:
         has_no_strategy = not tf.distribute.has_strategy()
         states = _random_states(model) if is_training and has_no_strategy else []
         statistics = _running_statistics(model) if not is_training and has_no_strategy else []
-        call_with(write, [len(states), tf.nest.flatten(data)[0], *states, *statistics])
+        flat = tf.nest.flatten(data, expand_composites=True)
+        inputs = [one for one in flat if tf.is_tensor(one) and one.dtype not in (tf.resource, tf.variant)]
+        tensors = [len(inputs), len(states), *inputs, *states, *statistics]
+        call_with(observer.quiet("calls of models", write), tensors)
 
 
 def install(observer: Observer) -> None:
     """Hook every model that makes its step functions or is called from now on."""
     models = Models(observer)
-    for kind, is_training in _STEPS.items():
+    around = observer.around
+    for kind in _STEPS:
         make = f"make_{kind}_function"
-        replace(owner_of(make), make, functools.partial(models.wrap_make, f"{kind}_step", is_training))
-    replace(keras.Model, "__call__", models.wrap_call)
-    replace(keras.Model, "export", models.wrap_export)
-    replace(tf.saved_model, "save", models.wrap_export)
-    replace(tf.GradientTape, "__enter__", models.wrap_enter)
-    replace(tf.GradientTape, "__exit__", models.wrap_exit)
+        replace(owner_of(make), make, around("steps of models", models.observe_make(kind)))
+    replace(keras.Model, "__call__", around("calls of models", models.observe_call))
+    replace(keras.Model, "export", around("exported models", models.observe_export))
+    replace(tf.saved_model, "save", around("exported models", models.observe_export))
+    replace(tf.GradientTape, "__enter__", around("tapes", models.observe_enter))
+    replace(tf.GradientTape, "__exit__", around("tapes", models.observe_exit))
+
+
+def _as_rows(value: Any) -> np.ndarray | None:
+    """Return an array of samples, with strings as bytes; None for anything else, and for a single number."""
+    if not isinstance(value, np.ndarray) or not value.ndim:
+        return None
+    return (
+        value
+        if value.dtype != object
+        else np.array([b"\0".join(row.reshape(-1)) for row in value.reshape(len(value), -1)])
+    )
 
 
 def owner_of(name: str, kind: type = keras.Model) -> type:

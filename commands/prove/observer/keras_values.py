@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from allstep.commands.prove.observer.observer import replace
+from allstep.commands.prove.observer.guarding import Arguments
+from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.observer.values import stride
 
 
-def install() -> None:
+def install(observer: Observer) -> None:
     """Keep functions of the script from being compiled from now on, since XLA cannot call Python."""
 
-    def wrap(function: Any) -> Any:
-        @functools.wraps(function)
-        def observed(*args: Any, jit_compile: bool | None = None, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
+    def observe(*args: Any, jit_compile: bool | None = None, **kwargs: Any) -> Generator[Arguments, Any, None]:
+        yield args, kwargs
 
-        return observed
-
-    replace(tf, "function", wrap)
+    replace(tf, "function", observer.around("compiled functions", observe))
 
 
 def native(variable: Any) -> Any:

@@ -1,4 +1,4 @@
-"""State shared by all observers of a process: its journal, the script's lines, and whether enough was observed."""
+"""State shared by all observers of a process: its journal, the script's lines, and its progress."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import re
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from allstep.commands.prove.observer import loops
-from allstep.commands.prove.records import Ended, Held, Loop, Record, Resumed, Sampler, Started, Waiting
+from allstep.commands.prove.observer.guarding import Guard
+from allstep.commands.prove.observer.progress import Progress
+from allstep.commands.prove.records import Ended, Held, Loop, Record, Resumed, Sampler, Started, Unseen, Waiting
 from allstep.common.files.records import to_json
 from allstep.common.launch.placement import apparent_rank
 
-_NUM_EPOCHS = 2
-_MORE_STEPS = 10
 _FAILURE_SECONDS = 2.0
 """Delay of a failed rank's exit, upon which the launcher kills the others, so that these can record the same step."""
 
@@ -37,7 +36,7 @@ class Settings:
     script: str
     """Path of the script, as on the command line."""
     num_steps: int
-    """Number of steps to observe in each of the first two epochs."""
+    """Number of steps to observe in the second epoch; the first one has three times as many."""
     num_devices: int | None = None
     """Number of devices that a mirrored strategy of tf.distribute gets."""
     keeps_files: bool = False
@@ -52,20 +51,23 @@ class Observer:
         self.num_steps = settings.num_steps
         self.num_devices = settings.num_devices
         self.keeps_files = settings.keeps_files
-        self.num_loops = 0
-        self._num_steps: Counter[int] = Counter()  # by replica
+        self.progress = Progress(settings.num_steps)
+        self._num_loops = 0
         self.is_in_fit = False
         self._name = os.path.basename(settings.script)
         self._script = (settings.script, os.path.abspath(settings.script))
-        self._training_loops: list[int] = []
         self._journals: dict[tuple[int, int], Any] = {}  # by process id (also of forked processes) and replica
         self._lock = threading.RLock()
         self._depth = threading.local()
         self._error: str | None = None
+        self._error_line = ""
         self._has_ended = self._is_looking = False
         self._last_look: Callable[[], Held | None] = lambda: None
-        sys.excepthook = self._note_error(sys.excepthook)
-        atexit.register(self.end, "script")
+        self._unseen: set[str] = set()
+        guard = Guard(self.note_unseen)
+        self.quiet, self.around = guard.quiet, guard.around
+        sys.excepthook = self._wrap_excepthook(sys.excepthook)
+        atexit.register(self.quiet("the end of the script", self.end), "script")
 
     def write(self, record: Record, replica: int = 0) -> None:
         """Write a record of a replica of this process and flush it, since a rank may end at any moment."""
@@ -79,9 +81,26 @@ class Observer:
             # One write per line, which the line-buffered file passes on at the end of the line.
             self._journals[key].write(json.dumps({"event": type(record).__name__, **to_json(record)}) + "\n")
 
+    def note_unseen(self, what: str, reason: Exception | str) -> None:
+        """Record once that something cannot be observed, upon which the script goes on unobserved."""
+        if what not in self._unseen:
+            self._unseen.add(what)
+            text = headline(f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason)
+            with contextlib.suppress(Exception):
+                self.write(Unseen(what, text))
+
     def line(self) -> str:
         """Return the innermost line of the script that is being run; empty if there is none."""
         return self._line_of(sys._getframe(1))
+
+    def callers(self) -> tuple[str, ...]:
+        """Return all lines of the script that are being run, from the innermost to the outermost."""
+        frame, lines = sys._getframe(1), []
+        while frame is not None:
+            if frame.f_code.co_filename in self._script:
+                lines.append(f"{self._name}:{frame.f_lineno}")
+            frame = frame.f_back
+        return tuple(lines)
 
     def line_of_main(self) -> str:
         """Return `line()`, or the main thread's line if this thread runs no line of the script."""
@@ -122,55 +141,35 @@ class Observer:
         num_samples: int | None = None,
         sampler: Sampler | None = None,
         may_end_early: bool | None = None,
+        data: int = 0,
+        num_workers: int = 0,
     ) -> Loop:
         """Record that the script begins to iterate; `may_end_early` is inferred from its text if not given."""
-        self.num_loops += 1
+        self._num_loops += 1
         line = self.line()
         if may_end_early is None:
-            may_end_early = loops.may_end_early(self._script[1], int(line.rpartition(":")[2] or 0))
-        loop = Loop(self.num_loops, line, num_batches, batch_size, num_samples, sampler, may_end_early)
+            may_end_early = loops.may_end_early(self.script, int(line.rpartition(":")[2] or 0))
+        early = may_end_early
+        loop = Loop(self._num_loops, line, num_batches, batch_size, num_samples, sampler, early, data, num_workers)
         self.write(loop)
         return loop
 
     @property
-    def first_training_loop(self) -> int | None:
-        """Number of the first loop in which the script has stepped."""
-        return next(iter(self._training_loops), None)
+    def script(self) -> str:
+        """Absolute path of the script."""
+        return self._script[1]
+
+    def may_stop(self, frame: FrameType | None) -> bool:
+        """Return whether an iteration that goes on in `frame` may be ended there."""
+        return loops.may_stop(frame, self._script)
 
     def look_last(self, look: Callable[[], Held | None]) -> None:
         """Have a function inspect a data set when the script has ended, and thus cannot be disturbed any more."""
         self._last_look = look
 
-    @property
-    def max_batches(self) -> int:
-        """Number of batches after which the current loop is cut: 1 once enough epochs were observed."""
-        is_later = len(self._training_loops) > _NUM_EPOCHS or (
-            len(self._training_loops) == _NUM_EPOCHS and self._training_loops[-1] != self.num_loops
-        )
-        return 1 if is_later else self.num_steps
-
-    @property
-    def num_steps_seen(self) -> int:
-        """Number of steps of the process, or of its first replica."""
-        return self.num_steps_of(0)
-
-    def num_steps_of(self, replica: int) -> int:
-        """Return the number of steps of a replica."""
-        return self._num_steps[replica]
-
-    def end_step(self, replica: int = 0) -> bool:
-        """Count a step and return whether enough of the process was observed."""
-        self._num_steps[replica] += 1
-        if replica:
-            return False
-        if self.num_loops and self.num_loops not in self._training_loops:
-            self._training_loops.append(self.num_loops)
-        return self.is_enough
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether enough of the process was observed."""
-        return self.num_steps_seen >= _NUM_EPOCHS * self.num_steps + _MORE_STEPS
+    def end_step(self, replica: int = 0, optimizer: int = 0) -> bool:
+        """Count a step of an optimizer, and return whether enough of the process was observed."""
+        return self.progress.end_step(replica, optimizer)
 
     def stop(self) -> None:
         """Exit as the script itself would, so that exit handlers of the script and its libraries run."""
@@ -182,10 +181,10 @@ class Observer:
         own = [replica for pid, replica in self._journals if pid == os.getpid()]
         if not self._has_ended and own:
             self._has_ended = True
-            if not self._error and not self.keeps_files:  # only several ranks are compared with each other
+            if not self._error:
                 self._look()
             for replica in own:
-                self.write(Ended(self._error or reason, self.line()), replica)
+                self.write(Ended(self._error or reason, self._error_line or self.line()), replica)
 
     def _look(self) -> None:
         self._is_looking = True
@@ -194,16 +193,25 @@ class Observer:
                 self.write(held)
         self._is_looking = False
 
-    def _note_error(self, hook: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_excepthook(self, hook: Callable[..., None]) -> Callable[..., None]:
+        note = self.quiet("the script's error", self._note_error)
+
         def excepthook(kind: type[BaseException], error: BaseException, stack: Any) -> None:
-            cause = headline(str(error))
-            self._error = cause if cause.startswith(f"{kind.__name__}: ") else f"{kind.__name__}: {cause}"
-            self.end(self._error)
+            note(kind, error, stack)
             hook(kind, error, stack)
-            if self.num_steps_seen:
+            if self.progress.num_steps:
                 time.sleep(_FAILURE_SECONDS)
 
         return excepthook
+
+    def _note_error(self, kind: type[BaseException], error: BaseException, stack: TracebackType | None) -> None:
+        cause = headline(str(error))
+        self._error = cause if cause.startswith(f"{kind.__name__}: ") else f"{kind.__name__}: {cause}"
+        while stack is not None:
+            if stack.tb_frame.f_code.co_filename in self._script:
+                self._error_line = f"{self._name}:{stack.tb_lineno}"
+            stack = stack.tb_next
+        self.end(self._error)
 
 
 def headline(text: str) -> str:

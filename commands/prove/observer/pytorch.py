@@ -12,8 +12,12 @@ from allstep.commands.prove.observer import (
     pytorch_files,
     pytorch_models,
     pytorch_optimizers,
+    pytorch_sharding,
 )
+from allstep.commands.prove.observer.importing import hook_modules
 from allstep.commands.prove.observer.observer import Observer
+from allstep.commands.prove.observer.pytorch_optimizers import Optimizers
+from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.common.launch.placement import apparent_rank
 
 
@@ -23,8 +27,15 @@ def install(observer: Observer) -> None:
     # torch.multiprocessing.spawn has started is not known yet.
     if multiprocessing.parent_process() is None:
         torch.manual_seed(apparent_rank())
-    models = pytorch_models.install(observer)
-    pytorch_optimizers.install(observer, models)
+    wrappers = Wrappers()
+    models = pytorch_models.install(observer, wrappers)
+    optimizers = pytorch_optimizers.install(observer, models, wrappers)
     pytorch_data.install(observer)
-    pytorch_collectives.install(observer)
+    pytorch_collectives.install(observer, wrappers, optimizers)
     pytorch_files.install(observer)
+    hook_modules(observer, pytorch_sharding.hooks(observer, wrappers))
+    installed[:] = [(optimizers, wrappers)]
+
+
+installed: list[tuple[Optimizers, Wrappers]] = []
+"""Observers of optimizers and wrappers, which those of Horovod need."""

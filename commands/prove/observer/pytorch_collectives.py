@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ import torch.distributed
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from allstep.commands.prove.observer import pytorch_models
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
+from allstep.commands.prove.observer.pytorch_optimizers import Optimizers
+from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
 from allstep.commands.prove.records import Collective, World, Wrapped
 
 _COLLECTIVES = (
@@ -36,48 +37,50 @@ _RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tenso
 """Names of collectives in torch 2.14, in which the function of the old name calls that of the new name."""
 
 
-def install(observer: Observer) -> None:
+def install(observer: Observer, wrappers: Wrappers, optimizers: Optimizers) -> None:
     """Hook torch.distributed."""
     if not torch.distributed.is_available():
         return
 
-    def wrap_init(init: Any) -> Any:
-        @functools.wraps(init)
-        def observed(*args: Any, **kwargs: Any) -> None:
-            with observer.waiting("init_process_group"):
-                init(*args, **kwargs)
-            rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-            observer.write(World("torch.distributed", rank, size, observer.line()))
+    def observe_init(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        with observer.waiting("init_process_group"):
+            yield
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        observer.write(World("torch.distributed", rank, size, observer.line()))
 
-        return observed
-
-    def wrap_collective(kind: str, call: Any) -> Any:
-        @functools.wraps(call)
-        def observed(*args: Any, **kwargs: Any) -> Any:
+    def observe_collective(kind: str) -> Callable[..., Generator[None, Any, None]]:
+        def observe(*args: Any, **kwargs: Any) -> Generator[None, Any, None]:
             if observer.is_inside:
-                return call(*args, **kwargs)
+                yield
+                return
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+            if tensors and kind in ("all_reduce", "reduce"):
+                optimizers.note_sent(tensors[0])
             shape = tuple(tensors[0].shape) if tensors else ()
-            observer.write(Collective(kind, "", shape, observer.line()))
+            observer.write(Collective(kind, "", shape, observer.line(), callers=observer.callers()))
             with observer.waiting(kind):
-                return call(*args, **kwargs)
+                yield
 
-        return observed
+        return observe
 
-    def wrap_ddp(init: Any) -> Any:
-        @functools.wraps(init)
-        def observed(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-            with observer.waiting("DistributedDataParallel"):
-                init(wrapper, *args, **kwargs)
-            pytorch_models.hold(wrapper)
-            finds_unused = wrapper.find_unused_parameters
-            observer.write(Wrapped("DistributedDataParallel", observer.line(), finds_unused=finds_unused))
+    def observe_ddp(wrapper: DistributedDataParallel, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        with observer.waiting("DistributedDataParallel"):
+            yield
+        line = observer.line()
+        wrappers.cover_by_ddp(wrapper, line)
+        observer.write(Wrapped("DistributedDataParallel", line, finds_unused=wrapper.find_unused_parameters))
 
-        return observed
+    def observe_forward(wrapper: DistributedDataParallel, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        wrappers.note_forward(wrapper)
+        yield
 
-    replace_everywhere("torch.distributed", distributed_c10d, "init_process_group", wrap_init)
+    replace_everywhere(
+        "torch.distributed", distributed_c10d, "init_process_group", observer.around("process groups", observe_init)
+    )
     for old in _COLLECTIVES:
         new = _RENAMED.get(old, old)
         name = new if hasattr(distributed_c10d, new) else old
-        replace_everywhere("torch.distributed", distributed_c10d, name, functools.partial(wrap_collective, name))
-    replace(DistributedDataParallel, "__init__", wrap_ddp)
+        make = observer.around("collectives", observe_collective(name))
+        replace_everywhere("torch.distributed", distributed_c10d, name, make)
+    replace(DistributedDataParallel, "__init__", observer.around("DistributedDataParallel", observe_ddp))
+    replace(DistributedDataParallel, "forward", observer.around("DistributedDataParallel", observe_forward))

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,67 +20,112 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from allstep.commands.prove.observer.observer import Observer, replace
-from allstep.commands.prove.observer.pytorch_models import bytes_of
+from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of
+from allstep.commands.prove.observer.samples import Samples
 from allstep.commands.prove.observer.values import digest
-from allstep.commands.prove.records import Batch, Held, Sampler
+from allstep.commands.prove.records import Batch, Held, LoopEnd, Sampler, Yielded
 
 _LOOP, _NUM_BATCHES = "_allstep_loop", "_allstep_num_batches"
+_MAX_HELD = 1024
+_HELD_SECONDS = 5.0
+_DISTINCT = 0.9
+
+
+class Loaders:
+    """Loaders of one process."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._data_sets: list[Any] = []
+        self._data_of_loop: dict[int | None, Any] = {}
+        self._last_loop = 0
+        self._rows = observer.quiet("batches of loaders without digests", Samples(as_rows).rows, ())
+        observer.look_last(lambda: held(self._data_of_loop.get(observer.progress.first_training_loop)))
+
+    def observe_iter(self, loader: DataLoader) -> Generator[None, Any, None]:
+        """Observe that a loop begins."""
+        loop = self._observer.begin_loop(
+            _length(loader),
+            batch_size=loader.batch_size,
+            num_samples=_length(loader.dataset),
+            sampler=_sampler(loader),
+            data=self._number_of(loader.dataset),
+            num_workers=loader.num_workers,
+        )
+        self._last_loop = loop.number
+        if self._observer.progress.first_training_loop is None:
+            self._data_of_loop[loop.number] = loader.dataset
+        iterator = yield
+        vars(iterator).update({_LOOP: loop.number, _NUM_BATCHES: 0})
+
+    def is_over(self, iterator: Any, frame: FrameType | None) -> bool:
+        """Return whether a loop is to be cut, and record it."""
+        loop, num_batches = vars(iterator)[_LOOP], vars(iterator)[_NUM_BATCHES]
+        if not self._observer.progress.is_over(loop, num_batches) or not self._observer.may_stop(frame):
+            return False
+        self._end(loop, num_batches, is_cut=True)
+        return True
+
+    def note_batch(self, iterator: Any, batch: Any) -> None:
+        """Record a batch that a loader yields."""
+        loop = vars(iterator)[_LOOP]
+        vars(iterator)[_NUM_BATCHES] += 1
+        self._observer.progress.enter(loop)
+        self._observer.write(Yielded(loop, self._rows(batch, loop)))
+
+    def note_end(self, iterator: Any) -> None:
+        """Record that a loader has no further batch."""
+        self._end(vars(iterator)[_LOOP], vars(iterator)[_NUM_BATCHES], is_cut=False)
+
+    def _end(self, loop: int, num_batches: int, *, is_cut: bool) -> None:
+        self._observer.progress.leave(loop)
+        self._observer.write(LoopEnd(loop, num_batches, is_cut))
+
+    def observe_index(self, iterator: Any) -> Generator[None, Any, None]:
+        """Observe the indices of a batch."""
+        indices = yield
+        if isinstance(indices, list) and all(isinstance(index, int) for index in indices):
+            # Workers receive their first batches before the iterator exists.
+            self._observer.write(Batch(vars(iterator).get(_LOOP, self._last_loop), tuple(indices)))
+
+    def _number_of(self, data: Any) -> int:
+        known = next((number for number, one in enumerate(self._data_sets, 1) if one is data), 0)
+        if not known:
+            self._data_sets.append(data)
+        return known or len(self._data_sets)
 
 
 def install(observer: Observer) -> None:
     """Hook every loader that is iterated from now on."""
-
-    def wrap_iter(make_iterator: Any) -> Any:
-        @functools.wraps(make_iterator)
-        def observed(loader: DataLoader) -> Any:
-            loop = observer.begin_loop(
-                _length(loader),
-                batch_size=loader.batch_size,
-                num_samples=_length(loader.dataset),
-                sampler=_sampler(loader),
-            )
-            _current.append(loop.number)
-            if observer.first_training_loop is None:
-                data[loop.number] = loader.dataset
-            iterator = make_iterator(loader)
-            vars(iterator).update({_LOOP: loop.number, _NUM_BATCHES: 0})
-            return iterator
-
-        return observed
+    loaders = Loaders(observer)
+    is_over = observer.quiet("where loops can be cut", loaders.is_over, False)
+    note_batch = observer.quiet("batches of loaders", loaders.note_batch)
+    note_end = observer.quiet("ends of loaders", loaders.note_end)
 
     def wrap_next(get_next: Any) -> Any:
         @functools.wraps(get_next)
         def observed(iterator: Any) -> Any:
-            if vars(iterator)[_NUM_BATCHES] >= observer.max_batches:
+            if is_over(iterator, sys._getframe(1)):
                 raise StopIteration
-            vars(iterator)[_NUM_BATCHES] += 1
-            return get_next(iterator)
+            try:
+                batch = get_next(iterator)
+            except StopIteration:
+                note_end(iterator)
+                raise
+            note_batch(iterator, batch)
+            return batch
 
         return observed
 
-    def wrap_index(get_indices: Any) -> Any:
-        @functools.wraps(get_indices)
-        def observed(iterator: Any) -> Any:
-            indices = get_indices(iterator)
-            if isinstance(indices, list) and all(isinstance(index, int) for index in indices):
-                # Workers receive their first batches before the iterator exists.
-                observer.write(Batch(vars(iterator).get(_LOOP, _current[-1]), tuple(indices)))
-            return indices
-
-        return observed
-
-    _current: list[int] = []
-    data: dict[int | None, Any] = {}
-    observer.look_last(lambda: held(data.get(observer.first_training_loop)))
-    replace(DataLoader, "__iter__", wrap_iter)
+    replace(DataLoader, "__iter__", observer.around("loops over loaders", loaders.observe_iter))
     replace(_BaseDataLoaderIter, "__next__", wrap_next)
-    replace(_BaseDataLoaderIter, "_next_index", wrap_index)
+    replace(_BaseDataLoaderIter, "_next_index", observer.around("indices of samples", loaders.observe_index))
 
 
 def _length(sized: Any) -> int | None:
     try:
         return len(sized)
-    except TypeError:  # a stream has none
+    except (TypeError, NotImplementedError):  # a stream has none
         return None
 
 
@@ -97,15 +145,29 @@ def _sampler(loader: DataLoader) -> Sampler:
 
 
 def held(data: Any) -> Held | None:
-    """Return digests of a data set at three positions; None without a length, or if samples are mere random numbers.
+    """Return digests of a data set; None without a length, or if samples are mere random numbers.
 
-    Each sample is read from the same random state, so that random augmentation changes it alike on all ranks.
+    Each sample is read from the same random state, so that random augmentation changes it alike on all ranks. If
+    reading takes long, the ranks look at fewer samples, in the same order.
     """
-    if (num_samples := _length(data)) is None:
+    if not (num_samples := _length(data)):
         return None
-    places = (0, num_samples // 2, num_samples - 1)
-    digests = tuple(_digest_of(data, placement) for placement in places)
-    return Held(digests) if len({*digests}) == len(places) else None
+    deadline = time.monotonic() + _HELD_SECONDS
+    digests = []
+    for placement in _placements(num_samples):
+        digests.append(_digest_of(data, placement))
+        if time.monotonic() > deadline:
+            break
+    has_content = len({*digests}) >= _DISTINCT * len(digests)
+    return Held(tuple(digests), len(digests) == num_samples) if has_content and len(digests) > 1 else None
+
+
+def _placements(num_samples: int) -> list[int]:
+    """Return positions that are evenly spaced, in an order in which every beginning is evenly spaced as well."""
+    number = min(num_samples, _MAX_HELD)
+    width = max(1, (number - 1).bit_length())
+    order = sorted(range(number), key=lambda index: int(f"{index:0{width}b}"[::-1], 2))
+    return [index * num_samples // number for index in order]
 
 
 def _digest_of(data: Any, placement: int) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -16,13 +16,9 @@ def install(observer: Observer) -> None:
     """Hook torch.save."""
     seen: set[str] = set()
 
-    def wrap(save: Any) -> Any:
-        @functools.wraps(save)
-        def observed(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(f, (str, os.PathLike)):
-                note_write(observer, f, seen)
-            save(obj, f, *args, **kwargs)
+    def observe(_obj: Any, f: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        if isinstance(f, (str, os.PathLike)):
+            note_write(observer, f, seen)
+        yield
 
-        return observed
-
-    replace(torch, "save", wrap)
+    replace(torch, "save", observer.around("files written by torch.save", observe))

@@ -4,97 +4,111 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from allstep.commands.prove.observer.observer import Observer, replace
-from allstep.commands.prove.observer.values import digest, row_digests
+from allstep.commands.prove.observer.pytorch_values import as_rows, bytes_of
+from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
+from allstep.commands.prove.observer.samples import Samples
+from allstep.commands.prove.observer.values import digest
 from allstep.commands.prove.records import Forward, HostCopy
 
 
 class Models:
     """Models of one process. If a model calls others, only the outermost call counts."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, wrappers: Wrappers) -> None:
         self._observer = observer
+        self._wrappers = wrappers
         self._depth = threading.local()
         self._called: list[torch.nn.Module] = []
+        self._rows = observer.quiet("inputs of models without digests", Samples(as_rows).rows, ())
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         """Return the name of a parameter in the models that have been called."""
         for model in self._called:
             for name, own in model.named_parameters():
                 if own is parameter:
-                    return name.removeprefix("module.")
+                    return name.removeprefix("_orig_mod.").removeprefix("module.")
         return None
 
     def wrap_call(self, call: Any) -> Any:
         """Wrap `Module.__call__` to observe it."""
+        observed = self._observer.around("calls of models", self._observe)(call)
+        has_weights = self._observer.quiet("calls of models", _has_weights, False)
 
         @functools.wraps(call)
-        def observed(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if getattr(self._depth, "is_inside", False) or next(module.parameters(), None) is None:
+        def outermost(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or getattr(self._depth, "is_inside", False) or not has_weights(module):
                 return call(module, *args, **kwargs)
             self._depth.is_inside = True
             try:
-                return self._observe(call, module, args, kwargs)
+                return observed(module, *args, **kwargs)
             finally:
                 self._depth.is_inside = False
 
-        return observed
+        return outermost
 
-    def _observe(self, call: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def _observe(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Generator[None, Any, None]:
         observer = self._observer
         if not any(module is known for known in self._called):
             self._called.append(module)
-        is_training = module.training and torch.is_grad_enabled()
-        before = _random_state()
+        line, before = observer.line(), _random_state()
+        rows = self._rows((args, kwargs), (line, id(module)))
+        if not rows:
+            observer.note_unseen("samples of a model whose inputs have no digests", f"called at {line}")
         with observer.waiting("the model", computes=True):
-            outputs = call(module, *args, **kwargs)
-        inputs = next((one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.dim()), None)
+            outputs = yield
         observer.write(
             Forward(
-                step=observer.num_steps_seen + 1,
-                loop=observer.num_loops,
-                is_training=is_training,
-                rows=() if inputs is None else row_digests(bytes_of(inputs)),
+                step=observer.progress.num_steps + 1,
+                loop=observer.progress.loop,
+                is_training=torch.is_grad_enabled() and any(one.requires_grad for one in _tensors(outputs)),
+                rows=rows,
                 random_state=before if _random_state() != before else None,
-                batch_norm={} if is_training else dict(_running_statistics(module)),
-                bypasses=self._wrapper_of(module),
-                line=observer.line(),
+                batch_norm={} if module.training else dict(self._running_statistics(module)),
+                bypasses="DistributedDataParallel" if self._wrappers.is_inner(module) else None,
+                line=line,
+                callers=observer.callers(),
+                in_eval=not module.training,
             )
         )
-        return outputs
 
-    def _wrapper_of(self, module: torch.nn.Module) -> str | None:
-        return "DistributedDataParallel" if any(module is inner for inner in _held_by_ddp) else None
-
-
-_held_by_ddp: list[torch.nn.Module] = []
-
-
-def hold(wrapper: DistributedDataParallel) -> None:
-    """Remember the model that a wrapper holds."""
-    _held_by_ddp.append(wrapper.module)
+    def _running_statistics(self, module: torch.nn.Module) -> Iterator[tuple[str, str]]:
+        digest_of = self._observer.quiet("running statistics", lambda buffer: digest(bytes_of(buffer)), "")
+        for name, buffer in module.named_buffers():
+            if name.rpartition(".")[2] in ("running_mean", "running_var"):
+                yield name.removeprefix("module."), digest_of(buffer)
 
 
-def install(observer: Observer) -> Models:
+def install(observer: Observer, wrappers: Wrappers) -> Models:
     """Hook every model that is called from now on."""
-    models = Models(observer)
+    models = Models(observer, wrappers)
     replace(torch.nn.Module, "__call__", models.wrap_call)
     for name in ("item", "cpu", "numpy", "tolist"):
-        replace(torch.Tensor, name, functools.partial(_wrap_copy, observer))
+        replace(torch.Tensor, name, observer.around("copies from GPUs", _observe_copy(observer)))
     return models
 
 
-def bytes_of(tensor: torch.Tensor) -> Any:
-    """Return the bytes of a tensor of any type as a uint8 array (samples, bytes)."""
-    with torch.no_grad():
-        values = tensor.detach().to("cpu").contiguous()
-        return values.reshape(len(values) if values.dim() else 1, -1).view(torch.uint8).numpy()
+def _has_weights(module: torch.nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a model's outputs, of which some may be lists, mappings or objects."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        for part in outputs.values():
+            yield from _tensors(part)
+    elif isinstance(outputs, (list, tuple)):
+        for part in outputs:
+            yield from _tensors(part)
+    elif hasattr(outputs, "__dict__") and not isinstance(outputs, torch.nn.Module):
+        yield from (part for part in vars(outputs).values() if isinstance(part, torch.Tensor))
 
 
 def _random_state() -> str:
@@ -102,19 +116,12 @@ def _random_state() -> str:
     return digest(bytes_of(state))
 
 
-def _running_statistics(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    for name, buffer in module.named_buffers():
-        if name.rpartition(".")[2] in ("running_mean", "running_var"):
-            yield name.removeprefix("module."), digest(bytes_of(buffer))
+def _observe_copy(observer: Observer) -> Callable[..., Generator[None, Any, None]]:
+    """Return an observer of a method that copies a tensor to the host, to record copies from a GPU."""
 
-
-def _wrap_copy(observer: Observer, copy: Any) -> Any:
-    """Wrap a method that copies a tensor to the host, to record copies from a GPU."""
-
-    @functools.wraps(copy)
-    def observed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def observe(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
         if tensor.is_cuda and (line := observer.line()):
-            observer.write(HostCopy(observer.num_steps_seen + 1, line))
-        return copy(tensor, *args, **kwargs)
+            observer.write(HostCopy(observer.progress.num_steps + 1, line))
+        yield
 
-    return observed
+    return observe

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
-from allstep.commands.prove.observer.pytorch_models import Models, bytes_of
-from allstep.commands.prove.observer.values import digest, finite, projections, stride
-from allstep.commands.prove.records import EarlyClip, Gradient, Projections, Step
+from allstep.commands.prove.observer.pytorch_models import Models
+from allstep.commands.prove.observer.pytorch_values import (
+    UnobservableError,
+    bytes_of,
+    is_shard,
+    is_zero,
+    projected,
+    some_bytes,
+)
+from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
+from allstep.commands.prove.observer.values import digest, finite
+from allstep.commands.prove.records import EarlyClip, Gradient, Projections, Sent, Step
 
 IS_PARTIAL = "_allstep_is_partial"
 """Attribute that marks an optimizer while it steps a single weight, as a part of its whole step."""
@@ -21,15 +32,18 @@ IS_PARTIAL = "_allstep_is_partial"
 class Optimizers:
     """Optimizers of one process."""
 
-    def __init__(self, observer: Observer, models: Models) -> None:
+    def __init__(self, observer: Observer, models: Models, wrappers: Wrappers) -> None:
         self._observer = observer
         self._models = models
+        self._wrappers = wrappers
         self._names: dict[int, str] = {}
         self._hooked: dict[int, torch.Tensor] = {}
         self._optimizers: list[torch.optim.Optimizer] = []
         self._local: dict[int, Projections | None] = {}
         self._num_steps: dict[int, int] = {}  # by optimizer
         self._pending: Step | None = None
+        self._outer: torch.optim.Optimizer | None = None
+        self._by_gradient: dict[int, torch.Tensor] = {}  # parameters by the address of their gradients
         self.loss: float | None = None
 
     def hook_parameters(self, optimizer: torch.optim.Optimizer) -> None:
@@ -39,12 +53,46 @@ class Optimizers:
             for parameter in group["params"]:
                 if parameter.requires_grad and id(parameter) not in self._hooked:
                     self._hooked[id(parameter)] = parameter
-                    parameter.register_hook(functools.partial(self._add_local, id(parameter)))
+                    add = self._observer.quiet("gradients", functools.partial(self._add_local, parameter))
+                    parameter.register_hook(add)
 
-    def _add_local(self, key: int, gradient: torch.Tensor) -> None:
-        new = _projections(gradient)
-        old = self._local.get(key, (0.0,) * len(new or ()))
-        self._local[key] = tuple(a + b for a, b in zip(old, new, strict=True)) if old and new else None
+    def _add_local(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._observer.progress.note_backward()
+        self._by_gradient.clear()
+        new = self._projected(gradient)
+        if parameter.grad is None or is_zero(parameter.grad):  # else a further pass accumulates
+            self._local[id(parameter)] = new
+            return
+        old = self._local.get(id(parameter), (0.0,) * len(new or ()))
+        self._local[id(parameter)] = tuple(a + b for a, b in zip(old, new, strict=True)) if old and new else None
+
+    def note_sent(self, tensor: Any) -> None:
+        """Record the gradients that the script itself sends to be averaged, alone or in one vector."""
+        if self._observer.is_inside or not isinstance(tensor, torch.Tensor) or not self._local:
+            return
+        if not self._by_gradient:
+            trained = (one for one in self._hooked.values() if one.grad is not None and id(one) in self._local)
+            self._by_gradient = {one.grad.data_ptr(): one for one in trained if one.grad is not None}
+        trained = list(self._by_gradient.values())
+        if (parameter := self._by_gradient.get(tensor.data_ptr())) is not None and parameter.shape == tensor.shape:
+            pairs = [(parameter, tensor)]
+        elif tensor.dim() == 1 and len(tensor) == sum(one.numel() for one in trained):
+            pairs = zip(trained, tensor.split([one.numel() for one in trained]), strict=True)
+        else:
+            return
+        for one, gradient in pairs:
+            sent = Sent(self._name(one), self._local[id(one)], self._projected(gradient), self._observer.line())
+            self._observer.write(sent)
+
+    def before_inplace(self, tensor: torch.Tensor) -> None:
+        """Record a change of a gradient in place, if Horovod still averages it."""
+        if self._observer.is_inside or not (line := self._observer.line()):
+            return
+        for optimizer in self._optimizers:
+            for parameter, (handle, _) in getattr(optimizer, "_handles", {}).items():
+                if handle is not None and parameter.grad is not None and parameter.grad.data_ptr() == tensor.data_ptr():
+                    self._observer.write(EarlyClip("changed", self._observer.progress.num_steps + 1, line))
+                    return
 
     def before_change(self, what: str) -> None:
         """Record a change of gradients while Horovod still averages some, of which its wrapper keeps handles.
@@ -53,117 +101,132 @@ class Optimizers:
         """
         kept = [pair for optimizer in self._optimizers for pair in getattr(optimizer, "_handles", {}).values()]
         if any(handle is not None for handle, _ in kept):
-            self._observer.write(EarlyClip(what, self._observer.num_steps_seen + 1, self._observer.line()))
+            self._observer.write(EarlyClip(what, self._observer.progress.num_steps + 1, self._observer.line()))
 
     def before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        """Prepare the record of a step. If a wrapper's step calls its optimizer's, the last call counts."""
-        if vars(optimizer).get(IS_PARTIAL):
+        """Prepare the record of a step. If a wrapper's step calls its optimizer's, the last call counts.
+
+        ZeroRedundancyOptimizer counts itself, since the optimizer in it has a share of the weights.
+        """
+        if vars(optimizer).get(IS_PARTIAL) or self._outer is not None:
             return
+        self._outer = optimizer if isinstance(optimizer, ZeroRedundancyOptimizer) else None
         number = self._num_steps.get(id(optimizer), 0) + 1
         order = [*self._num_steps, id(optimizer)]
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        looks_at_weights = number == 1 or self._observer.num_steps_seen == self._observer.num_steps - 1
-        first = next((parameter for parameter in parameters), None)
+        whole = [one for one in parameters if not is_shard(one) and not self._wrappers.is_sharded(one)]
+        sharded = [self._name(one) for one in parameters if not any(one is other for other in whole)]
+        if len(whole) < len(parameters):
+            self._observer.note_unseen("sharded weights, gradients and states", "each rank has a shard")
         before = getattr(optimizer, "_starting_models", {})  # of Adasum's wrapper, whose ranks have already stepped
+        wrapper, num_unwrapped = self._wrappers.line_of(parameters)
+        looks_at_state = number == 1 and not before and self._outer is None and not sharded
         self._pending = Step(
             number=number,
             optimizer=order.index(id(optimizer)) + 1,
-            loop=self._observer.num_loops,
+            loop=self._observer.progress.loop,
             kind=type(optimizer).__name__,
             is_wrapped=hasattr(optimizer, "skip_synchronize"),  # only Horovod's classes have it
             learning_rates=tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group),
-            gradients=tuple(self._gradient(one) for one in parameters if one.requires_grad and one.grad is not None),
-            weights={self._name(one): digest(bytes_of(before.get(one, one))) for one in parameters}
-            if looks_at_weights
-            else {},
-            state=self._slots(optimizer) if number == 1 and not before else {},
+            gradients=tuple(self._gradient(one) for one in whole if one.requires_grad and one.grad is not None),
+            weights=self._digests({one: before.get(one, one) for one in whole}, is_whole=number == 1),
+            state=self._slots(optimizer) if looks_at_state else {},
             loss=self.loss,
-            device=_device(first),
+            device=_device(next(iter(parameters), None)),
             line=self._observer.line(),
+            wrapper=wrapper,
+            num_unwrapped=num_unwrapped,
+            bypass=self._wrappers.bypass_of(parameters),
+            sharded=tuple(sharded),
         )
 
     def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Write the record of the step, once."""
-        step, self._pending = self._pending, None
+        if self._outer is not None and self._outer is not optimizer:
+            return
+        step, self._pending, self._outer = self._pending, None, None
         if step is None:
             return
         self._num_steps[id(optimizer)] = step.number
-        self._local.clear()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._local.pop(id(parameter), None)
         self._observer.write(step)
-        if self._observer.end_step():
+        if self._observer.end_step(optimizer=step.optimizer):
             self._observer.stop()
 
     def _gradient(self, parameter: torch.Tensor) -> Gradient:
         assert parameter.grad is not None
-        return Gradient(self._name(parameter), self._local.get(id(parameter)), _projections(parameter.grad))
+        return Gradient(self._name(parameter), self._local.get(id(parameter)), self._projected(parameter.grad))
+
+    def _projected(self, tensor: torch.Tensor) -> Projections | None:
+        return self._or_none("gradients of some weights", projected, tensor)
+
+    def _or_none(self, what: str, function: Any, tensor: torch.Tensor) -> Any:
+        try:
+            return function(tensor)
+        except UnobservableError as error:
+            self._observer.note_unseen(what, str(error))
+            return None
+
+    def _digests(self, weights: dict[torch.Tensor, torch.Tensor], *, is_whole: bool) -> dict[str, str]:
+        """Return digests of weights: of all values, or of some, which costs little in every step."""
+        of = bytes_of if is_whole else some_bytes
+        values = {self._name(one): self._or_none("some weights", of, weight) for one, weight in weights.items()}
+        return {name: digest(value) for name, value in values.items() if value is not None}
 
     def _name(self, parameter: torch.Tensor) -> str:
         if id(parameter) not in self._names:
             name = self._models.name_of(parameter)
-            self._names[id(parameter)] = name or f"parameter {list(self._hooked).index(id(parameter))}"
+            own = list(self._hooked)
+            number = own.index(id(parameter)) if id(parameter) in own else len(self._names)
+            self._names[id(parameter)] = name or f"parameter {number}"
         return self._names[id(parameter)]
 
     def _slots(self, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-        return {
-            f"{self._name(parameter)}.{name}": digest(bytes_of(value))
+        slots = {
+            f"{self._name(parameter)}.{name}": self._or_none("some states of the optimizer", bytes_of, value)
             for parameter, slots in optimizer.state.items()
+            if isinstance(slots, dict)
             for name, value in slots.items()
             if isinstance(value, torch.Tensor)
         }
+        return {name: digest(value) for name, value in slots.items() if value is not None}
 
 
-def install(observer: Observer, models: Models) -> None:
+def install(observer: Observer, models: Models, wrappers: Wrappers) -> Optimizers:
     """Hook every optimizer that is made from now on."""
-    optimizers = Optimizers(observer, models)
+    optimizers = Optimizers(observer, models, wrappers)
 
-    def wrap_group(add_group: Any) -> Any:
-        @functools.wraps(add_group)
-        def observed(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            add_group(optimizer, *args, **kwargs)
-            optimizers.hook_parameters(optimizer)
+    def observe_group(optimizer: torch.optim.Optimizer, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        yield
+        optimizers.hook_parameters(optimizer)
 
-        return observed
+    def observe_backward(tensor: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        losses: Sequence[Any] = tensor if isinstance(tensor, (list, tuple)) else [tensor]
+        if losses and isinstance(losses[0], torch.Tensor) and losses[0].numel() == 1 and not observer.is_inside:
+            optimizers.loss = finite(float(losses[0].detach().to("cpu")))
+        with observer.waiting("the backward pass", computes=True):
+            yield
 
-    def wrap_backward(backward: Any) -> Any:
-        @functools.wraps(backward)
-        def observed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if tensor.numel() == 1:
-                optimizers.loss = finite(float(tensor.detach().to("cpu")))
-            with observer.waiting("the backward pass", computes=True):
-                return backward(tensor, *args, **kwargs)
+    def observe_clip(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        optimizers.before_change("clipped")
+        yield
 
-        return observed
-
-    def wrap_clip(clip: Any) -> Any:
-        @functools.wraps(clip)
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            optimizers.before_change("clipped")
-            return clip(*args, **kwargs)
-
-        return observed
-
-    def wrap_unscale(unscale: Any) -> Any:
-        @functools.wraps(unscale)
-        def observed(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
-            if scaler.is_enabled():
-                optimizers.before_change("unscaled")
-            unscale(scaler, *args, **kwargs)
-
-        return observed
+    def observe_unscale(scaler: torch.amp.GradScaler, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        if scaler.is_enabled():
+            optimizers.before_change("unscaled")
+        yield
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        replace_everywhere("torch.nn.utils", clip_grad, name, wrap_clip)
-    replace(torch.amp.GradScaler, "unscale_", wrap_unscale)
-    replace(torch.optim.Optimizer, "add_param_group", wrap_group)
-    replace(torch.Tensor, "backward", wrap_backward)
-    register_optimizer_step_pre_hook(optimizers.before_step)
-    register_optimizer_step_post_hook(optimizers.after_step)
-
-
-def _projections(gradient: torch.Tensor) -> Projections | None:
-    with torch.no_grad():
-        values = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
-        return projections(values[:: stride(len(values))].float().to("cpu").numpy())
+        replace_everywhere("torch.nn.utils", clip_grad, name, observer.around("clipping", observe_clip))
+    replace(torch.amp.GradScaler, "unscale_", observer.around("scaled gradients", observe_unscale))
+    replace(torch.optim.Optimizer, "add_param_group", observer.around("optimizers", observe_group))
+    replace(torch.Tensor, "backward", observer.around("backward passes", observe_backward))
+    replace(torch.autograd, "backward", observer.around("backward passes", observe_backward))
+    register_optimizer_step_pre_hook(observer.quiet("steps of optimizers", optimizers.before_step))
+    register_optimizer_step_post_hook(observer.quiet("steps of optimizers", optimizers.after_step))
+    return optimizers
 
 
 def _device(parameter: torch.Tensor | None) -> str:

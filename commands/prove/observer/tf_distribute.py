@@ -5,12 +5,12 @@ Each replica has its own journal; that of the first replica of a process also ha
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from allstep.commands.prove.observer.guarding import Arguments
 from allstep.commands.prove.observer.observer import Observer, replace
 from allstep.commands.prove.records import World
 
@@ -20,27 +20,21 @@ def install(observer: Observer) -> None:
     if observer.num_devices:
         _show_devices(observer.num_devices)
 
-    def wrap_mirrored(init: Any) -> Any:
-        @functools.wraps(init)
-        def observed(strategy: Any, devices: Sequence[str] | None = None, *args: Any, **kwargs: Any) -> None:
-            if maximum := observer.num_devices:
-                devices = (devices or _all_devices())[:maximum]
-            init(strategy, devices, *args, **kwargs)
-            _write_world(observer, strategy)
+    def observe_mirrored(
+        strategy: Any, devices: Sequence[str] | None = None, *args: Any, **kwargs: Any
+    ) -> Generator[Arguments, Any, None]:
+        if maximum := observer.num_devices:
+            devices = (devices or _all_devices())[:maximum]
+        yield (strategy, devices, *args), kwargs
+        _write_world(observer, strategy)
 
-        return observed
+    def observe_workers(strategy: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        with observer.waiting("MultiWorkerMirroredStrategy"):
+            yield
+        _write_world(observer, strategy)
 
-    def wrap_workers(init: Any) -> Any:
-        @functools.wraps(init)
-        def observed(strategy: Any, *args: Any, **kwargs: Any) -> None:
-            with observer.waiting("MultiWorkerMirroredStrategy"):
-                init(strategy, *args, **kwargs)
-            _write_world(observer, strategy)
-
-        return observed
-
-    replace(tf.distribute.MirroredStrategy, "__init__", wrap_mirrored)
-    replace(tf.distribute.MultiWorkerMirroredStrategy, "__init__", wrap_workers)
+    replace(tf.distribute.MirroredStrategy, "__init__", observer.around("strategies", observe_mirrored))
+    replace(tf.distribute.MultiWorkerMirroredStrategy, "__init__", observer.around("strategies", observe_workers))
 
 
 def current_replica() -> int:

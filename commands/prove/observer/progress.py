@@ -1,0 +1,93 @@
+"""How far a process has trained, and where its loops are cut: after a step of the optimizer, in no accumulation."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+_FIRST = 3
+"""Length of the first epoch as a multiple of the others', so that a short epoch is seen to its end."""
+_MORE_STEPS = 10
+"""Steps observed after the second epoch, one in each loop."""
+
+
+class Progress:
+    """Loops and steps of a process. A step belongs to the loop whose loader has yielded last and has not ended."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._limit = num_steps
+        self._num_steps: Counter[tuple[int, int]] = Counter()  # by replica and optimizer
+        self._open: list[int] = []
+        self._training: list[int] = []  # loops with backward passes, in order
+        self._steps_of_loop: Counter[int] = Counter()
+        self._accumulating: set[int] = set()
+
+    @property
+    def loop(self) -> int:
+        """Number of the current loop; 0 outside of all loops."""
+        return self._open[-1] if self._open else 0
+
+    def enter(self, loop: int) -> None:
+        """Note that a loop's loader yields; loops inside of it have been left."""
+        if loop in self._open:
+            del self._open[self._open.index(loop) + 1 :]
+        else:
+            self._open.append(loop)
+
+    def leave(self, loop: int) -> None:
+        """Note that a loop's loader has ended."""
+        if loop in self._open:
+            del self._open[self._open.index(loop) :]
+
+    def note_backward(self) -> None:
+        """Note that gradients have been computed, which a step will apply."""
+        self._accumulating.update(self._open)
+        self._training += [loop for loop in self._open if loop not in self._training]
+
+    def end_step(self, replica: int, optimizer: int) -> bool:
+        """Count a step of an optimizer, and return whether enough was observed."""
+        self._num_steps[replica, optimizer] += 1
+        if replica:
+            return False
+        self.note_backward()  # Keras' gradients are not noted
+        self._accumulating.clear()
+        if optimizer == self._main_optimizer:
+            self._steps_of_loop.update(self._open)
+        return self.is_enough
+
+    @property
+    def _main_optimizer(self) -> int:
+        """Number of the optimizer that has stepped most often."""
+        own = {optimizer: count for (replica, optimizer), count in self._num_steps.items() if not replica}
+        return max(own, key=own.__getitem__, default=0)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps of the process, or of its first replica."""
+        return self.num_steps_of(0)
+
+    def num_steps_of(self, replica: int) -> int:
+        """Return the number of steps of a replica, by its optimizer that steps most often."""
+        return max((count for (own, _), count in self._num_steps.items() if own == replica), default=0)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether enough of the process was observed."""
+        return self.num_steps >= (_FIRST + 1) * self._limit + _MORE_STEPS
+
+    def is_over(self, loop: int, num_batches: int) -> bool:
+        """Return whether a loop that has had some batches may be cut now."""
+        if loop in self._accumulating:
+            return False
+        if loop in self._training:
+            return self._steps_of_loop[loop] >= self.max_steps(loop)
+        return num_batches >= (1 if len(self._training) > 2 else self._limit)
+
+    def max_steps(self, loop: int) -> int:
+        """Return the number of steps after which a training loop is cut."""
+        index = self._training.index(loop) if loop in self._training else len(self._training)
+        return [_FIRST * self._limit, self._limit, 1][min(index, 2)]
+
+    @property
+    def first_training_loop(self) -> int | None:
+        """Number of the first loop in which the script has trained."""
+        return next(iter(self._training), None)

@@ -1,0 +1,58 @@
+"""Observe what makes ranks of torch.distributed differ on purpose: shards, joins, tensor parallelism, averaged weights.
+
+Their modules are hooked when torch imports them, as they are slow to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+from allstep.commands.prove.observer.observer import Observer, replace, replace_everywhere
+from allstep.commands.prove.observer.pytorch_wrappers import Wrappers
+from allstep.commands.prove.records import Collective, Wrapped
+
+JOIN = "join"
+"""Kind of the collective that stands for a context in which ranks may have different numbers of batches."""
+
+
+def hooks(observer: Observer, wrappers: Wrappers) -> dict[str, Callable[[Any], None]]:
+    """Return functions that hook modules of torch once these are imported, by the module's name."""
+
+    def observe_join(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        observer.write(Collective(JOIN, "", (), observer.line()))
+        yield
+
+    def observe_fsdp(wrapper: Any, *_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        with observer.waiting("FullyShardedDataParallel"):
+            yield
+        wrappers.shard(wrapper.parameters())
+        wrappers.cover(wrapper.parameters(), observer.line())
+
+    def observe_average(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        observer.write(Wrapped("ModelAverager", observer.line(), "weights"))
+        yield
+
+    def observe_parallel(*_args: Any, **_kwargs: Any) -> Generator[None, Any, None]:
+        observer.write(Wrapped("parallelize_module", observer.line(), "tensor parallel"))
+        yield
+
+    def hook_join(module: Any) -> None:
+        replace(module.Join, "__init__", observer.around("joins", observe_join))
+
+    def hook_fsdp(module: Any) -> None:
+        replace(module.FullyShardedDataParallel, "__init__", observer.around("FSDP", observe_fsdp))
+
+    def hook_averagers(module: Any) -> None:
+        replace(module.ModelAverager, "__init__", observer.around("averages of weights", observe_average))
+
+    def hook_parallel(module: Any) -> None:
+        make = observer.around("tensor parallelism", observe_parallel)
+        replace_everywhere("torch.distributed", module, "parallelize_module", make)
+
+    return {
+        "torch.distributed.algorithms.join": hook_join,
+        "torch.distributed.fsdp.fully_sharded_data_parallel": hook_fsdp,
+        "torch.distributed.algorithms.model_averaging.averagers": hook_averagers,
+        "torch.distributed.tensor.parallel.api": hook_parallel,
+    }

@@ -1,0 +1,107 @@
+"""Digests of the samples in a model's inputs, whatever the structure of these.
+
+Every tensor is a part with one row for each sample. Parts with equally many rows belong together, except those that are
+constant, such as a mask of ones. The largest such group has the samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from allstep.commands.prove.observer.values import row_digests
+
+if TYPE_CHECKING:
+    import numpy as np
+
+AsRows = Callable[[Any], "np.ndarray | None"]
+"""Function that returns an array whose first dimension is that of the samples; None for what is no tensor."""
+
+_MAX_DEPTH = 6
+_MAX_ROWS = 1024
+_IMAGE_CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True)
+class _Part:
+    num_bytes: int
+    rows: tuple[str, ...]
+
+    @property
+    def is_alike(self) -> bool:
+        return len(self.rows) > 1 and len({*self.rows}) == 1
+
+
+class Samples:
+    """Samples of one process; remembers the inputs of each call site, to know the constant ones."""
+
+    def __init__(self, as_rows: AsRows) -> None:
+        self._as_rows = as_rows
+        self._last: dict[tuple[Hashable, int], tuple[str, ...]] = {}
+
+    def rows(self, inputs: Any, site: Hashable = None) -> tuple[str, ...]:
+        """Return a digest of each sample in the inputs of a call at a site; empty if there are none."""
+        parts = list(self._parts(inputs, 0))
+        kept = [part for index, part in enumerate(parts) if not self._is_constant((site, index), part)]
+        groups: dict[int, list[_Part]] = defaultdict(list)
+        for part in kept or parts:
+            groups[len(part.rows)].append(part)
+        if not groups:
+            return ()
+        group = max(groups.values(), key=lambda parts: sum(part.num_bytes for part in parts))
+        rows = (
+            group[0].rows if len(group) == 1 else tuple(map(_joined, zip(*(part.rows for part in group), strict=True)))
+        )
+        # Rows such as the kinds of atoms have few values, and do not tell samples apart.
+        return rows if 2 * len({*rows}) > len(rows) else (_joined(rows),)
+
+    def _is_constant(self, key: tuple[Hashable, int], part: _Part) -> bool:
+        last = self._last.get(key)
+        self._last[key] = part.rows
+        return part.is_alike or last == part.rows
+
+    def _parts(self, value: Any, depth: int) -> Iterator[_Part]:
+        rows = self._as_rows(value)
+        if rows is not None:
+            if len(rows):
+                rows = rows[:: -(-len(rows) // _MAX_ROWS)]
+                yield _Part(rows.nbytes, row_digests(rows))
+        elif isinstance(value, (list, tuple)) and _are_samples(value):
+            items = [list(self._parts(item, depth + 1)) for item in value]
+            rows = tuple(_joined(row for part in parts for row in part.rows) for parts in items)
+            if all(items):
+                yield _Part(sum(part.num_bytes for parts in items for part in parts), rows)
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(item, (str, bytes)) for item in value):
+            yield _Part(sum(map(len, value)), tuple(_joined([str(item)]) for item in value))
+        elif depth < _MAX_DEPTH:
+            for item in _items(value):
+                yield from self._parts(item, depth + 1)
+
+
+def _are_samples(values: Any) -> bool:
+    """Return whether a list has one element for each sample, as those of images and of boxes in detection."""
+    if not values:
+        return False
+    if all(isinstance(value, Mapping) for value in values):
+        return True
+    shapes = [tuple(getattr(value, "shape", ())) for value in values]
+    if not all(shapes) or len({len(shape) for shape in shapes}) > 1:
+        return False
+    has_images = all(len(shape) == 3 and shape[0] in _IMAGE_CHANNELS for shape in shapes)
+    return has_images or (len(shapes) > 2 and len({shape[0] for shape in shapes}) > 1)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from (value[key] for key in sorted(value, key=str))
+    elif isinstance(value, (list, tuple)):
+        yield from value
+    elif not callable(value) and hasattr(value, "__dict__"):
+        yield from vars(value).values()
+
+
+def _joined(rows: Any) -> str:
+    return hashlib.blake2b(" ".join(rows).encode(), digest_size=8).hexdigest()
