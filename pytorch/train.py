@@ -45,6 +45,7 @@ def session(
     # Imported only now: --help and mistakes in the flags are answered without waiting for NumPy or the framework.
     with uncollected():
         from allstep.common.recipe.noise_scale import why_not_measured
+        from allstep.common.training.earlier_run import resolve_auto
         from allstep.common.training.opening import open_dataset
         from allstep.common.training.training_run import TrainingRun
         from allstep.pytorch.models import build_network, hooks_of, set_initial_weights
@@ -61,6 +62,7 @@ def session(
     if strategy.serve():
         return None
 
+    config = resolve_auto(config, strategy.collectives)
     dataset = open_dataset(
         config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives
     )

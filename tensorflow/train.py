@@ -40,6 +40,7 @@ def session(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with lean_import():
         from allstep.common.recipe.noise_scale import why_not_measured
+        from allstep.common.training.earlier_run import resolve_auto
         from allstep.common.training.opening import open_dataset
         from allstep.common.training.training_run import TrainingRun
         from allstep.tensorflow.models import build_network, hooks_of, set_initial_weights
@@ -56,6 +57,7 @@ def session(
     if strategy.serve():
         return None
 
+    config = resolve_auto(config, strategy.collectives)
     dataset = open_dataset(
         config, strategy.placement, parts.dataset, gpu=strategy.gpu, collectives=strategy.collectives
     )

@@ -19,6 +19,7 @@ from allstep.common.base.collectives import OneRank
 from allstep.common.cli.command_line import parse
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.launch.placement import ALONE, Placement
+from allstep.common.training.earlier_run import resolve_auto
 from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import open_dataset
 from allstep.common.training.training_run import TrainingRun
@@ -104,10 +105,11 @@ class Job:
         size = self.num_ranks
         placement = dataclasses.replace(ALONE, rank=rank, world_size=size, local_rank=rank, local_size=size)
         collectives = ThreadCollectives(self.group, rank, size) if size > 1 else OneRank()
-        dataset = open_dataset(self.config, placement, None, gpu=None, collectives=collectives)
-        worker = NumpyWorker(self.config, dataset, collectives)
+        config = resolve_auto(self.config, collectives)
+        dataset = open_dataset(config, placement, None, gpu=None, collectives=collectives)
+        worker = NumpyWorker(config, dataset, collectives)
         strategy = NumpyStrategy(placement, collectives)
-        run = TrainingRun(worker, dataset, self.config, strategy, self.hooks(self, rank), watching=self.watching)
+        run = TrainingRun(worker, dataset, config, strategy, self.hooks(self, rank), watching=self.watching)
         return self.prepare(run)
 
     def train(self) -> list[dict]:

@@ -7,7 +7,7 @@
 
 It prints the script; --submit passes it to sbatch. Two minutes before the time limit, and before a pre-emption that
 Slurm announces (SlurmctldParameters=preempt_send_user_signal, and a grace time), the ranks save a checkpoint and end;
-the job is requeued, and resumes by --resume latest. A command of allstep runs once, on one host, and starts its ranks
+the job is requeued, and resumes by --resume auto. A command of allstep runs once, on one host, and starts its ranks
 itself. --each makes a job array with a task for each value of that flag, and a folder for each in --output-dir.
 """
 
@@ -115,7 +115,7 @@ def _job(flags: Namespace, command: Sequence[str]) -> BatchJob:
     names = [word.partition("=")[0] for word in command]
     if "--resume" in names:
         raise UserError(
-            "expected a command without --resume, received one with it; the script gives it where it goes on"
+            "expected a command without --resume, received one with it; the script gives --resume auto, leave it out"
         )
     if flags.each and f"--{flags.each.flag}" in names:
         raise UserError(f"expected --{flags.each.flag} in --each or in the command, received both; give one of them")

@@ -71,8 +71,7 @@ def to_script(job: BatchJob, *, written_by: str, repository: Path, environment: 
         if job.launcher == "srun" and job.by_mpi:
             # Otherwise Open MPI's PMIx prints a page of warnings if it lacks a security module of Slurm's PMIx.
             settings.append("export OMPI_MCA_mca_base_component_show_load_errors=0")
-        settings += ["resume=()", _RESUME.format(output_dir=output_dir)]
-        words = [*_start(job), "python", *words, '"${resume[@]}"']
+        words = [*_start(job), "python", *words, "--resume", "auto"]
     line = " ".join(words)
     if not job.trains:
         # Launchers that the command calls would take the allocation's single task for the limit of ranks, so unset
@@ -110,11 +109,6 @@ def _start(job: BatchJob) -> Sequence[str]:
         return ("srun", *mpi, f"--cpus-per-task={job.cpus_per_rank}", "--kill-on-bad-exit=1")
     return ("mpirun", "-np", str(job.nodes * job.ranks_per_node), "--bind-to", "none", "-x", "PATH")
 
-
-_RESUME = """\
-if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && compgen -G {output_dir}/checkpoints/'*' >/dev/null; then
-  resume=(--resume latest)
-fi"""
 
 _SCRIPT = """\
 #!/bin/bash

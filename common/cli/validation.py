@@ -88,11 +88,11 @@ def _check_output(output: OutputConfig) -> None:
         ):
             if given:
                 raise UserError(f"expected --output-dir with {name}, received none; name a folder to write to")
-        if output.resume in ("latest", "best"):
+        if output.resume in ("latest", "best", "auto"):
             raise UserError(
                 f"expected --output-dir with --resume {output.resume}, received none; name the run's output directory"
             )
-    if output.resume and output.init_from:
+    if output.resume not in (None, "auto") and output.init_from:
         raise UserError("expected --resume or --init-from, received both; --resume takes the weights as well")
 
 

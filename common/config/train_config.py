@@ -251,7 +251,8 @@ class OutputConfig:
     """Number of latest checkpoints to keep, in addition to the best one by validation accuracy."""
 
     resume: str | None = None
-    """Resume from a checkpoint: latest, best (both in the output directory) or a path."""
+    """Resume from a checkpoint: latest, best (both in the output directory) or a path. auto: from the latest if there
+    is one, else from the start, for a batch script that is queued again."""
 
     init_from: Path | None = None
     """Start from the weights of a checkpoint, written by either framework, or of a safetensors file with the names of

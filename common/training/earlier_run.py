@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
+import numpy as np
+
+from allstep.common.base.collectives import Collectives
 from allstep.common.base.terminal import warn
-from allstep.common.config.train_config import OutputConfig
+from allstep.common.checkpoint.select import checkpoint_directories
+from allstep.common.config.train_config import OutputConfig, TrainConfig
 from allstep.common.exact import trace
 from allstep.common.reporting.base import output_dir_errors
+
+
+def resolve_auto(config: TrainConfig, collectives: Collectives) -> TrainConfig:
+    """Replace --resume auto by latest, without --init-from, or by nothing if there is no checkpoint yet.
+
+    Collective: rank 0 decides for all ranks, since other hosts may not see the output directory.
+    """
+    output = config.output
+    if output.resume != "auto":
+        return config
+    assert output.output_dir is not None  # `validate` asks for one
+    is_there = collectives.rank == 0 and bool(checkpoint_directories(output.output_dir / "checkpoints"))
+    [is_there] = collectives.all_reduce_sum(np.array([float(is_there)]))
+    changes = {"resume": "latest", "init_from": None} if is_there else {"resume": None}
+    return dataclasses.replace(config, output=dataclasses.replace(output, **changes))
 
 
 def goes_on(flags: OutputConfig, directory: Path) -> bool:

@@ -90,13 +90,9 @@ def check(config: TrainConfig, placement: Placement, environ: Mapping[str, str] 
 
 def with_newest_checkpoint(config: TrainConfig) -> TrainConfig:
     """Return the configuration for ranks that torchrun may have restarted: they resume the newest checkpoint."""
-    output = config.output
-    if not config.parallel.elastic or config.strategy_name == "horovod" or output.resume:
+    if not config.parallel.elastic or config.strategy_name == "horovod" or config.output.resume:
         return config
-    assert output.output_dir is not None  # `check` asks for one
-    if not any((output.output_dir / "checkpoints").glob("step-*")):
-        return config
-    return dataclasses.replace(config, output=dataclasses.replace(output, resume="latest"))
+    return dataclasses.replace(config, output=dataclasses.replace(config.output, resume="auto"))
 
 
 def train(config: TrainConfig, build: Callable[[], TrainingRun | None]) -> None:

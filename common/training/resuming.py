@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from allstep.common import checkpoint
+from allstep.common.base.collectives import OneRank
 from allstep.common.base.errors import UserError
 from allstep.common.base.flag_types import Kind
 from allstep.common.catalog import user_file
@@ -29,6 +30,7 @@ from allstep.common.files.schema import Mismatch, Shape, list_of, nullable, numb
 from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
 from allstep.common.recipe.schedule import Decay, Scaling, Schedule
 from allstep.common.training.data_digest import check_data
+from allstep.common.training.earlier_run import resolve_auto
 
 T = TypeVar("T")
 _SEED = whole(-(2**64), 2**64)
@@ -42,7 +44,7 @@ def check_early(config: TrainConfig) -> None:
     Raises:
         UserError: the checkpoint does not exist, is damaged, or the run cannot resume from it.
     """
-    output = config.output
+    output = resolve_auto(config, OneRank()).output
     if output.init_from and is_weights_file(output.init_from):
         check_readable(output.init_from)
     elif source := output.resume or output.init_from:

@@ -104,13 +104,14 @@ MPIRUN = "mpirun -np 1 --bind-to none -x PATH python"
 
 
 STARTED = [
-    f"{MPIRUN} pytorch/train.py --output-dir runs/a",
-    "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --strategy ddp --output-dir runs/a",
-    "srun --mpi=pmix --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --output-dir runs/a",
+    f"{MPIRUN} pytorch/train.py --output-dir runs/a --resume auto",
+    "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --strategy ddp --output-dir runs/a "
+    "--resume auto",
+    "srun --mpi=pmix --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --output-dir runs/a --resume auto",
     "srun --cpus-per-task=1 --kill-on-bad-exit=1 python pytorch/train.py --config ddp.yaml "
-    "--config on-the-cluster.yaml --output-dir runs/a",
-    f"{MPIRUN} pytorch/train.py --seed 1 --output-dir runs/a/1",
-    f"{MPIRUN} tensorflow/train.py --model $(reboot) --output-dir runs/a b'c",
+    "--config on-the-cluster.yaml --output-dir runs/a --resume auto",
+    f"{MPIRUN} pytorch/train.py --seed 1 --output-dir runs/a/1 --resume auto",
+    f"{MPIRUN} tensorflow/train.py --model $(reboot) --output-dir runs/a b'c --resume auto",
     "allstep compare --models resnet18 --output-dir runs/a/resnet18/gpu01",
     f"{MPIRUN} pytorch/train.py --output-dir runs/a",
 ]
@@ -120,15 +121,6 @@ STARTED = [
 def test_what_a_script_starts(words, expected, host, capsys):
     assert start(written(capsys, *words), host).wait(30) == 0
     assert calls(host)[0] == expected
-
-
-def test_goes_on_only_after_a_restart_from_a_checkpoint(host, capsys):
-    script = written(capsys, *TRAIN)
-    start(script, host, SLURM_RESTART_COUNT="1").wait(30)
-    (host / "runs/a/checkpoints/step-00000001").mkdir(parents=True)
-    start(script, host).wait(30)
-    start(script, host, SLURM_RESTART_COUNT="1").wait(30)
-    assert [call.endswith(" --resume latest") for call in calls(host)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("words", "name"), [(TRAIN, "mpirun"), (CASES[6], "allstep")])

@@ -263,3 +263,6 @@ def test_flags_that_a_data_set_would_ignore(flags, dataset):
 def test_resume_and_init_from_exclude_each_other(tmp_path):
     with pytest.raises(UserError, match="received both"):
         parsed("--output-dir", str(tmp_path), "--resume", "latest", "--init-from", str(tmp_path))
+    parsed("--output-dir", str(tmp_path), "--resume", "auto", "--init-from", str(tmp_path))
+    with pytest.raises(UserError, match="expected --output-dir with --resume auto"):
+        parsed("--resume", "auto")

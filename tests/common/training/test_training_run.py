@@ -248,6 +248,29 @@ def test_starts_from_the_weights_of_another_run(undisturbed, tmp_path):
     assert of("step", found, "step") == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_resume_auto_starts_where_nothing_is_and_goes_on_from_the_newest(num_ranks, undisturbed, tmp_path):
+    """The same words again and again, as of a batch script; --init-from is for the first time alone."""
+    flags = (*SAVING, "--resume", "auto", "--init-from", checkpoint(undisturbed(num_ranks), 4))
+    whole = train(num_ranks, tmp_path / "whole", *flags)
+    assert of("step", whole, "step") == list(range(1, 9))
+    assert of("step", whole, "loss")[0] < of("step", events(undisturbed(num_ranks)), "loss")[0]
+    again = stopped(tmp_path / "whole", tmp_path / "again", at=3)
+    train(num_ranks, again, *flags)
+    assert_ended_alike(again, tmp_path / "whole")
+    train(num_ranks, again, *flags)
+    assert of("step", events(again), "step") == list(range(1, 9)) and not list(again.glob("previous-*"))
+
+
+def test_resume_auto_refuses_what_latest_refuses(undisturbed, tmp_path):
+    """Other ranks than the first need not see the output directory."""
+    stopped(undisturbed(2), tmp_path, at=6)
+    job = Job(2, "--output-dir", tmp_path, *SAVING, "--resume", "auto", "--seed", 7)
+    for act in (job.train, lambda: resuming.check_early(job.config)):
+        with pytest.raises(UserError, match="expected --seed 0"):
+            act()
+
+
 def test_a_second_run_cannot_write_there(tmp_path):
     with (
         OutputDirectory(tmp_path, warn=pytest.fail),
