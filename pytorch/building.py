@@ -6,7 +6,7 @@ import torch
 
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import OWN_OPTIMIZER, TrainConfig
-from allstep.common.data.datasets import Task
+from allstep.common.data.datasets import Dataset
 from allstep.pytorch.averaging import WeightAverage
 from allstep.pytorch.gradients import Clip, Noise
 from allstep.pytorch.inputs import Inputs
@@ -32,14 +32,13 @@ def build_step(
     inputs: Inputs,
     precision: Precision,
     *,
-    task: Task,
+    dataset: Dataset,
     measures_noise: bool,
 ) -> Step:
     """Return the training step of a run.
 
     Args:
         network: see `Worker`.
-        task: of the data set.
         measures_noise: whether the gradients of passes are measured for the noise scale.
     """
     flags, reduction, parameters = config.optimizer, strategy.reduction, dict(local_parameters(network))
@@ -53,7 +52,9 @@ def build_step(
         observers.append(GradientSquares(network.parameters()))
     if flags.ema is not None:
         observers.append(WeightAverage(network, flags.ema))
-    loss = with_heads(build_loss(config.loss or default_loss(task), flags.label_smoothing))
+    name, weights = config.loss or default_loss(dataset.task), dataset.class_weights
+    class_weights = torch.tensor(weights, device=inputs.device) if weights else None
+    loss = with_heads(build_loss(name, flags.label_smoothing, class_weights))
     one_pass = reduction.train_pass(TrainPass(reduction.model, loss))
     if isinstance(reduction, Ordered):
         backward = Slices(reduction, one_pass, inputs, precision, observers, strategy.collectives, config.data.seed)

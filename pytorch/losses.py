@@ -21,13 +21,18 @@ from allstep.common.catalog.user_file import name_of
 Measure = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
-    """A loss of `common.catalog.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
+def build_loss(name: str, label_smoothing: float = 0.0, class_weights: torch.Tensor | None = None) -> Measure:
+    """Return a loss of `common.catalog.losses.LOSSES`, or the user's function that FILE.py:FUNCTION names.
+
+    Args:
+        class_weights: float32 (classes,), factors of the terms of the cross-entropy, which stays a mean over samples.
+    """
     if (function := user_file.loss_for("pytorch", name)) is not None:
         _check_object(function)
         return partial(_users, function)
     if name == "cross-entropy":
-        return partial(_cross_entropy, label_smoothing=label_smoothing)
+        options = {"label_smoothing": label_smoothing, "weight": class_weights, "reduction": "sum"}
+        return partial(_cross_entropy, partial(functional.cross_entropy, **options))
     return partial(_sum_over_samples, _LOSSES[name])
 
 
@@ -37,12 +42,11 @@ def build_metric(name: str, loss: str) -> Measure:
     return partial(_sum_over_samples, measured)
 
 
-def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+def _cross_entropy(add_up: Measure, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of logits (n, ..., classes) and classes (n, ...), or probabilities (n, classes)."""
     if targets.is_floating_point():
-        return functional.cross_entropy(outputs.float(), targets, reduction="sum", label_smoothing=label_smoothing)
-    logits, classes = outputs.float().flatten(0, -2), targets.flatten()
-    loss_sum = functional.cross_entropy(logits, classes, reduction="sum", label_smoothing=label_smoothing)
+        return add_up(outputs.float(), targets)
+    loss_sum = add_up(outputs.float().flatten(0, -2), targets.flatten())
     return loss_sum if targets.dim() == 1 else loss_sum / targets[0].numel()
 
 

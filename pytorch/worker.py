@@ -53,7 +53,7 @@ class Worker(BaseWorker):
         self._precision = build_precision(config, strategy, device)
         parts = self._inputs, self._precision
         self._step = build_step(
-            network, optimizer, config, strategy, *parts, task=dataset.task, measures_noise=bool(self.num_parts)
+            network, optimizer, config, strategy, *parts, dataset=dataset, measures_noise=bool(self.num_parts)
         )
         self._state = State(network, build_optimizer_state(optimizer, config, device), self._step, strategy)
         loss = config.loss or default_loss(dataset.task)

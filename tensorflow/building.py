@@ -6,7 +6,7 @@ import keras
 
 from allstep.common.catalog.losses import default_loss
 from allstep.common.config.train_config import TrainConfig
-from allstep.common.data.datasets import Task
+from allstep.common.data.datasets import Dataset
 from allstep.tensorflow.averaging import WeightAverage
 from allstep.tensorflow.gradients import Clip, Noise
 from allstep.tensorflow.inputs import Inputs
@@ -29,13 +29,12 @@ def build_step(
     strategy: Strategy,
     inputs: Inputs,
     *,
-    task: Task,
+    dataset: Dataset,
     measures_noise: bool,
 ) -> tuple[Step, OnePass]:
     """Return the training step of a run, and the pass of which it consists.
 
     Args:
-        task: of the data set.
         measures_noise: whether the gradients of passes are measured for the noise scale.
     """
     flags, reduction, weights = config.optimizer, strategy.reduction, trained_weights(model)
@@ -49,7 +48,7 @@ def build_step(
         observers.append(GradientSquares(optimizer, strategy.num_local_devices))
     if flags.ema is not None:
         observers.append(WeightAverage(weights, flags.ema, strategy))
-    loss = build_loss(config.loss or default_loss(task), flags.label_smoothing)
+    loss = build_loss(config.loss or default_loss(dataset.task), flags.label_smoothing, dataset.class_weights)
     forward = RecomputedBlocks(model) if strategy.flags.recompute else model
     one_pass = OnePass(model, forward, inputs, loss)
     variables = model.trainable_variables

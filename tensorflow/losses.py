@@ -5,7 +5,7 @@ Each takes outputs and targets, (n, ...), and returns a sum over the n samples o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -20,11 +20,17 @@ from allstep.common.catalog.user_file import name_of
 Measure = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def build_loss(name: str, label_smoothing: float = 0.0) -> Measure:
-    """A loss of `common.catalog.losses.LOSSES`, or the function of the user's that FILE.py:FUNCTION names."""
+def build_loss(name: str, label_smoothing: float = 0.0, class_weights: Sequence[float] = ()) -> Measure:
+    """Return a loss of `common.catalog.losses.LOSSES`, or the user's function that FILE.py:FUNCTION names.
+
+    Args:
+        class_weights: factors of the terms of the cross-entropy, which stays a mean over samples.
+    """
     if (function := user_file.loss_for("tensorflow", name)) is not None:
         return partial(_users, _targets_last(function))
     losses = partial(_cross_entropy, label_smoothing=label_smoothing) if name == "cross-entropy" else _LOSSES[name]
+    if class_weights:
+        losses = partial(_weighted_cross_entropy, label_smoothing=label_smoothing, class_weights=class_weights)
     return partial(_sum_over_samples, losses)
 
 
@@ -44,6 +50,17 @@ def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: floa
         uniform = -tf.reduce_mean(tf.nn.log_softmax(outputs), axis=-1)
         losses = (1 - label_smoothing) * losses + label_smoothing * uniform
     return losses
+
+
+def _weighted_cross_entropy(
+    outputs: tf.Tensor, targets: tf.Tensor, label_smoothing: float, class_weights: Sequence[float]
+) -> tf.Tensor:
+    """Return the same with a factor for the term of each class, as in torch's cross_entropy."""
+    num_classes = len(class_weights)
+    shares = targets if targets.dtype.is_floating else tf.one_hot(targets, num_classes)
+    shares = (1 - label_smoothing) * shares + label_smoothing / num_classes
+    terms = tf.constant(class_weights, tf.float32) * shares * tf.nn.log_softmax(outputs)
+    return -tf.reduce_sum(terms, axis=-1)
 
 
 def _users(function: Measure, outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

@@ -52,7 +52,7 @@ class Worker(BaseWorker):
         self.num_parts = parts_of(*sizes, measures=measures_noise)
         self._inputs = Inputs(dataset)
         self._step, self._one_pass = build_step(
-            model, optimizer, config, strategy, self._inputs, task=dataset.task, measures_noise=bool(self.num_parts)
+            model, optimizer, config, strategy, self._inputs, dataset=dataset, measures_noise=bool(self.num_parts)
         )
         self._state = State(model, config.optimizer, self._step, strategy)
         loss = config.loss or default_loss(dataset.task)

@@ -74,8 +74,9 @@ class NumpyWorker:
     def _loss_and_gradient(self, batch: Batch) -> tuple[float, np.ndarray]:
         """Return the sum of the losses and its gradient."""
         inputs, odds = self._inputs(batch), self._odds(batch)
-        loss = -np.log(odds[np.arange(len(odds)), batch.targets]).sum()
-        error = odds - np.eye(odds.shape[1])[batch.targets]
+        weights = np.array(self._dataset.class_weights or np.ones(odds.shape[1]))[batch.targets]
+        loss = -(weights * np.log(odds[np.arange(len(odds)), batch.targets])).sum()
+        error = weights[:, None] * (odds - np.eye(odds.shape[1])[batch.targets])
         return float(loss), np.concatenate([(error.T @ inputs).ravel(), error.sum(axis=0)])
 
     def _inputs(self, batch: Batch) -> np.ndarray:

@@ -55,6 +55,8 @@ def check_loss(config: TrainConfig, task: Task) -> None:
             f"expected --loss {' or '.join(names)} for the targets of {dataset}, received {config.loss}; name another, "
             "or give --task if targets in your own data are something else"
         )
+    if config.optimizer.class_weights and (config.loss or default_loss(task)) != "cross-entropy":
+        raise UserError(f"--class-weights needs --loss cross-entropy, received {config.loss or default_loss(task)}")
     if config.optimizer.label_smoothing and (config.loss or default_loss(task)) != "cross-entropy":
         raise UserError(
             f"expected --label-smoothing with classes to spread a label over, received the targets of {dataset}, which "

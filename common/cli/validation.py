@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from allstep.common.base.errors import UserError, quote
 from allstep.common.catalog import strategies as registry
@@ -122,6 +123,10 @@ def _check_optimizer(config: TrainConfig) -> None:
                 f"expected --{item.name.replace('_', '-')} with --optimizer {' or '.join(names)} alone, received "
                 f"{value} with --optimizer {flags.optimizer}; leave it out"
             )
+    if flags.class_weights not in (None, "balanced"):
+        from allstep.common.data.classes import read_class_weights
+
+        read_class_weights(Path(flags.class_weights))
     for name, value in (("--clip-norm", flags.clip_norm), ("--gradient-noise", flags.gradient_noise)):
         if value and op != "average":
             raise UserError(
@@ -254,6 +259,10 @@ def _check_data(data: DataConfig) -> None:
 
 def _check_curriculum(data: DataConfig) -> None:
     """Refuse --curriculum-* flags without --curriculum, and a curriculum that does not fit a data set of known size."""
+    if data.curriculum and data.sampler != "shuffle":
+        raise UserError(
+            f"expected --curriculum or --sampler {data.sampler}, received both orders of the samples; leave one out"
+        )
     for item in fields(DataConfig):
         value = getattr(data, item.name)
         if item.name.startswith("curriculum_") and value != item.default and not data.curriculum:

@@ -119,6 +119,10 @@ class DataConfig:
     skip_unreadable: bool = False
     """image-folder, your own image files: replace unreadable images by others of their class, and count them."""
 
+    sampler: Literal["shuffle", "balanced"] = "shuffle"
+    """Training samples of an epoch. shuffle: each once; balanced: equally many of every class, so that those of small
+    classes repeat. The order depends on seed and epoch alone."""
+
     curriculum: Path | None = None
     """File with the difficulty of each training sample (.npy, or one number per line), as `allstep difficulty` writes
     it. Easy samples come first (Bengio et al. 2009)."""

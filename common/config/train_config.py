@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from allstep.common.base.flag_types import MAX_COUNT, WEEK, local_ranks, number, ramp_step, whole
+from allstep.common.base.flag_types import MAX_COUNT, WEEK, local_ranks, nonempty_text, number, ramp_step, whole
 from allstep.common.catalog.losses import loss_name
 from allstep.common.catalog.model_args import model_argument
 from allstep.common.catalog.networks import WIDE_RESNET_DEPTH, WIDE_RESNET_WIDTH, model_name
@@ -110,6 +110,10 @@ class OptimizerConfig:
 
     label_smoothing: Annotated[float, number(0, 1, below=True)] = 0.0
     """Share of each training label to spread evenly over all classes (Szegedy et al. 2016)."""
+
+    class_weights: Annotated[str | None, nonempty_text] = None
+    """Weight of each class in the training loss, whose mean is over samples: balanced (n / (k n_c) for n_c of n samples
+    in k classes), or a file with a number for each class in their order (.npy, or text)."""
 
     ema: Annotated[float | None, number(0, 1, below=True)] = None
     """Keep a moving average of the weights with this decay, and validate and save it along with the weights."""

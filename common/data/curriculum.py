@@ -16,10 +16,8 @@ import numpy as np
 from allstep.common.base.errors import UserError, quote
 from allstep.common.config.data_config import DataConfig
 from allstep.common.data.sharding import sample_order
-from allstep.common.files.npy import load_npy
-from allstep.common.files.regular_file import read_regular
+from allstep.common.files.numbers import read_numbers
 
-_LARGEST_FILE = 2**33  # a billion float64
 # Multiples of this are added to the epoch, so that each permutation within an epoch differs from that of any epoch.
 _PERMUTATIONS = 2**32
 
@@ -66,24 +64,7 @@ def curriculum_of(flags: DataConfig, num_samples: int | None) -> Curriculum | No
     path = flags.curriculum
     if path is None:
         return None
-    try:
-        content = read_regular(path, maximum=_LARGEST_FILE)
-        if path.suffix == ".npy":
-            difficulties = load_npy(content).astype(np.float64)
-        else:
-            difficulties = np.array(content.split(), np.float64)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise UserError(
-            f"expected --curriculum to be a file of a number for each training sample, received {quote(path)}: "
-            f"{reason}; name another"
-        ) from None
-    if difficulties.ndim != 1 or not np.isfinite(difficulties).all():
-        raise UserError(
-            f"expected --curriculum to hold one finite number for each training sample, received {quote(path)} with "
-            f"{difficulties.size} numbers, of which {np.count_nonzero(np.isfinite(difficulties))} are finite, in "
-            f"{difficulties.ndim} axes; make it by allstep difficulty"
-        )
+    difficulties = read_numbers(path, "--curriculum", "a number for each training sample")
     if num_samples is not None and len(difficulties) != num_samples:
         raise UserError(
             f"expected --curriculum to hold a number for each of {num_samples} training samples, received "

@@ -12,8 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from allstep.common.data.curriculum import Curriculum
-from allstep.common.data.datasets.base import Split
+from allstep.common.data.datasets.base import Sampler, Split
 from allstep.common.data.sharding import Position, global_batch, rank_slice, sample_order
 from allstep.common.data.slices import local_slices
 
@@ -83,7 +82,7 @@ def train_batches(
     drop_last: bool = False,
     num_slices: int | None = None,
     audited: Callable[[int], bool] | None = None,
-    curriculum: Curriculum | None = None,
+    sampler: Sampler | None = None,
 ) -> Iterator[Batch]:
     """Return this rank's batches from `position` to the end of its epoch.
 
@@ -94,7 +93,7 @@ def train_batches(
         drop_last: leave out samples at the end of the order that do not fill a global batch.
     """
     plans = _plan(len(split), position, global_batch_size, rank, world_size, num_slices, drop_last=drop_last)
-    ordered = curriculum.order if curriculum else functools.partial(sample_order, num_samples=len(split))
+    ordered = sampler.order if sampler else functools.partial(sample_order, num_samples=len(split))
     order = functools.partial(ordered, seed=seed, epoch=position.epoch)
     batches = _batches(split, plans, order)
     if audited is None:

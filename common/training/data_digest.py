@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from allstep.common.base.errors import UserError
+from allstep.common.data.curriculum import Curriculum
 from allstep.common.data.datasets import Dataset, Split
 from allstep.common.data.datasets.subset import Subset
 from allstep.common.data.images.decoding import UnreadableImage
@@ -27,8 +28,8 @@ def digests_of(dataset: Dataset) -> dict[str, str]:
         digests[f"{name} labels"] = _hashed(_labels(split))
         if (inputs := _some_inputs(split)) is not None:
             digests[f"{name} inputs"] = _hashed(*inputs)
-    if dataset.curriculum:
-        digests["order of --curriculum"] = _hashed(dataset.curriculum.easiest_first)
+    if isinstance(dataset.sampler, Curriculum):
+        digests["order of --curriculum"] = _hashed(dataset.sampler.easiest_first)
     return digests
 
 

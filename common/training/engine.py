@@ -170,7 +170,7 @@ def _batches(session: TrainingRun, schedule: Schedule) -> Iterator[Batch]:
         drop_last=config.schedule.drop_last,
         num_slices=config.parallel.num_slices,
         audited=audited_steps(config.parallel.audit, seed=config.data.seed, epoch=position.epoch),
-        curriculum=session.dataset.curriculum,
+        sampler=session.dataset.sampler,
     )
 
 

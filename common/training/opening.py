@@ -17,8 +17,10 @@ from allstep.common.cli.decode import check_decoding_device
 from allstep.common.cli.validation import validate_for_data
 from allstep.common.config.train_config import TrainConfig
 from allstep.common.data import datasets
+from allstep.common.data.classes import balanced_order_of, class_weights_of
 from allstep.common.data.curriculum import curriculum_of
-from allstep.common.data.datasets import Dataset
+from allstep.common.data.datasets import DataConfig, Dataset
+from allstep.common.data.datasets.base import Sampler
 from allstep.common.data.images.augmented_split import augmentation_of
 from allstep.common.launch.placement import Placement, cores_per_rank
 from allstep.common.recipe.schedule import Schedule
@@ -50,9 +52,14 @@ def open_dataset(
     check_loss(config, own.task)
     return dataclasses.replace(
         own,
-        curriculum=curriculum_of(config.data, len(own.train)),
+        sampler=_sampler_of(config.data, own),
+        class_weights=class_weights_of(config.optimizer.class_weights, own),
         augmentation=augmentation_of(config.data, own),
     )
+
+
+def _sampler_of(flags: DataConfig, dataset: Dataset) -> Sampler | None:
+    return balanced_order_of(dataset) if flags.sampler == "balanced" else curriculum_of(flags, len(dataset.train))
 
 
 def smallest_pass(config: TrainConfig, num_samples: int, world_size: int) -> int:

@@ -16,6 +16,7 @@ from allstep.common.checkpoint import load
 
 FLAGS = ("--model", "mlp", "--global-batch-size", 128, "--log-every", 1, "--checkpoint-every", 6, "--base-lr", 0.05)
 CHANGES = ("--clip-norm", 0.5, "--gradient-noise", 0.001, "--label-smoothing", 0.1, "--ema", 0.9)
+CHANGES += ("--class-weights", "balanced", "--sampler", "balanced")
 
 OPTIMIZERS = {
     "lars": ("--optimizer", "lars", "--base-lr", 5, "--weight-decay", 0.01),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -66,6 +67,32 @@ def test_labels_may_be_shares_of_the_classes():
     of_each = [cross_entropy(outputs.astype(np.float64), np.full(len(classes), number)) for number in range(3)]
     expected = (shares * np.stack(of_each, axis=1)).sum()
     assert measured("build_loss", ("cross-entropy", SMOOTHING), outputs, shares) == pytest.approx([expected] * 2, 1e-5)
+
+
+WEIGHTS = (0.5, 2.0, 0.0)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_weights_of_classes(mixed):
+    """Oracles: torch's cross_entropy of each sample; for plain labels also Keras' weight of each sample."""
+    outputs, classes = samples("cross-entropy", "classification")
+    labels = RANDOM.dirichlet(np.ones(3), len(classes)).astype(np.float32) if mixed else classes
+    for smoothing in (0.0, SMOOTHING):
+        expected = torch.nn.functional.cross_entropy(
+            torch.tensor(outputs), torch.tensor(labels), torch.tensor(WEIGHTS), reduction="none",
+            label_smoothing=smoothing,
+        )  # fmt: skip
+        arguments = ("cross-entropy", smoothing)
+        found = [
+            float(pytorch_losses.build_loss(*arguments, torch.tensor(WEIGHTS))(*map(torch.tensor, (outputs, labels)))),
+            float(tensorflow_losses.build_loss(*arguments, WEIGHTS)(*map(tf.constant, (outputs, labels)))),
+        ]
+        assert found == pytest.approx([float(expected.sum())] * 2, 1e-5)
+    if not mixed:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        value = float(loss(classes, outputs, sample_weight=np.array(WEIGHTS)[classes]))
+        assert float(tensorflow_losses.build_loss("cross-entropy", 0.0, WEIGHTS)(
+            tf.constant(outputs), tf.constant(classes))) == pytest.approx(value, 1e-5)  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "task"), CASES)

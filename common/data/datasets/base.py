@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:  # parsing flags needs no NumPy, whose import would delay --help and error messages by 0.1 s
     import numpy as np
 
-    from allstep.common.data.curriculum import Curriculum
     from allstep.common.data.images.augmented_split import Augmentation
 
 InputType = Literal["uint8", "float32", "int64"]
@@ -33,6 +32,14 @@ class Split(Protocol):
         ...
 
 
+class Sampler(Protocol):
+    """Order of the training samples in an epoch."""
+
+    def order(self, positions: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
+        """Return the samples at the given positions of an epoch's order, which depends on seed and epoch alone."""
+        ...
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Training and validation split of samples of one shape.
@@ -52,8 +59,10 @@ class Dataset:
     """Mean of each channel, or one for all channels, with uint8 scaled to 0..1."""
     std: tuple[float, ...] = (1.0,)
     """Standard deviation of each channel, or one for all channels, with uint8 scaled to 0..1."""
-    curriculum: Curriculum | None = None
+    sampler: Sampler | None = None
     """Order of the training samples, if it is not that of `sharding`."""
+    class_weights: tuple[float, ...] = ()
+    """Weight of each class in the training loss; none if all weigh the same."""
     augmentation: Augmentation | None = None
     """Augmentation of the training samples."""
     encoded: bool = False

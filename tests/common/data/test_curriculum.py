@@ -43,7 +43,7 @@ def test_any_ranks_and_a_resume_in_mid_epoch_see_the_same_order(world_size, offs
 
     def samples(rank: int, ranks: int) -> list[np.ndarray]:
         batches = train_batches(split, Position(1, offset), global_batch_size=lambda _: 10, seed=5, rank=rank,
-                                world_size=ranks, curriculum=CURRICULUM)  # fmt: skip
+                                world_size=ranks, sampler=CURRICULUM)  # fmt: skip
         return [batch.targets[: batch.num_samples] for batch in batches]
 
     [alone] = [np.concatenate(samples(0, 1))]
