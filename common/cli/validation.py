@@ -20,6 +20,7 @@ from allstep.common.config.train_config import (
     DEFAULT_BATCH_SIZE,
     OptimizerConfig,
     OutputConfig,
+    ScheduleConfig,
     StrategyConfig,
     TrainConfig,
 )
@@ -70,6 +71,11 @@ def validate(config: TrainConfig, strategies: Sequence[str], placement: Placemen
             "expected --recompute or --compile, received both: a compiler decides itself what to compute again; leave "
             "one of them out"
         )
+    for name in ("plateau_patience", "plateau_factor"):
+        if getattr(schedule, name) != getattr(ScheduleConfig, name) and schedule.lr_decay != "plateau":
+            raise UserError(
+                f"--{name.replace('_', '-')} needs --lr-decay plateau, received {schedule.lr_decay}; leave it out"
+            )
     _check_ramp(config, framework)
     _check_schedule(config, 1 if entry.one_worker else placement.world_size)
     if placement.rank == 0:  # the paths may not exist on other hosts

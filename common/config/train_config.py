@@ -49,14 +49,20 @@ class ScheduleConfig:
     warmup_epochs: Annotated[float, number(0, _EPOCHS)] = 0.0
     """Number of epochs in which the learning rate rises step by step from its unscaled value."""
 
-    lr_decay: Literal["constant", "step", "cosine", "poly", "linear"] = "constant"
-    """Shape of the learning rate after the warm-up."""
+    lr_decay: Literal["constant", "step", "cosine", "poly", "linear", "plateau"] = "constant"
+    """Shape of the learning rate after the warm-up; plateau lowers it when the validation loss stops falling."""
 
     lr_milestones: Annotated[tuple[float, ...], number(0, _EPOCHS)] = ()
     """step: epochs after which the learning rate falls; by default after 30/90, 60/90 and 80/90 of the run."""
 
     lr_step_factor: Annotated[float, number(0, 1, above=True)] = 0.1
     """step: factor by which the learning rate is multiplied at each milestone."""
+
+    plateau_patience: Annotated[int, whole(1, MAX_COUNT)] = 10
+    """plateau: epochs without a lower validation loss, or since the last change, until the learning rate falls."""
+
+    plateau_factor: Annotated[float, number(0, 1, above=True, below=True)] = 0.1
+    """plateau: factor by which the learning rate is multiplied."""
 
     lr_power: Annotated[float, number(0, 1000, above=True)] = 2.0
     """poly: exponent of the remaining fraction of the run."""

@@ -92,7 +92,7 @@ class BalancedOrder:
     by_class: np.ndarray
     """Indices of all training samples, class by class, int64 (samples,)."""
     starts: np.ndarray
-    """Where each class that has samples starts in `by_class`, and the number of samples, int64 (classes + 1,)."""
+    """Start in `by_class` of each class that has samples, and the number of samples, int64 (classes + 1,)."""
 
     @classmethod
     def of(cls, labels: np.ndarray) -> BalancedOrder:

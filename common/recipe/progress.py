@@ -24,6 +24,8 @@ class Progress:
     """This rank's share of the noise scale of the gradients so far."""
     batch_ramp: tuple[tuple[float, int], ...] = ()
     """Growth of the global batch so far with --batch-ramp auto; see `Schedule`."""
+    lr_drops: tuple[float, ...] = ()
+    """Epochs so far at which --lr-decay plateau lowered the learning rate; see `Schedule.milestones`."""
     loss_sum: float = 0.0
     """Sum of the losses of this rank's samples in this epoch."""
     learning_rate: float = 0.0

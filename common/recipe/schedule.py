@@ -15,7 +15,7 @@ both trainers use v = m * v + g, w = w - lr * v, to which the correction is equi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -23,9 +23,10 @@ import numpy as np
 
 from allstep.common.base.errors import UserError
 from allstep.common.config.train_config import DEFAULT_BATCH_SIZE, TrainConfig
+from allstep.common.recipe.progress import Progress
 
 Scaling = Literal["none", "linear", "sqrt"]
-Decay = Literal["constant", "step", "cosine", "poly", "linear"]
+Decay = Literal["constant", "step", "cosine", "poly", "linear", "plateau"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,10 @@ class Schedule:
     decay: Decay = "constant"
     """Shape of the learning rate after the warm-up."""
     milestones: tuple[float, ...] | None = None
-    """step: epochs from the start of the run; None stands for 30, 60 and 80 of 90, as in Goyal et al."""
+    """step: epochs from the start of the run; None stands for 30, 60 and 80 of 90, as in Goyal et al. plateau: those
+    so far."""
     step_factor: float = 0.1
-    """step: factor by which the learning rate is multiplied at each milestone."""
+    """step, plateau: factor by which the learning rate is multiplied at each milestone."""
     power: float = 2.0
     """poly: exponent of the remaining fraction of the run."""
     final_lr: float = 0.0
@@ -133,8 +135,8 @@ def make_schedule(
         scaling=flags.lr_scaling,
         warmup_epochs=flags.warmup_epochs,
         decay=flags.lr_decay,
-        milestones=flags.lr_milestones or None,
-        step_factor=flags.lr_step_factor,
+        milestones=None if flags.lr_decay == "plateau" else flags.lr_milestones or None,
+        step_factor=flags.plateau_factor if flags.lr_decay == "plateau" else flags.lr_step_factor,
         power=flags.lr_power,
         final_lr=flags.final_lr if final_lr is None else final_lr,
         batch_ramp=ramp,
@@ -158,6 +160,7 @@ def learning_rate(schedule: Schedule, samples_seen: int) -> float:
 
         warm-up   full * (1/k + (1 - 1/k) * t)                      Goyal et al. 2017, section 2.2
         step      full * step_factor ** milestones passed           Goyal et al. 2017, section 5.1
+        plateau   the same, where `dropped` finds the milestones
         cosine    final + (full - final) * (1 + cos(pi * p)) / 2    Loshchilov and Hutter 2017, "SGDR", eq. 5
         poly      final + (full - final) * (1 - p) ** power         linear: power 1
 
@@ -205,6 +208,29 @@ def grown(
     return (*ramp, (float(epoch), factor)) if noise_scale and noise_scale > now and then <= largest else ramp
 
 
+def dropped(
+    schedule: Schedule, drops: tuple[float, ...], *, epoch: int, epochs_without_gain: int, patience: int
+) -> tuple[float, ...]:
+    """Return the milestones of --lr-decay plateau after an epoch, with one more after `patience` epochs that brought no
+    gain since the one before.
+
+    Keras' ReduceLROnPlateau with min_delta=0 has the same rule, and PyTorch's with threshold=0 and a patience that is
+    lower by one.
+
+    Args:
+        drops: the milestones before this epoch's end; any other decay has none.
+        epoch: number of completed epochs.
+    """
+    waited = min(epochs_without_gain, epoch - (drops[-1] if drops else 0))
+    return (*drops, float(epoch)) if schedule.decay == "plateau" and waited >= patience else drops
+
+
+def adapted(schedule: Schedule, progress: Progress) -> Schedule:
+    """Return the schedule with what a run has found out so far: when to grow the batch, and when to lower the rate."""
+    ramp, drops = progress.batch_ramp or schedule.batch_ramp, progress.lr_drops or schedule.milestones
+    return replace(schedule, batch_ramp=ramp, milestones=drops)
+
+
 def _full_lr(schedule: Schedule, batch_size: int) -> float:
     k = batch_size / schedule.reference_batch_size
     return schedule.base_lr * {"none": 1.0, "linear": k, "sqrt": math.sqrt(k)}[schedule.scaling]
@@ -213,7 +239,7 @@ def _full_lr(schedule: Schedule, batch_size: int) -> float:
 def _decayed(schedule: Schedule, full: float, samples_seen: int, warmup: float) -> float:
     if schedule.decay == "constant":
         return full
-    if schedule.decay == "step":
+    if schedule.decay in ("step", "plateau"):
         passed = sum(samples_seen >= epoch * schedule.samples_per_epoch for epoch in _milestones(schedule))
         return full * schedule.step_factor**passed
     end = schedule.num_epochs * schedule.samples_per_epoch
@@ -227,8 +253,8 @@ def _decayed(schedule: Schedule, full: float, samples_seen: int, warmup: float) 
 
 
 def _milestones(schedule: Schedule) -> tuple[float, ...]:
-    if schedule.milestones is not None:
-        return schedule.milestones
+    if schedule.milestones is not None or schedule.decay == "plateau":
+        return schedule.milestones or ()
     return tuple(schedule.num_epochs * epoch / 90 for epoch in (30, 60, 80))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,7 @@ from allstep.common.data.loader import Batch, train_batches
 from allstep.common.exact.audit import UnequalBits, audited_steps
 from allstep.common.recipe.noise_scale import noise_scale
 from allstep.common.recipe.progress import Progress
-from allstep.common.recipe.schedule import Schedule, global_batch_size, grown, learning_rate
+from allstep.common.recipe.schedule import Schedule, adapted, dropped, global_batch_size, grown, learning_rate
 from allstep.common.recipe.weights import checksum
 from allstep.common.reporting.base import Reporter
 from allstep.common.training.evaluation import Evaluation, Stopped, evaluate
@@ -113,7 +113,7 @@ def _train_epoch(run: Run) -> None:
     """
     session, progress_state = run.session, run.progress_state
     worker, progress = session.worker, session.progress
-    schedule = replace(run.schedule, batch_ramp=progress.batch_ramp or run.schedule.batch_ramp)
+    schedule = adapted(run.schedule, progress)
     scales_loss = session.config.precision == "fp16"
     epoch, num_samples = progress.position.epoch, len(session.dataset.training_split)
     steps = StepsInFlight(
@@ -220,6 +220,13 @@ def _finish_epoch(run: Run) -> None:
     scale = noise_scale(*noise)
     if session.config.schedule.follows_noise:
         progress.batch_ramp = grown(run.schedule, progress.batch_ramp, epoch=epoch, noise_scale=scale)
+    progress.lr_drops = dropped(
+        run.schedule,
+        progress.lr_drops,
+        epoch=epoch,
+        epochs_without_gain=progress.epochs_without_gain,
+        patience=session.config.schedule.plateau_patience,
+    )
     metrics = _metrics(run, scale)
     run.progress_state.enter("reporting")
     run.reporter.event(

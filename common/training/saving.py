@@ -19,7 +19,7 @@ from allstep.common.data.sharding import Position
 from allstep.common.recipe.loss_scale import LossScale
 from allstep.common.recipe.noise_scale import NoiseScale
 from allstep.common.recipe.progress import Progress
-from allstep.common.recipe.schedule import Schedule
+from allstep.common.recipe.schedule import Schedule, adapted
 from allstep.common.training.worker import Worker
 from allstep.common.watch import ProgressState
 
@@ -117,8 +117,7 @@ class Saver:
         noise_square: float,
     ) -> TrainState:
         epoch, offset = progress.position.epoch, progress.position.offset
-        ramp = progress.batch_ramp or self._schedule.batch_ramp
-        schedule = dataclasses.replace(self._schedule, batch_ramp=ramp)
+        schedule = adapted(self._schedule, progress)
         return TrainState(
             framework=self._worker.framework,
             arrays=arrays,

@@ -166,6 +166,8 @@ class TrainingRun:
             check_batch_memory(schedule, dataset, placement)
             if state:
                 self.progress = saving.resume(worker, state)
+                if schedule.decay == state.schedule["decay"] == "plateau":
+                    self.progress.lr_drops = tuple(state.schedule["milestones"] or ())
             if config.schedule.follows_noise:
                 _follow_noise(self.progress, worker, state)
             checkpoints = None

@@ -260,6 +260,11 @@ def test_flags_that_a_data_set_would_ignore(flags, dataset):
         parsed("--dataset", dataset, *flags.split())
 
 
+def test_a_plateau_has_its_flags_alone():
+    with pytest.raises(UserError, match="--plateau-patience needs --lr-decay plateau, received cosine; leave it out"):
+        parsed("--lr-decay", "cosine", "--plateau-patience", "3")
+
+
 def test_resume_and_init_from_exclude_each_other(tmp_path):
     with pytest.raises(UserError, match="received both"):
         parsed("--output-dir", str(tmp_path), "--resume", "latest", "--init-from", str(tmp_path))

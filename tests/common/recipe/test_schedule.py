@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import get_args
 
+import keras
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from allstep.common.base.errors import UserError
-from allstep.common.recipe.schedule import Decay, Schedule, global_batch_size, learning_rate
+from allstep.common.recipe.progress import Progress
+from allstep.common.recipe.schedule import Decay, Schedule, adapted, dropped, global_batch_size, learning_rate
 
 NUM_STEPS = 20  # an epoch of 1280 samples in batches of 64
 
@@ -80,6 +82,41 @@ def test_step_decay_is_pytorchs(milestones, epochs):
     steps = [int(epoch * NUM_STEPS) for epoch in epochs]
     theirs = torch_rates(0.1, len(ours), lambda optimizer: lr_scheduler.MultiStepLR(optimizer, steps))
     np.testing.assert_array_max_ulp(ours, theirs, maxulp=1)
+
+
+def validation_losses() -> np.ndarray:
+    falling = np.concatenate([np.linspace(3, 1, 12), np.full(9, 1.0), np.linspace(1, 0.5, 9)])
+    return falling + 0.3 * np.random.default_rng(0).random(30)
+
+
+@pytest.mark.parametrize("patience", [1, 2, 4])
+def test_plateau_is_that_of_keras_and_pytorch(patience):
+    """Oracles: Keras' ReduceLROnPlateau, and PyTorch's, which tolerates one epoch less."""
+    losses, found, progress = validation_losses(), [], Progress()
+    falling = schedule(decay="plateau", num_epochs=len(losses), step_factor=0.5)
+    for epoch, loss in enumerate(losses, start=1):
+        progress.finish_epoch(float(loss))
+        gainless = progress.epochs_without_gain
+        progress.lr_drops = dropped(
+            falling, progress.lr_drops, epoch=epoch, epochs_without_gain=gainless, patience=patience
+        )
+        found.append(learning_rate(adapted(falling, progress), epoch * falling.samples_per_epoch))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    theirs = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=patience - 1, threshold=0, eps=0)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1))
+    callback = keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=patience, min_delta=0)
+    callback.set_model(model)
+    callback.on_train_begin()
+    expected: list[list[float]] = [[], []]
+    for epoch, loss in enumerate(losses):
+        theirs.step(loss)
+        callback.on_epoch_end(epoch, {"val_loss": loss})
+        expected[0].append(optimizer.param_groups[0]["lr"])
+        expected[1].append(float(model.optimizer.learning_rate))
+    assert len(set(found)) > 2
+    for one in expected:
+        np.testing.assert_allclose(found, one, rtol=1e-6)
 
 
 def test_goyal_et_al_on_imagenet():

@@ -117,6 +117,23 @@ def test_the_learning_rate_warms_up_and_is_scaled_by_the_batch(tmp_path):
     assert rates == pytest.approx([*(0.05 + 0.05 * 64 * step / NUM_SAMPLES for step in range(4)), *[0.1] * 4])
 
 
+def test_the_learning_rate_falls_on_a_plateau(tmp_path):
+    """Oracle: the validation losses that the run reports, of which every rank has the same; a resume goes on alike."""
+    flags = ("--lr-decay", "plateau", "--plateau-patience", 2, "--plateau-factor", 0.25, "--base-lr", 2)
+    found = train(2, tmp_path / "whole", "--epochs", 8, *flags)
+    rate, best, waited, expected = 2.0, math.inf, 0, []
+    for loss in of("epoch", found, "validation_loss"):
+        expected.append(rate)
+        waited, best = (0, loss) if loss < best else (waited + 1, best)
+        if waited == 2:
+            rate, waited = rate / 4, 0
+    assert of("epoch", found, "learning_rate") == expected and len(set(expected)) > 1
+    drop = expected.index(0.5)
+    for epochs in (drop - 1, drop, 8):  # it stops before the plateau is seen, and right after that
+        again = train(3, tmp_path / "again", "--epochs", epochs, *flags, "--resume", "auto")
+    assert of("epoch", again, "learning_rate") == expected
+
+
 def test_an_epoch_reports_the_rate_of_its_last_step(tmp_path):
     found = train(2, tmp_path, "--epochs", 3, "--lr-decay", "cosine")
     rates = of("step", found, "learning_rate")

@@ -109,6 +109,7 @@ def test_goes_on_from_any_checkpoint_on_any_number_of_ranks(before, after, at, u
         ("--batch-ramp", "auto", "--global-batch-size", 10),
         ("--lr-decay", "cosine", "--warmup-epochs", 1),
         ("--early-stop-patience", 1),
+        ("--lr-decay", "plateau", "--plateau-patience", 1, "--base-lr", 3, "--epochs", 2),
     ],
     ids=lambda flags: flags[0],
 )
