@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from allstep.common.data.datasets import Dataset
@@ -21,7 +24,11 @@ class Inputs:
             torch.tensor(values, dtype=torch.float32, device=device).view(-1, *((1, 1) if self._are_images else ()))
             for values in (dataset.mean, dataset.std)
         )
-        self._scale, self._shift = 1 / ((255 if dataset.input_type == "uint8" else 1) * std), -mean / std
+        self._normalise: Callable[[torch.Tensor], torch.Tensor] = (
+            partial(_scale_pixels, scale=1 / (255 * std), shift=-mean / std)
+            if dataset.input_type == "uint8"
+            else partial(_centre, mean=mean, scale=1 / std)
+        )
 
     def __call__(self, batch: Batch, begin: int = 0, end: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs, normalised unless they are tokens, and targets of the samples [begin, end) of `batch`."""
@@ -33,7 +40,7 @@ class Inputs:
         if self._are_images:
             # Channels stay last in memory, as they are read: convolutions follow that, and are faster for it.
             inputs = inputs.permute(0, 3, 1, 2)
-        return inputs.mul_(self._scale).add_(self._shift), targets
+        return self._normalise(inputs), targets
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to this rank's device, on a GPU while that still computes the step before."""
@@ -45,3 +52,12 @@ class Inputs:
         computing.wait_stream(self._copy_stream)
         copy.record_stream(computing)
         return copy
+
+
+def _scale_pixels(inputs: torch.Tensor, *, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    return inputs.mul_(scale).add_(shift)
+
+
+def _centre(inputs: torch.Tensor, *, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Subtract first: a mean may be many times the deviation, and its digits would be lost in a scaled shift."""
+    return inputs.sub_(mean).mul_(scale)

@@ -80,7 +80,8 @@ class NumpyWorker:
         return float(loss), np.concatenate([(error.T @ inputs).ravel(), error.sum(axis=0)])
 
     def _inputs(self, batch: Batch) -> np.ndarray:
-        scaled = (batch.inputs / 255 - np.array(self._dataset.mean)) / np.array(self._dataset.std)
+        unit = 255 if batch.inputs.dtype == np.uint8 else 1
+        scaled = (batch.inputs / unit - np.array(self._dataset.mean)) / np.array(self._dataset.std)
         return scaled.reshape(len(batch.inputs), -1)
 
     def _odds(self, batch: Batch) -> np.ndarray:

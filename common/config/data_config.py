@@ -74,6 +74,10 @@ class DataConfig:
     """npz, parquet, tfrecord, webdataset, hf: the field to predict; default: a field with a usual name such as y, label
     or cls."""
 
+    standardize: bool = False
+    """Inputs that are numbers: subtract the mean of each field over the training samples and divide by the standard
+    deviation, as scikit-learn's StandardScaler does."""
+
     task: Annotated[str, one_of(*TASKS)] = "auto"
     """Your own data sets: what the targets are, classification (classes: numbers, names or one-hot rows) or regression
     (numbers). auto: --loss decides, or else the targets' type and values; a line on stderr says so where they are not

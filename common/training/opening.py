@@ -22,6 +22,7 @@ from allstep.common.data.curriculum import curriculum_of
 from allstep.common.data.datasets import DataConfig, Dataset
 from allstep.common.data.datasets.base import Sampler
 from allstep.common.data.images.augmented_split import augmentation_of
+from allstep.common.data.standardize import standardized
 from allstep.common.launch.placement import Placement, cores_per_rank
 from allstep.common.recipe.schedule import Schedule
 
@@ -50,6 +51,8 @@ def open_dataset(
             own = datasets.load(data)
     validate_for_data(config, len(own.train), collectives.world_size)
     check_loss(config, own.task)
+    if config.data.standardize:
+        own = standardized(own, collectives)
     return dataclasses.replace(
         own,
         sampler=_sampler_of(config.data, own),

@@ -135,7 +135,16 @@ def check_flags(config: TrainConfig, saved: TrainState | Manifest) -> None:
     flags, defaults = config.flat(), TrainConfig().flat()
     order = ("curriculum", "curriculum-start", "curriculum-epochs") if flags["curriculum"] else ("curriculum",)
     model = ("model", "model-args") if flags["model-args"] or saved.config.get("model-args") else ("model",)
-    for name in ("dataset", *_SHAPES.get(config.data.kind, ()), "seed", "sampler", *order, *model, "optimizer"):
+    for name in (
+        "dataset",
+        *_SHAPES.get(config.data.kind, ()),
+        "standardize",
+        "seed",
+        "sampler",
+        *order,
+        *model,
+        "optimizer",
+    ):
         before = saved.config.get(name, defaults[name])  # older checkpoints lack some flags
         is_same = flags[name] == before
         if name == "model":  # a file may have moved; the network's weights are checked in any case

@@ -56,9 +56,9 @@ class Dataset:
     num_classes: int
     """Number of outputs of the network, per token if the task is next-token."""
     mean: tuple[float, ...] = (0.0,)
-    """Mean of each channel, or one for all channels, with uint8 scaled to 0..1."""
+    """Mean of each channel or field, or one for all of them, with uint8 scaled to 0..1."""
     std: tuple[float, ...] = (1.0,)
-    """Standard deviation of each channel, or one for all channels, with uint8 scaled to 0..1."""
+    """Standard deviation of each channel or field, or one for all of them, with uint8 scaled to 0..1."""
     sampler: Sampler | None = None
     """Order of the training samples, if it is not that of `sharding`."""
     class_weights: tuple[float, ...] = ()
