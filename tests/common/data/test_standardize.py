@@ -90,7 +90,7 @@ def test_what_is_no_number_is_refused(tmp_path):
 
 def test_only_the_training_part_counts_and_a_resume_needs_the_flag(tmp_path):
     labels = np.arange(200) % 3
-    parts = {"x_train": VALUES[:200], "y_train": labels, "x_test": 1e9 + VALUES[:50], "y_test": labels[:50]}
+    parts = {"x_train": VALUES[:200], "y_train": labels, "x_test": VALUES[:50] + 1, "y_test": labels[:50]}
     np.savez(tmp_path / "table.npz", **parts)
     flags = ("--dataset", f"npz:{tmp_path / 'table.npz'}", "--standardize", "--epochs", 1)
     run = Job(1, *flags).build(0)
