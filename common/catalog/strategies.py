@@ -48,6 +48,7 @@ class StrategyEntry:
 _COMMON = ("compile", "recompute", "accumulate_steps", "slices", "audit")
 _HOROVOD = (*_COMMON, "sync_batch_norm", "compression", "op", "autotune", "timeline", "elastic", "commit_every")
 _DDP = (*_COMMON, "elastic", "sync_batch_norm", "num_gpus", "bucket_size", "static_graph", "gradient_as_bucket_view")
+_DDP = (*_DDP, "find_unused_parameters")
 
 STRATEGIES: dict[str, dict[str, StrategyEntry]] = {
     "pytorch": {

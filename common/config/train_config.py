@@ -209,6 +209,10 @@ class StrategyConfig:
     static_graph: bool = True
     """pytorch ddp: the network uses the same parameters in every step. No effect with --accumulate-steps."""
 
+    find_unused_parameters: bool = False
+    """pytorch ddp: look in each step for parameters that the network does not use, as where it leaves out layers at
+    random or trains some of them later. Without it, a step that uses others than the first one is refused."""
+
     gradient_as_bucket_view: bool = True
     """pytorch ddp: keep gradients in the buckets instead of copying them."""
 

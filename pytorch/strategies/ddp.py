@@ -10,6 +10,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from allstep.common.base.errors import UserError
 from allstep.common.cli.strategy_flags import many_gradients
 from allstep.common.config.train_config import StrategyConfig
 from allstep.pytorch.compat import known_arguments
@@ -33,14 +34,23 @@ class DDP(ProcessGroup):
     """The five steps in DDP; `ProcessGroup` has the first, `Strategy` the second."""
 
     def reduce(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Reduction:
-        return _Buckets(self.compiled(network), optimizer, self.flags)
+        kind = _SearchedBuckets if self.flags.find_unused_parameters else _Buckets
+        return kind(self.compiled(network), optimizer, self.flags)
 
 
 class _Buckets(Reduction):
-    """DDP's own all-reduces."""
+    """DDP's own all-reduces, for the same parameters in each step."""
+
+    finds_unused = False
 
     def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
-        self._gradients = many_gradients([name for name, _ in network.named_parameters()])
+        # A static graph reduces in every backward pass, also in those that only add up.
+        is_static = flags.static_graph and flags.accumulate_steps == 1 and not self.finds_unused
+        named = list(network.named_parameters())
+        self._names, self._parameters = [name for name, _ in named], [parameter for _, parameter in named]
+        # A static graph may lack parameters, but the same ones in all steps.
+        self._missing = None if is_static else [not parameter.requires_grad for parameter in self._parameters]
+        self._gradients = many_gradients(self._names)
         # It also compares the strides of axes of length 1, as of images of one channel, where they mean nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         self._ddp = DistributedDataParallel(
@@ -51,8 +61,8 @@ class _Buckets(Reduction):
             # Each rank keeps the statistics of its own samples until the worker averages them.
             **_NO_BUFFERS,
             gradient_as_bucket_view=flags.gradient_as_bucket_view,
-            # A static graph reduces in every backward pass, also in those that only add up.
-            static_graph=flags.static_graph and flags.accumulate_steps == 1,
+            static_graph=is_static,
+            find_unused_parameters=self.finds_unused,
         )
         if flags.comm_hook == "powersgd":
             state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=_POWERSGD_FIRST_STEP)
@@ -64,11 +74,54 @@ class _Buckets(Reduction):
 
     def train_pass(self, one_pass: TrainPass) -> ReducedPass:
         def reduced(inputs: torch.Tensor, targets: torch.Tensor, loss_weight: float, *, is_last: bool) -> torch.Tensor:
-            with contextlib.nullcontext() if is_last else self._ddp.no_sync():
-                return one_pass(inputs, targets, loss_weight)
+            try:
+                with contextlib.nullcontext() if is_last else self._ddp.no_sync():
+                    return one_pass(inputs, targets, loss_weight)
+            except RuntimeError:  # DDP's own check, which does not name the parameter
+                missing, before = self._missing_gradients(), self._missing or []
+                new = [had_none and not has_none for has_none, had_none in zip(missing, before, strict=False)]
+                if any(new):
+                    raise self._refused(missing, new) from None
+                raise
 
         return reduced
+
+    def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
+        missing = self._missing_gradients()
+        self._missing = self._missing or missing
+        if missing != self._missing:
+            raise self._refused(missing, [one != other for one, other in zip(missing, self._missing, strict=True)])
+        return loss_sum
+
+    def _missing_gradients(self) -> list[bool]:
+        return [parameter.grad is None for parameter in self._parameters]
+
+    def _refused(self, missing: Sequence[bool], unexpected: Sequence[bool]) -> UserError:
+        number = unexpected.index(True)
+        has, had = ("no gradient", "one") if missing[number] else ("a gradient", "none")
+        return UserError(
+            f"{self._names[number]} has {has} in a step, where DDP expects {had}: the network does not use the same "
+            "parameters in all steps; give --find-unused-parameters"
+        )
 
     def pending_tensors(self) -> Sequence[str]:
         # DDP does not tell which bucket is under way.
         return (f"the all-reduce of DDP's buckets of {self._gradients}",)
+
+
+class _SearchedBuckets(_Buckets):
+    """DDP's own all-reduces, for the parameters that some rank uses in a step (--find-unused-parameters)."""
+
+    finds_unused = True
+
+    def __init__(self, network: torch.nn.Module, optimizer: torch.optim.Optimizer, flags: StrategyConfig) -> None:
+        frozen = [parameter for parameter in network.parameters() if not parameter.requires_grad]
+        floating = [parameter for parameter in frozen if parameter.is_floating_point()]
+        for parameter in floating:  # a bucket has a place for it: a user may train it later
+            parameter.requires_grad_(True)
+        super().__init__(network, optimizer, flags)
+        for parameter in floating:
+            parameter.requires_grad_(False)
+
+    def wait(self, loss_sum: torch.Tensor) -> torch.Tensor:
+        return loss_sum

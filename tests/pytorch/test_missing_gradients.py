@@ -24,6 +24,21 @@ def test_alone(optimizer, tmp_path):
     assert train((), tmp_path / "b", optimizer, "slices=4", 'resume="latest"') == 1
 
 
+TORCHRUN = (BIN / "torchrun", "--standalone", "--nproc-per-node", 2, "--no-python")
+
+
+@pytest.mark.parametrize("flags", [(), full("accumulate_steps=2"), full("gradient_as_bucket_view=false")], ids=str)
+def test_on_two_ranks_of_ddp(flags, tmp_path):
+    flags = (flags,) if isinstance(flags, str) else flags
+    assert train(TORCHRUN, tmp_path, "adam", 'strategy="ddp"', "find_unused_parameters=true", *flags) == 2
+
+
+def test_ddp_refuses_them_by_name_without_its_flag(tmp_path):
+    result = run(*TORCHRUN, BIN / "python", PROGRAM, tmp_path, "sgd", 'strategy="ddp"')
+    assert result.returncode and "gradient in a step, where DDP expects" in result.output, result.output
+    assert "give --find-unused-parameters" in result.output
+
+
 @pytest.mark.parametrize(("optimizer", "flags"), [("adam", ()), ("sgd", ("slices=4",)), full("adam", ("slices=4",))])
 def test_on_two_ranks_of_horovod(optimizer, flags, tmp_path):
     launcher = (*HOROVODRUN_GLOO, 2)
