@@ -84,4 +84,4 @@ def build_optimizer_state(
     """Return what the optimizer has of a checkpoint."""
     if config.optimizer.optimizer == OWN_OPTIMIZER:
         return OwnState(optimizer)
-    return CanonicalSlots(optimizer, config.optimizer.slots, device)
+    return CanonicalSlots(optimizer, config.optimizer.slots_of, device)

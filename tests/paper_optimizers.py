@@ -63,6 +63,18 @@ def novograd(w, g, lr, decay, t, memory, *, averaging=False):
     return w - lr * memory["m"]
 
 
+def muon(w, g, lr, decay, t, memory):
+    """Jordan et al. 2024 with the scale of Liu et al. 2025, equation 4, for matrices; AdamW for all else."""
+    if w.ndim != 2:
+        return adamw(w, g, lr, decay, t, memory)
+    memory["m"] = 0.95 * memory.get("m", 0.0) + (1 - 0.95) * g
+    x = (1 - 0.95) * g + 0.95 * memory["m"]
+    x = x / max(np.linalg.norm(x), 1e-7)
+    for _ in range(5):
+        x = 3.4445 * x - 4.7750 * (x @ x.T) @ x + 2.0315 * (x @ x.T) @ (x @ x.T) @ x
+    return w - lr * decay * w - lr * 0.2 * np.sqrt(max(w.shape)) * x
+
+
 def adagrad(w, g, lr, decay, t, memory):
     """Duchi et al. 2011, figure 1, with a diagonal matrix; epsilon is 1e-10, added to the root."""
     gradient = g + decay * w
@@ -83,7 +95,7 @@ def _adam_update(g, t, memory, *, epsilon):
     return (memory["m"] / (1 - 0.9**t)) / (np.sqrt(memory["v"] / (1 - 0.999**t)) + epsilon)
 
 
-OPTIMIZERS = {f.__name__: f for f in (sgd, nesterov, adam, adamw, lars, lamb, novograd, adagrad, rmsprop)}
+OPTIMIZERS = {f.__name__: f for f in (sgd, nesterov, adam, adamw, lars, lamb, novograd, muon, adagrad, rmsprop)}
 
 SHAPES = {"conv.weight": (4, 3, 3, 3), "fc.weight": (7, 5), "fc.bias": (7,), "norm.weight": (5,), "zero.weight": (2, 3)}
 NUM_STEPS = 100

@@ -88,6 +88,7 @@ SETTINGS = {
     "adamw": Setting(("--optimizer", "adamw", "--base-lr", 0.001, "--weight-decay", 0.01), ADAPTIVE_BOUNDS),
     "lars": Setting(("--optimizer", "lars", "--base-lr", 0.05, "--weight-decay", 0.001)),
     "lamb": Setting(("--optimizer", "lamb", "--base-lr", 0.002, "--weight-decay", 0.01), ADAPTIVE_BOUNDS),
+    "muon": Setting(("--optimizer", "muon", "--base-lr", 0.01, "--weight-decay", 0.001)),
     "novograd": Setting(("--optimizer", "novograd", "--base-lr", 0.01, "--weight-decay", 0.001)),
     "adagrad": Setting(("--optimizer", "adagrad", "--base-lr", 0.01), Bounds(4e-4, 4e-4)),
     # Its first step moves every weight by ten times the rate, since the mean of squares begins at 0.

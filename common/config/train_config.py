@@ -92,7 +92,7 @@ class OptimizerConfig:
     """Optimizer and gradient processing; both frameworks use the same formulas."""
 
     optimizer: Literal[
-        "sgd", "nesterov", "adam", "adamw", "lars", "lamb", "novograd", "adagrad", "rmsprop", "program"
+        "sgd", "nesterov", "adam", "adamw", "lars", "lamb", "novograd", "adagrad", "rmsprop", "muon", "program"
     ] = "sgd"
     """Update rule for the weights; docs/flags.md cites the paper of each. program stands for any other optimizer that a
     program hands to its Session."""
@@ -104,8 +104,8 @@ class OptimizerConfig:
     """novograd: make the first moment a mean of the normalised gradients instead of their sum."""
 
     weight_decay: Annotated[float, number(0, 1e6)] = 0.0
-    """Weight decay factor for weights with two axes or more; biases and the scales of norms do not decay. adamw
-    decouples it from the gradient, lamb adds it to the update, novograd to the normalised gradient, and the other
+    """Weight decay factor for weights with two axes or more; biases and the scales of norms do not decay. adamw and
+    muon decouple it from the gradient, lamb adds it to the update, novograd to the normalised gradient, and the other
     optimizers to the gradient."""
 
     clip_norm: Annotated[float | None, number(0, 1e30, above=True)] = None
@@ -124,12 +124,18 @@ class OptimizerConfig:
     ema: Annotated[float | None, number(0, 1, below=True)] = None
     """Keep a moving average of the weights with this decay, and validate and save it along with the weights."""
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Canonical names of the optimizer's state tensors for each weight."""
+    def slots_of(self, num_axes: int) -> tuple[str, ...]:
+        """Return the canonical names of the optimizer's state tensors for a weight with so many axes."""
+        if self.optimizer == "muon":
+            return muon_slots(num_axes)
         if self.optimizer in MOMENTUM_OPTIMIZERS:
             return ("momentum",) if self.momentum else ()
         return _SLOTS[self.optimizer]
+
+
+def muon_slots(num_axes: int) -> tuple[str, ...]:
+    """Return the state of a weight with so many axes: momentum of matrices, and the moments of AdamW of all others."""
+    return ("momentum",) if num_axes == 2 else ("exp_avg", "exp_avg_sq")
 
 
 MOMENTUM_OPTIMIZERS = ("sgd", "nesterov", "lars")

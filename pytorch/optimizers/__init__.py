@@ -50,6 +50,10 @@ def build_optimizer(config: OptimizerConfig, parameters: Iterable[torch.nn.Param
         from allstep.pytorch.optimizers.novograd import NovoGrad
 
         return without_compiler(NovoGrad)(groups, grad_averaging=config.grad_averaging)
+    if name == "muon":
+        from allstep.pytorch.optimizers.muon import Muon
+
+        return without_compiler(Muon)(groups)
     if name in ("adam", "adamw"):
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
         return without_compiler(kind)(groups, lr=0.0, fused=not is_complex)

@@ -61,7 +61,7 @@ def norms(
     """
     in_parts = is_sharded(parameters[0])
     if in_parts and sliced:
-        lists, in_parts = tuple(_whole(parameters, tensors) for tensors in lists), False
+        lists, in_parts = tuple(whole(parameters, tensors) for tensors in lists), False
     own = torch.stack([norms_of(tensors) for tensors in lists])
     if in_parts:
         own = own.square()
@@ -71,8 +71,8 @@ def norms(
     return list(own)
 
 
-def _whole(parameters: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The whole tensors, of which this rank holds a part of the first axis, as it holds one of each parameter."""
+def whole(parameters: Sequence[torch.Tensor], shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return whole tensors, of which this rank holds a part of the first axis, as it holds one of each parameter."""
     mesh: DeviceMesh = parameters[0].device_mesh  # pyright: ignore[reportAttributeAccessIssue]
     # The first ranks have as many rows, the last ones fewer or none.
     sizes = [-(-len(one) // mesh.size()) * math.prod(one.shape[1:]) for one in parameters]

@@ -15,11 +15,12 @@ from allstep.tensorflow.optimizers.adagrad import Adagrad
 from allstep.tensorflow.optimizers.adam import Adam
 from allstep.tensorflow.optimizers.lamb import LAMB
 from allstep.tensorflow.optimizers.lars import LARS
+from allstep.tensorflow.optimizers.muon import Muon
 from allstep.tensorflow.optimizers.novograd import NovoGrad
 from allstep.tensorflow.optimizers.rmsprop import RMSprop
 from allstep.tensorflow.optimizers.sgd import SGD
 
-__all__ = ["LAMB", "LARS", "SGD", "Adagrad", "Adam", "NovoGrad", "RMSprop", "build_optimizer"]
+__all__ = ["LAMB", "LARS", "SGD", "Adagrad", "Adam", "Muon", "NovoGrad", "RMSprop", "build_optimizer"]
 
 _KINDS = {
     **dict.fromkeys(("sgd", "nesterov"), SGD),
@@ -27,6 +28,7 @@ _KINDS = {
     "lars": LARS,
     "lamb": LAMB,
     "novograd": NovoGrad,
+    "muon": Muon,
     "adagrad": Adagrad,
     "rmsprop": RMSprop,
 }

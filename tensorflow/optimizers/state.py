@@ -42,7 +42,7 @@ def optimizer_state(optimizer: keras.Optimizer, flags: OptimizerConfig, weights:
         yield from _local_state(optimizer, {weight.variable.path: weight for weight in weights})
         return
     for index, weight in enumerate(weights):
-        for slot in flags.slots:
+        for slot in flags.slots_of(len(weight.variable.shape)):
             variable = _slots(optimizer, slot)[index]
             layout = CanonicalWeight(weight.name, variable, (), ()) if slot in LAYER_SLOTS else weight
             yield f"optimizer/{weight.name}/{slot}", layout, variable

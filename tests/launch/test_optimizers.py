@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "lars": ("--optimizer", "lars", "--base-lr", 5, "--weight-decay", 0.01),
     "lamb": ("--optimizer", "lamb", "--base-lr", 0.02, "--weight-decay", 0.01),
     "novograd": ("--optimizer", "novograd", "--base-lr", 0.01, "--weight-decay", 0.01, "--grad-averaging"),
+    "muon": ("--optimizer", "muon", "--base-lr", 0.005, "--weight-decay", 0.01),
     "adagrad": ("--optimizer", "adagrad", "--base-lr", 0.02, "--weight-decay", 0.01),
     "rmsprop": ("--optimizer", "rmsprop", "--base-lr", 0.002, "--weight-decay", 0.01),
 }
@@ -117,6 +118,8 @@ def assert_averages_alike(expected: Path, received: Path) -> None:
     ("optimizer", "placement"),
     [
         *(("lamb", "FSDP"), ("novograd", "mirrored"), ("lars", "Horovod in PyTorch")),
+        ("muon", "FSDP"),
+        *(full("muon", "mirrored"), full("muon", "Horovod in TensorFlow"), full("muon", "model parallel")),
         full("adagrad", "model parallel"),
         *(full("lars", "FSDP"), full("novograd", "FSDP"), full("adagrad", "FSDP")),
         *(full("novograd", "model parallel"), full("lamb", "model parallel"), full("lamb", "Horovod in PyTorch")),
@@ -130,7 +133,7 @@ def test_optimizers_are_the_same_everywhere(optimizer, placement, alone, tmp_pat
 
 
 # The slots of the others are of the same kinds: one number per weight, or one per layer as in NovoGrad.
-ONE_OF_EACH_KIND = [name if name in ("lamb", "novograd") else full(name) for name in OPTIMIZERS]
+ONE_OF_EACH_KIND = [name if name in ("lamb", "novograd", "muon") else full(name) for name in OPTIMIZERS]
 
 
 @pytest.mark.parametrize("optimizer", ONE_OF_EACH_KIND)

@@ -57,7 +57,7 @@ def built(config, weights, *, sliced):
     return optimizer
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb", "novograd"])
+@pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "muon"])
 def test_made_anew_of_its_groups_it_is_the_same(name):
     """Horovod, and our FSDP strategy, recreate optimizers from their groups."""
     config = OptimizerConfig(optimizer=name, weight_decay=0.1, grad_averaging=name == "novograd")

@@ -72,6 +72,29 @@ def test_same_updates_as_torch(name, weight_decay):
         np.testing.assert_allclose(variable.numpy(), weight.detach().numpy(), rtol=2e-6, atol=1e-6, err_msg=f"{step}")
 
 
+def test_muon_is_that_of_keras_and_torch():
+    """Oracles: Keras' Muon; torch's, whose bfloat16 leaves two digits."""
+    import keras
+    import tensorflow as tf
+
+    config, random = OptimizerConfig(optimizer="muon", weight_decay=0.1), np.random.default_rng(0)
+    start = random.normal(size=(7, 5)).astype(np.float32)
+    ours, theirs, of_torch = keras.Variable(start), keras.Variable(start), torch.nn.Parameter(torch.tensor(start))
+    optimizer, keras_muon = build_keras(config), keras.optimizers.Muon(0.05, weight_decay=0.1)
+    torch_muon = torch.optim.Muon([of_torch], lr=0.05, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    optimizer.build([ours])
+    optimizer.learning_rate = 0.05
+    keras_muon.build([theirs])
+    for _ in range(10):
+        gradient = random.normal(size=start.shape).astype(np.float32)
+        of_torch.grad = torch.tensor(gradient)
+        torch_muon.step()
+        optimizer.apply([tf.constant(gradient)], [ours])
+        keras_muon.apply([tf.constant(gradient)], [theirs])
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(ours.numpy(), of_torch.detach().numpy(), atol=0.02)
+
+
 @pytest.mark.parametrize("name", ["adam", "lamb"])
 def test_bias_of_the_first_moments_is_corrected_to_the_last_digits_of_float32(name):
     """Oracle: PyTorch, relative to its step. The correction in TensorFlow's Adam kernel is off by 1e-5 or more."""
@@ -140,7 +163,7 @@ def test_is_the_same_when_made_of_its_configuration(name):
     assert_is_that_of_its_paper(trained(name, again), name, decay=0.1, **options)
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "adagrad", "rmsprop"])
+@pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "muon", "adagrad", "rmsprop"])
 def test_goes_on_in_a_model_that_keras_has_saved(name, tmp_path):
     """Oracle: the original model."""
     import keras
@@ -160,7 +183,7 @@ def test_goes_on_in_a_model_that_keras_has_saved(name, tmp_path):
         np.testing.assert_allclose(received, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "adagrad", "rmsprop"])
+@pytest.mark.parametrize("name", ["lars", "lamb", "novograd", "muon", "adagrad", "rmsprop"])
 def test_refuses_sparse_gradients(name):
     import keras
     import tensorflow as tf
