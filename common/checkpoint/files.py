@@ -174,6 +174,7 @@ def read(directory: Path) -> TrainState:
         config=manifest.config,
         versions=manifest.versions,
         data=manifest.data,
+        description=manifest.description,
     )
 
 

@@ -26,8 +26,8 @@ from allstep.common.files.schema import (
     whole,
 )
 
-FORMAT_VERSION = 2
-MAX_BYTES = 2**20  # valid ones have a few kilobytes; damaged or hostile ones must not fill the memory
+FORMAT_VERSION = 3
+MAX_BYTES = 2**26  # names of classes may be long; damaged or hostile ones must not fill the memory
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, FileRecord]
     data: dict[str, str] = field(default_factory=dict)
+    description: dict[str, Any] = field(default_factory=dict)
 
     @property
     def has_metric(self) -> bool:
@@ -142,13 +143,13 @@ _FILES = {file_name(name): _FILE for name in FILES if name not in OPTIONAL_FILES
 _OPTIONAL_FILES = {file_name(name): _FILE for name in OPTIONAL_FILES}
 _check = closed(
     record(
-        {"data": mapping_of(text)},  # since format 2
+        {"data": mapping_of(text), "description": mapping},  # since formats 2 and 3
         sequence=whole(),
         created=_check_time,
         metric=nullable(_check_metric),
         framework=one_of(*FRAMEWORKS),
         progress=closed(record(**_COUNTS, running=mapping_of(_check_running)), *_COUNTS, "running"),
-        # `common.training.resuming` checks the content of these for the run that resumes.
+        # `common.training` checks the content of these, and of the description.
         rng=mapping,
         schedule=mapping,
         config=mapping,

@@ -83,6 +83,7 @@ class TrainState:
     config: dict[str, Any] = field(default_factory=dict)  # the resolved configuration
     versions: dict[str, str] = field(default_factory=dict)  # packages by name; with --slices also threads and processor
     data: dict[str, str] = field(default_factory=dict)  # digests of the data set; none in format 1
+    description: dict[str, Any] = field(default_factory=dict)  # what the run was trained on; none before format 3
 
 
 def check_compatible(expected: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> None:

@@ -98,6 +98,7 @@ class Checkpoints:
             versions=state.versions,
             files={},
             data=state.data,
+            description=state.description,
         )
         # Values that a checkpoint cannot hold fail here, not in the background.
         manifest = manifests.copied(manifest)

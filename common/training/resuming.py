@@ -31,6 +31,7 @@ from allstep.common.recipe.loss_scale import GROWTH_STEPS, LARGEST, SMALLEST
 from allstep.common.recipe.schedule import Decay, Scaling, Schedule
 from allstep.common.training.data_digest import check_data
 from allstep.common.training.earlier_run import resolve_auto
+from allstep.common.training.description import Description, check_same, read_description
 
 T = TypeVar("T")
 _SEED = whole(-(2**64), 2**64)
@@ -60,6 +61,7 @@ def load(
     shapes: Mapping[str, tuple[int, ...]],
     warn: Callable,
     data: Mapping[str, str] | None = None,
+    description: Description | None = None,
 ) -> TrainState:
     """Load and check the state of --resume, or the weights of --init-from.
 
@@ -68,6 +70,7 @@ def load(
         shapes: see `common.training.worker.Worker.state_shapes`.
         warn: called with a line for each difference that is not an error.
         data: digests of the data set, see `data_digest`.
+        description: of the run that resumes.
 
     Raises:
         UserError: the checkpoint does not exist, or the run cannot resume from it.
@@ -81,12 +84,17 @@ def load(
     if output.resume:
         check_run(state)
         check_flags(config, state)
+        if description and (before := read_description(state.description)):
+            check_same(before, description, advice=_OTHER_DATA)
         check_samples(state, num_samples)
         check_data(state.data, data or {})
     else:
         state, shapes = replace(state, arrays=_weights_alone(state.arrays)), _weights_alone(shapes)
     checkpoint.check_compatible(shapes, state.arrays)
     return state
+
+
+_OTHER_DATA = "resume with the same data, or use --init-from for the weights alone"
 
 
 def path_of(which: str, output_dir: Path | None) -> tuple[str, Path]:

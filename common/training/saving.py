@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -69,18 +70,19 @@ class Saver:
         saved: Callable[[], None] = lambda: None,
         commits: Commits | None = None,
         data: Mapping[str, str] | None = None,
+        description: Mapping[str, Any] | None = None,
     ) -> None:
         """Prepare to save the run.
 
         `versions`: see `TrainState`; `active`: whether the run has an output directory, the same on all ranks; `saved`:
         called after a save; `commits`: receives the saved states, and those that an elastic job commits in between;
-        `data`: digests of the data set.
+        `data`: digests of the data set; `description`: what the run is trained on.
         """
         self._worker, self._schedule, self._config = worker, schedule, dict(config)
         self._checkpoints, self._every, self._active, self._progress_state = checkpoints, every, active, progress_state
         self._on_saved, self._commits = saved, commits
         self._saved: tuple[int, Position] | None = None
-        self._versions, self._data = dict(versions), dict(data or {})
+        self._versions, self._data, self._description = dict(versions), dict(data or {}), dict(description or {})
 
     def due(self, step: int) -> bool:
         """Return whether to save in mid-epoch after `step`."""
@@ -142,6 +144,7 @@ class Saver:
             config=self._config,
             versions=self._versions,
             data=self._data,
+            description=self._description,
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from allstep.common.reporting import Reporter
 from allstep.common.reporting.base import write_whole
 from allstep.common.training import earlier_run, engine, resuming, saving
 from allstep.common.training.data_digest import digests_of
+from allstep.common.training.description import describe, read_description
 from allstep.common.training.elastic import CONNECTIONS, HOSTS
 from allstep.common.training.hooks import Hook
 from allstep.common.training.opening import check_batch_memory
@@ -152,10 +153,11 @@ class TrainingRun:
             if config.output.output_dir and placement.rank == 0:
                 output = cleanup.enter_context(OutputDirectory(config.output.output_dir, warn=warn))
             committed = self.commits.agree(worker.collectives) if self.commits else None
-            data = {}
+            data, description = {}, {}
             if placement.rank == 0 and (output or config.output.resume):
-                data = digests_of(dataset)
-            state = committed or _load_state(worker, dataset, config, placement, data)
+                data, versions = digests_of(dataset), worker.versions()
+                description = describe(config, dataset, framework=worker.framework, versions=versions)
+            state = committed or _load_state(worker, dataset, config, placement, data, description)
             if committed and placement.rank == 0:
                 print_line(
                     f"allstep: {placement.world_size} ranks go on after step {committed.progress.step}", sys.stderr
@@ -204,6 +206,7 @@ class TrainingRun:
                 saved=self._report_saved,
                 commits=self.commits,
                 data=data,
+                description=description,
             )
             # After a failure, the pending checkpoint is still written; meanwhile this rank does not count as stuck.
             if not self.commits:
@@ -258,7 +261,12 @@ def _follow_noise(progress: Progress, worker: Worker, state: TrainState | None) 
 
 
 def _load_state(
-    worker: Worker, dataset: Dataset, config: TrainConfig, placement: Placement, data: Mapping[str, str]
+    worker: Worker,
+    dataset: Dataset,
+    config: TrainConfig,
+    placement: Placement,
+    data: Mapping[str, str],
+    description: Mapping[str, Any],
 ) -> TrainState | None:
     """Return the state to resume, on every rank, or None; load weights of --init-from directly into the worker."""
     output = config.output
@@ -266,7 +274,8 @@ def _load_state(
         return None
     state = None
     if placement.rank == 0:  # it checks all of it, so the other ranks receive valid state
-        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn, data)
+        now = read_description(description)
+        state = resuming.load(config, len(dataset.train), worker.state_shapes(), warn, data, now)
         now = environment_fingerprint.describe(config, worker.versions())
         if output.resume and (changed := environment_fingerprint.differences(now, state.versions)):
             warn(changed)

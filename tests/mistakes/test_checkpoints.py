@@ -197,7 +197,7 @@ FILES = {
     "slots a FIFO": file("a regular file", "a FIFO", "optimizer.safetensors", os.mkfifo),
     "weights endless": file("a regular file", "a char", "model.safetensors", endless),
     "weights of 40 GB": file("the memory that is left", "80000000000", "model.safetensors", sparse_and_listed),
-    "manifest of 2 MB": file("at most 1048576 bytes", "2000000", "manifest.json", text(" " * 2_000_000)),
+    "manifest of 40 GB": file("at most 67108864 bytes", "40000000000", "manifest.json", sparse),
     "manifest a folder": file("a regular file", "a directory", "manifest.json", Path.mkdir),
     "manifest cut": file("JSON", "brackets that do not pair", "manifest.json", text('{"format_version": 1')),
     "manifest nested": file("nested at most 32 deep", "more", "manifest.json", text("[" * 10**5)),

@@ -76,6 +76,10 @@ class Dataset:
 
     class_names: tuple[str, ...] = ()
     """Names of the classes in the order of their numbers, if the data set has names."""
+    fields: tuple[str, ...] = ()
+    """Names of the columns of a table that are the inputs, and of the target."""
+    vocabulary: str = ""
+    """Characters in the order of their tokens, if inputs are tokens of characters."""
 
     @property
     def target_shape(self) -> tuple[int, ...]:
@@ -111,6 +115,8 @@ class ArraySplit:
     """Split whose samples are in one array or memory map; reading a batch is one indexing operation."""
 
     parallel = False
+    fields: tuple[str, ...] = ()
+    """See `Dataset.fields`."""
 
     def __init__(self, inputs: np.ndarray, targets: np.ndarray) -> None:
         """Wrap inputs (samples, ...) and targets (samples, ...)."""

@@ -19,8 +19,8 @@ class Subset:
         self.whole, self.indices = split, indices
         self.parallel = split.parallel
         # Those of the whole split, so that both subsets have the same classes and tokens.
-        self.num_classes, self.num_tokens, self.inputs, self.class_names = (
-            getattr(split, name, None) for name in ("num_classes", "num_tokens", "inputs", "class_names")
+        self.num_classes, self.num_tokens, self.inputs, self.class_names, self.fields = (
+            getattr(split, name, None) for name in ("num_classes", "num_tokens", "inputs", "class_names", "fields")
         )
 
     @property

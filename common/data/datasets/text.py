@@ -55,34 +55,37 @@ def load(config: DataConfig) -> Dataset:
         UserError: this Python does not include its documentation, or a file is too short for training.
     """
     if config.kind == "text":
-        tokens, num_tokens = _tokens(config)
+        tokens, num_tokens, vocabulary = _tokens(config)
         inputs, targets = passages(tokens[:-1]), passages(tokens[1:])
-        return _dataset(inputs, targets, num_classes=num_tokens, num_tokens=num_tokens, task="next-token")
+        sizes = {"num_classes": num_tokens, "num_tokens": num_tokens}
+        return _dataset(inputs, targets, **sizes, task="next-token", vocabulary=vocabulary)
     topics = _topics()
     longest = sorted(set(topics.values()), key=lambda text: (-len(text), text))[:NUM_TOPICS]
     chapters = [passages(encode(text[:MAX_OF_A_TOPIC])) for text in longest]
     labels = np.repeat(np.arange(NUM_TOPICS), [len(chapter) for chapter in chapters])
     return _dataset(
-        np.concatenate(chapters), labels, num_classes=NUM_TOPICS, num_tokens=len(CHARACTERS), task="classification"
-    )
+        np.concatenate(chapters), labels, num_classes=NUM_TOPICS, num_tokens=len(CHARACTERS), task="classification",
+        vocabulary=CHARACTERS,
+    )  # fmt: skip
 
 
-def _tokens(config: DataConfig) -> tuple[np.ndarray, int]:
-    """Return the tokens of the text, int64 (characters,), and the size of the vocabulary."""
+def _tokens(config: DataConfig) -> tuple[np.ndarray, int, str]:
+    """Return the tokens of the text, int64 (characters,), the size of the vocabulary, and its characters."""
     if config.path is None:
         topics = _topics()
-        return encode("\n".join(topics[name] for name in sorted(topics))[: MAX_CHARACTERS + 1]), len(CHARACTERS)
+        text = "\n".join(topics[name] for name in sorted(topics))
+        return encode(text[: MAX_CHARACTERS + 1]), len(CHARACTERS), CHARACTERS
     data = read_regular(config.path, maximum=MAX_BYTES)
     if config.text_tokens == "bytes":
-        tokens, num_tokens = np.frombuffer(data, np.uint8).astype(np.int64), 256
+        tokens, num_tokens, vocabulary = np.frombuffer(data, np.uint8).astype(np.int64), 256, ""
     else:
-        tokens, num_tokens = _characters(_decoded(data, config.path), config.dataset)
+        tokens, num_tokens, vocabulary = _characters(_decoded(data, config.path), config.dataset)
     if len(tokens) < VALIDATION_EVERY * LENGTH + 1:
         raise UserError(
             f"expected at least {VALIDATION_EVERY * LENGTH + 1} {config.text_tokens} in {config.path}, received "
             f"{len(tokens)}; name a longer text"
         )
-    return tokens, num_tokens
+    return tokens, num_tokens, vocabulary
 
 
 def _decoded(data: bytes, path: Path) -> str:
@@ -96,11 +99,11 @@ def _decoded(data: bytes, path: Path) -> str:
         ) from error
 
 
-def _characters(text: str, where: str) -> tuple[np.ndarray, int]:
-    """Return the tokens of a text and the size of the vocabulary of its training part."""
+def _characters(text: str, where: str) -> tuple[np.ndarray, int, str]:
+    """Return the tokens of a text, and the size and characters of the vocabulary of its training part."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     if not np.setdiff1d(codes, [ord(character) for character in CHARACTERS]).size:
-        return encode(text), len(CHARACTERS)
+        return encode(text), len(CHARACTERS), CHARACTERS
     positions = np.arange((len(codes) - 1) // LENGTH * LENGTH + 1)  # the rest fills no passage
     # A character is a target in the passage of the one before it.
     trained = _trains(positions // LENGTH) | _trains(np.maximum(positions - 1, 0) // LENGTH)
@@ -111,7 +114,7 @@ def _characters(text: str, where: str) -> tuple[np.ndarray, int]:
     if (count := unknown[positions].sum()) > 0:
         example = quote(text[int(unknown.argmax())])
         tell(f"{where}: {count} characters occur in the validation part alone (such as {example}), and have one token")
-    return tokens, len(known) + 1
+    return tokens, len(known) + 1, known.tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def _trains(passage: np.ndarray) -> np.ndarray:
@@ -131,7 +134,9 @@ def passages(tokens: np.ndarray) -> np.ndarray:
     return tokens[: len(tokens) // LENGTH * LENGTH].reshape(-1, LENGTH)
 
 
-def _dataset(inputs: np.ndarray, targets: np.ndarray, *, num_classes: int, num_tokens: int, task: Task) -> Dataset:
+def _dataset(
+    inputs: np.ndarray, targets: np.ndarray, *, num_classes: int, num_tokens: int, task: Task, vocabulary: str
+) -> Dataset:
     trains = _trains(np.arange(len(inputs)))
     return Dataset(
         train=ArraySplit(inputs[trains], targets[trains]),
@@ -141,6 +146,7 @@ def _dataset(inputs: np.ndarray, targets: np.ndarray, *, num_classes: int, num_t
         input_type="int64",
         num_tokens=num_tokens,
         task=task,
+        vocabulary=vocabulary,
     )
 
 

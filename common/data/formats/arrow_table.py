@@ -83,12 +83,14 @@ def _open(paths: Sequence[Path], config: DataConfig, where: str) -> ArrowImages 
         if _is_bytes(columns[0].type):
             images = ArrowImages(columns[0], targets, f"{names[0]} of {where}", class_names)
             images.check(skip=config.skip_unreadable)
+            images.fields = (*names, target)
             return images
         fields = [_values(_plain(column), f"{name} of {where}") for name, column in zip(names, columns, strict=True)]
-    if len(fields) == 1:
-        return ArrowNumbers(fields[0], targets, where, class_names)
-    numbers = np.stack([np.concatenate(field).astype(np.float32) for field in fields], 1)
-    return ArrowNumbers([numbers], targets, where, class_names)
+    if len(fields) > 1:
+        fields = [[np.stack([np.concatenate(field).astype(np.float32) for field in fields], 1)]]
+    numbers = ArrowNumbers(fields[0], targets, where, class_names)
+    numbers.fields = (*names, target)
+    return numbers
 
 
 def _class_names(schema: pa.Schema, target: str) -> tuple[str, ...]:
@@ -180,6 +182,8 @@ def _ragged(where: str) -> UserError:
 class ArrowImages:
     """Column of image files; `encoded.EncodedImages` documents the methods."""
 
+    fields: tuple[str, ...] = ()
+
     def __init__(
         self, column: pa.ChunkedArray, targets: np.ndarray, where: str, class_names: tuple[str, ...] = ()
     ) -> None:
@@ -224,6 +228,7 @@ class ArrowNumbers:
     """
 
     parallel = False
+    fields: tuple[str, ...] = ()
 
     def __init__(
         self, chunks: Sequence[np.ndarray], targets: np.ndarray, where: str, class_names: tuple[str, ...] = ()

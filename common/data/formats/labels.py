@@ -30,6 +30,8 @@ class Meaning:
     """Function from targets as `arrays.targets_of` returns them to those of `Dataset.task`. Raises UserError."""
     num_classes: int | None = None
     """Number of classes, if the targets tell it."""
+    names: tuple[str, ...] = ()
+    """Names of the classes, if the targets are names."""
 
 
 def meaning_of(targets: Sequence[np.ndarray], *, task: str, tokens: bool, where: str) -> Meaning:
@@ -63,7 +65,7 @@ def _names(targets: Sequence[np.ndarray], task: str, where: str) -> Meaning:
     def convert(labels: np.ndarray) -> np.ndarray:
         return np.searchsorted(names, labels).astype(np.int64)
 
-    return Meaning("classification", convert, len(names))
+    return Meaning("classification", convert, len(names), tuple(names.tolist()))
 
 
 def _whole_numbers(targets: Sequence[np.ndarray], task: str, tokens: bool, where: str) -> Meaning:

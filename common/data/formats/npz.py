@@ -94,4 +94,6 @@ def _splits(arrays: np.lib.npyio.NpzFile, config: DataConfig, path: Path) -> tup
 def _split(arrays: np.lib.npyio.NpzFile, keys: dict[str, str], config: DataConfig, where: str) -> ArraySplit:
     fields, target = choose_fields(keys, config, where)
     columns = [arrays[keys[field]] for field in fields]
-    return array_split(columns[0] if len(columns) == 1 else np.stack(columns, 1), arrays[keys[target]], where)
+    split = array_split(columns[0] if len(columns) == 1 else np.stack(columns, 1), arrays[keys[target]], where)
+    split.fields = (*fields, target)
+    return split

@@ -74,7 +74,8 @@ def describe(train: Split, validation: Split, *, where: str, task: str = "auto",
         input_type=cast(InputType, str(inputs.dtype)),
         num_tokens=num_tokens,
         task=task,
-        class_names=tuple(getattr(train, "class_names", None) or ()),
+        class_names=tuple(getattr(train, "class_names", None) or meaning.names),
+        fields=tuple(getattr(train, "fields", None) or ()),
     )
 
 

@@ -107,7 +107,7 @@ class EncodedSplit:
     def __init__(self, images: EncodedImages, *, config: DataConfig, pool: ThreadPoolExecutor, augmented: bool) -> None:
         self.images = images
         self.targets = images.labels
-        self.class_names = getattr(images, "class_names", None)
+        self.class_names, self.fields = getattr(images, "class_names", None), getattr(images, "fields", None)
         self.size = config.image_size
         self.turns = config.exif_orientation
         self.reader = Reader(config.image_size, turns=self.turns)
